@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose
 from smimbench_attention.channels.sequence.softmax import two_layers
 from smimbench_attention.channels.sequence.softmax.two_layers import IntegrationRule
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
-    TABLE,
+    TABLE_ROWS,
     host_sums,
-    kernel,
+    make_kernel,
 )
 
 from tests.channels.sequence.deep_attention import draw, outputs
@@ -54,11 +54,16 @@ def test_one_column_at_a_time_in_plain_python(skip, V, full):
     def plain(function):
         return function
 
-    integrate = kernel(plain, plain, 1, 1)
+    integrate = make_kernel(plain, plain, 1, 1)
     u, omega, rule, reach, level = block(skip, V, full, 2)
-    sums = np.empty((rule.moments, 2))
+    sums = np.empty((rule.moment_count, 2))
     error = np.empty(2)
-    scratch = np.zeros(TABLE), np.empty((8, 4)), np.empty((8, 16)), np.empty((4, 4))
+    scratch = (
+        np.zeros(TABLE_ROWS),
+        np.empty((8, 4)),
+        np.empty((8, 16)),
+        np.empty((4, 4)),
+    )
     for row in range(2):
         sample = u[row], omega[row], reach[row], level[row]
         error[row] = integrate(sample, rule.arguments, scratch, sums[:, row])

@@ -29,31 +29,31 @@ from smimbench_attention.channels.compiling import compiled
 
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.
-_TINY, _HUGE, _FAR = 1e-60, 1e130, 340.0
+_TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
 
 
 def integrals(
     samples: Host,
     weight: Weight,
-    variation: float = ACCURACY.variation,
+    largest_variation: float = ACCURACY.variation,
     *,
-    quick: bool = True,
+    try_gauss_hermite: bool = True,
 ) -> Sums:
     """Posterior integrals over the first layer's indices (a_1, b_1) for samples (n, 6).
 
-    ``variation`` is the largest of the log-weight in a cell; ``quick`` says whether the Gauss-Hermite rules may be tried.
+    ``largest_variation`` is the largest of the log-weight in a cell; ``try_gauss_hermite`` allows the Gauss-Hermite rules.
     """
     n = len(samples)
     sums = Sums(np.empty(n), np.empty((n, 4)), np.empty((n, 4, 4)), np.zeros(n))
     rules = tuple(_hermite(count) for count in ACCURACY.quick_nodes)
     # Where the first layer is wide, the Gauss-Hermite rules, which are blind to second peaks, seldom pass.
-    quick = quick and weight.beta**2 * weight.variance_1 <= 0.2
+    try_gauss_hermite = try_gauss_hermite and weight.beta**2 * weight.variance_1 <= 0.2
     _integrate(
         samples,
         weight,
         ACCURACY,
-        float(variation),
-        quick,
+        float(largest_variation),
+        try_gauss_hermite,
         gauss_legendre(ACCURACY.nodes),
         rules,
         *sums,
@@ -61,70 +61,78 @@ def integrals(
     return sums
 
 
-def crude_means(samples: Host, weight: Weight, t: Host, v: Host) -> Host:
+def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
     """Approximate posterior means (n, 4) by Gauss-Hermite quadrature around the likeliest point near (t, v), each (n,)."""
-    mean = np.empty((len(samples), 4))
-    _crude(samples, weight, t, v, tuple(_hermite(count) for count in (1, 8, 10)), mean)
-    return mean
+    means = np.empty((len(samples), 4))
+    rules = tuple(_hermite(count) for count in (1, 8, 10))
+    _write_crude_means(samples, weight, start_t, start_v, rules, means)
+    return means
 
 
 @cache
 def _hermite(count: int) -> tuple[Host, Host]:
     """Gauss-Hermite nodes, and logarithms of their weights divided by the Gaussian."""
-    x, w = gauss_hermite(count)
-    return x, np.log(math.sqrt(2 * math.pi) * w) + x * x / 2
+    nodes, weights = gauss_hermite(count)
+    return nodes, np.log(math.sqrt(2 * math.pi) * weights) + nodes * nodes / 2
 
 
-_inline = njit(error_model="numpy", inline="always")
-_function = njit(error_model="numpy")
+_inlined = njit(error_model="numpy", inline="always")
+_compiled_function = njit(error_model="numpy")
 
 
-@_inline
+@_inlined
 def _clipped(x, low, high):
+    """Number x clipped to ``[low, high]``."""
     return min(max(x, low), high)
 
 
-@_inline
+@_inlined
 def _logistic(u):
-    return 1 / (1 + math.exp(_clipped(-u, -2 * _FAR, 2 * _FAR)))
+    """Logistic function ``1 / (1 + exp(-u))``, without overflow."""
+    return 1 / (1 + math.exp(_clipped(-u, -2 * _LARGEST_LOG, 2 * _LARGEST_LOG)))
 
 
-@_inline
+@_inlined
 def _nonzero(s):
+    """Number s, or the smallest divisor ``_TINY`` in place of a smaller one."""
     return _TINY if abs(s) < _TINY else s
 
 
-@_function
-def _log_weight(w, sample, a, b, p, r):
-    # and a_2, b_2 less their prior means, all in prior widths of the first layer and in units of the second
-    c = w.skip
-    inverse = 1 / _nonzero(p + r + (c - 1))
-    a2 = sample.slope * inverse * inverse
-    b2 = (sample.margin * inverse - ROOT2 * (2 * p + (c - 1)) * a2) * (1 / (1 + c))
-    gap_a, gap_b = a2 - sample.a2, b2 - sample.b2
-    rest_a, rest_b = gap_a - w.lift * a, gap_b - w.lift * b
-    log_weight = (rest_a * rest_a + rest_b * rest_b) * (-0.5 / w.variance_2) - (
-        a * a + b * b
-    ) / 2
+@_compiled_function
+def _log_weight(law, sample, a, b, p, r):
+    """Log-weight at one point (a_1, b_1), and a_2 and b_2 there, less their prior means.
+
+    ``a`` and ``b`` are (a_1, b_1) less their prior means, in prior widths; a_2 and b_2 are returned in prior widths as well.
+    """
+    c = law.skip
+    inverse_s = 1 / _nonzero(p + r + (c - 1))
+    a2 = sample.slope * inverse_s * inverse_s
+    b2 = (sample.margin * inverse_s - ROOT2 * (2 * p + (c - 1)) * a2) * (1 / (1 + c))
+    shift_a, shift_b = a2 - sample.a2, b2 - sample.b2
+    residual_a, residual_b = shift_a - law.lift * a, shift_b - law.lift * b
+    log_weight = (residual_a * residual_a + residual_b * residual_b) * (
+        -0.5 / law.variance_2
+    ) - (a * a + b * b) / 2
     # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
-    scale = 1 / math.sqrt(w.variance_2 + w.lift * w.lift)
-    gap_a, gap_b = (
-        _clipped(gap_a, -_HUGE, _HUGE) * scale,
-        _clipped(gap_b, -_HUGE, _HUGE) * scale,
-    )
-    return max(log_weight + 3 * math.log(abs(inverse)), -_HUGE), gap_a, gap_b
+    unit_2 = 1 / math.sqrt(law.variance_2 + law.lift * law.lift)
+    shift_a = _clipped(shift_a, -_LARGEST, _LARGEST) * unit_2
+    shift_b = _clipped(shift_b, -_LARGEST, _LARGEST) * unit_2
+    return max(log_weight + 3 * math.log(abs(inverse_s)), -_LARGEST), shift_a, shift_b
 
 
-@_inline
-def _put(row, values):
-    # what numba makes of ``row[:] = values`` has an error message, and takes two seconds longer to compile
-    for k in range(len(row)):
-        row[k] = values[k]
+@_inlined
+def _write(row, values):
+    """Copy ``values`` into a row, in place.
+
+    What Numba makes of ``row[:] = values`` has an error message, and takes two seconds longer to compile.
+    """
+    for index in range(len(row)):
+        row[index] = values[index]
 
 
-@_inline
-def _add(sums, weight, values):
-    # the weight, times each variable, times each pair
+@_inlined
+def _add_point(sums, weight, values):
+    """Add one point to the 15 sums of the weight, the weight times each variable, and the weight times each pair."""
     sums[0] += weight
     k = 5
     for i in range(4):
@@ -135,485 +143,508 @@ def _add(sums, weight, values):
             k += 1
 
 
-@_function
-def _ridge(depth, v):
-    # The t at which log((p + r) / (2 - p - r)) = depth: a quadratic equation for exp(-t). Solved for |depth|; the other sign
-    # exchanges t and -t.
-    growth = math.exp(_clipped(v / 2, -_FAR, _FAR))
-    decay = math.exp(-abs(depth))
-    minor, major = 2 * decay / (1 + decay), 2 / (1 + decay)
-    bend = (1 - decay) / (1 + decay) * (growth + 1 / growth)
-    t = math.log((bend + math.sqrt(bend * bend + 4 * minor * major)) / (2 * minor))
-    return t if depth > 0 else -t
+@_compiled_function
+def _curve_t(log_odds, v):
+    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds``, at a given v: the curve on which s is constant.
+
+    A quadratic equation for exp(-t). Solved for ``|log_odds|``; the other sign exchanges t and -t.
+    """
+    exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
+    odds = math.exp(-abs(log_odds))
+    quadratic, constant = 2 * odds / (1 + odds), 2 / (1 + odds)
+    linear = (1 - odds) / (1 + odds) * (exp_half_v + 1 / exp_half_v)
+    t = math.log(
+        (linear + math.sqrt(linear * linear + 4 * quadratic * constant))
+        / (2 * quadratic)
+    )
+    return t if log_odds > 0 else -t
 
 
-@_function
-def _depth_of_ridge(t, v):
-    t, half = _clipped(t, -_FAR, _FAR), _clipped(v / 2, -_FAR, _FAR)
-    e, k = math.exp(-t), math.exp(half) + math.exp(-half)
-    return math.log(2 + e * k) - math.log(k + 2 * e) + t
+@_compiled_function
+def _curve_log_odds(t, v):
+    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant s through the point (t, v)."""
+    t = _clipped(t, -_LARGEST_LOG, _LARGEST_LOG)
+    half_v = _clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG)
+    exp_t, two_cosh = math.exp(-t), math.exp(half_v) + math.exp(-half_v)
+    return math.log(2 + exp_t * two_cosh) - math.log(two_cosh + 2 * exp_t) + t
 
 
-@_function
-def _explaining(w, sample):
-    # (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow
-    c = w.skip
+@_compiled_function
+def _prior_mean_point(law, sample):
+    """Point (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow."""
+    c = law.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
-    ratio = sample.slope / a2
+    squared_s = sample.slope / a2
+    # at negative squared_s, what s would be at v = 0
     s = (
-        math.sqrt(max(ratio, 1e-30)) if ratio > 0 else math.tanh(sample.t / 2) + c
-    )  # what s would be at v = 0
-    total = _clipped(s + (1 - c), 0.01, 1.99)
-    s = _nonzero(total - (1 - c))
+        math.sqrt(max(squared_s, 1e-30))
+        if squared_s > 0
+        else math.tanh(sample.t / 2) + c
+    )
+    p_plus_r = _clipped(s + (1 - c), 0.01, 1.99)
+    s = _nonzero(p_plus_r - (1 - c))
     p = ((sample.margin / s - (1 + c) * sample.b2) / (ROOT2 * a2) + (1 - c)) / 2
-    low, high = max(total - 1, 0.0), min(total, 1.0)
-    p = low + (high - low) * _clipped((p - low) / (high - low), 0.02, 0.98)
-    logit_p, r = math.log(p / (1 - p)), total - p
+    p_min, p_max = max(p_plus_r - 1, 0.0), min(p_plus_r, 1.0)
+    p = p_min + (p_max - p_min) * _clipped((p - p_min) / (p_max - p_min), 0.02, 0.98)
+    logit_p, r = math.log(p / (1 - p)), p_plus_r - p
     logit_r = math.log(r / (1 - r))
     return (logit_p + logit_r) / 2, logit_p - logit_r
 
 
-@_function
-def _normal_equations(w, sample, t, v):
-    # -2 log-weight without the power of s, a sum of squares |f|^2 of four numbers, and J^T J and J^T f by t and v
-    c, scale = w.skip, 1 / math.sqrt(w.variance_2)
+@_compiled_function
+def _normal_equations(law, sample, t, v):
+    """Cost |f|^2, and J^T J and J^T f by t and v, of the least-squares problem whose cost is -2 log-weight.
+
+    The power of s in the weight is left out; f has four entries and the Jacobian J.
+    """
+    c, unit_2 = law.skip, 1 / math.sqrt(law.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
-    dp, dr = p * (1 - p), r * (1 - r)
+    p_slope, r_slope = p * (1 - p), r * (1 - r)
     s = _nonzero(p + r + (c - 1))
-    a2, k = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
-    a, b = (t - sample.t) / w.unit_t, (v - sample.v) / w.unit_v
-    f = scale * (a2 - sample.a2 - w.lift * a)
-    g = scale * ((sample.margin / s - k * a2) / (1 + c) - sample.b2 - w.lift * b)
-    by_s = -2 * a2 / s
-    g_by_s, g_by_p = (
-        (-sample.margin / (s * s) - k * by_s) / (1 + c),
-        -2 * ROOT2 * a2 / (1 + c),
+    a2, b_coefficient = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
+    a, b = (t - sample.t) / law.unit_t, (v - sample.v) / law.unit_v
+    f_a = unit_2 * (a2 - sample.a2 - law.lift * a)
+    f_b = unit_2 * (
+        (sample.margin / s - b_coefficient * a2) / (1 + c) - sample.b2 - law.lift * b
     )
-    f_t, f_v = (
-        scale * (by_s * (dp + dr) - w.lift / w.unit_t),
-        scale * by_s * ((dp - dr) / 2),
+    a2_by_s = -2 * a2 / s
+    b2_by_s = (-sample.margin / (s * s) - b_coefficient * a2_by_s) / (1 + c)
+    b2_by_p = -2 * ROOT2 * a2 / (1 + c)
+    f_a_by_t = unit_2 * (a2_by_s * (p_slope + r_slope) - law.lift / law.unit_t)
+    f_a_by_v = unit_2 * a2_by_s * ((p_slope - r_slope) / 2)
+    f_b_by_t = unit_2 * (b2_by_s * (p_slope + r_slope) + b2_by_p * p_slope)
+    f_b_by_v = unit_2 * (
+        b2_by_s * ((p_slope - r_slope) / 2)
+        + b2_by_p * (p_slope / 2)
+        - law.lift / law.unit_v
     )
-    g_t = scale * (g_by_s * (dp + dr) + g_by_p * dp)
-    g_v = scale * (g_by_s * ((dp - dr) / 2) + g_by_p * (dp / 2) - w.lift / w.unit_v)
-    tt, tv, vv = (
-        1 / w.unit_t**2 + f_t * f_t + g_t * g_t,
-        f_t * f_v + g_t * g_v,
-        1 / w.unit_v**2 + f_v * f_v + g_v * g_v,
-    )
-    pull_t, pull_v = a / w.unit_t + f_t * f + g_t * g, b / w.unit_v + f_v * f + g_v * g
-    return a * a + b * b + f * f + g * g, tt, tv, vv, pull_t, pull_v
+    tt = 1 / law.unit_t**2 + f_a_by_t * f_a_by_t + f_b_by_t * f_b_by_t
+    tv = f_a_by_t * f_a_by_v + f_b_by_t * f_b_by_v
+    vv = 1 / law.unit_v**2 + f_a_by_v * f_a_by_v + f_b_by_v * f_b_by_v
+    gradient_t = a / law.unit_t + f_a_by_t * f_a + f_b_by_t * f_b
+    gradient_v = b / law.unit_v + f_a_by_v * f_a + f_b_by_v * f_b
+    cost = a * a + b * b + f_a * f_a + f_b * f_b
+    return cost, tt, tv, vv, gradient_t, gradient_v
 
 
-@_function
-def _likeliest(w, sample, t, v):
-    # Levenberg-Marquardt from (t, v): the cost at the point found, and the Gaussian with the curvature there, a little wider:
-    # tails are rarely thinner
+@_compiled_function
+def _minimize_cost(law, sample, t, v):
+    """Minimize the cost from (t, v) by Levenberg-Marquardt steps: the least cost, and a Gaussian frame there.
+
+    The frame has the curvature of the cost, and is a little wider: tails are rarely thinner.
+    """
     damping = 1.0
-    cost, tt, tv, vv, pull_t, pull_v = _normal_equations(w, sample, t, v)
+    cost, tt, tv, vv, g_t, g_v = _normal_equations(law, sample, t, v)
     for _ in range(12):
         damped_t, damped_v = tt * (1 + damping), vv * (1 + damping)
         determinant = damped_t * damped_v - tv * tv
-        new_t = t - _clipped((damped_v * pull_t - tv * pull_v) / determinant, -2.0, 2.0)
-        new_v = v - _clipped((damped_t * pull_v - tv * pull_t) / determinant, -2.0, 2.0)
-        trial = _normal_equations(w, sample, new_t, new_v)
-        better = trial[0] < cost
-        if better:
+        new_t = t - _clipped((damped_v * g_t - tv * g_v) / determinant, -2.0, 2.0)
+        new_v = v - _clipped((damped_t * g_v - tv * g_t) / determinant, -2.0, 2.0)
+        trial = _normal_equations(law, sample, new_t, new_v)
+        is_improved = trial[0] < cost
+        if is_improved:
             t, v = new_t, new_v
-            cost, tt, tv, vv, pull_t, pull_v = trial
-        damping = _clipped(damping / 5 if better else damping * 5, 1e-12, 1e12)
+            cost, tt, tv, vv, g_t, g_v = trial
+        damping = _clipped(damping / 5 if is_improved else damping * 5, 1e-12, 1e12)
     determinant = tt * vv - tv * tv
-    return cost, _frame(
+    return cost, _gaussian_frame(
         t, v, 1.44 * vv / determinant, -1.44 * tv / determinant, 1.44 * tt / determinant
     )
 
 
-@_function
-def _frame(t, v, tt, tv, vv):
-    # of a mean and a covariance
-    root = math.sqrt(max(tt, _TINY))
-    cross = tv / root
-    return Frame(
-        t, v, root, cross, math.sqrt(max(vv - cross * cross, 1e-12 * vv + _TINY))
-    )
+@_compiled_function
+def _gaussian_frame(t, v, tt, tv, vv):
+    """Gaussian frame with a given mean (t, v) and covariance (tt, tv, vv)."""
+    deviation_t = math.sqrt(max(tt, _TINY))
+    root_vt = tv / deviation_t
+    root_vv = math.sqrt(max(vv - root_vt * root_vt, 1e-12 * vv + _TINY))
+    return Frame(t, v, deviation_t, root_vt, root_vv)
 
 
-@_function
-def _gaussian_rule(w, sample, frame, rule, sums):
-    # Gauss-Hermite rule in the frame of a Gaussian: sums in units of exp(top), top, and the frame of the moments that it finds
-    x, log_rule = rule
-    count = len(x)
-    values = np.empty((count * count, 5))
-    top, k = -math.inf, 0
-    for i in range(count):
-        for j in range(count):
-            t, v = (
-                frame.t + frame.tt * x[i],
-                frame.v + frame.vt * x[i] + frame.vv * x[j],
+@_compiled_function
+def _integrate_gaussian(law, sample, frame, rule, sums):
+    """Gauss-Hermite integrals in a Gaussian frame: logarithm of the unit of ``sums``, and the frame of the moments found."""
+    nodes, log_weights = rule
+    node_count = len(nodes)
+    values = np.empty((node_count * node_count, 5))
+    log_unit, k = -math.inf, 0
+    for i in range(node_count):
+        for j in range(node_count):
+            t = frame.t + frame.tt * nodes[i]
+            v = frame.v + frame.vt * nodes[i] + frame.vv * nodes[j]
+            a, b = (t - sample.t) / law.unit_t, (v - sample.v) / law.unit_v
+            log_weight, shift_a2, shift_b2 = _log_weight(
+                law, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
             )
-            a, b = (t - sample.t) / w.unit_t, (v - sample.v) / w.unit_v
-            log_weight, gap_a, gap_b = _log_weight(
-                w, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
-            )
-            _put(
-                values[k],
-                (log_weight + (log_rule[i] + log_rule[j]), a, b, gap_a, gap_b),
-            )
-            top, k = max(top, values[k, 0]), k + 1
+            log_weight = log_weight + (log_weights[i] + log_weights[j])
+            _write(values[k], (log_weight, a, b, shift_a2, shift_b2))
+            log_unit, k = max(log_unit, values[k, 0]), k + 1
     sums[:] = 0.0
-    for k in range(count * count):
-        _add(sums, math.exp(values[k, 0] - top), values[k, 1:])
+    for k in range(node_count * node_count):
+        _add_point(sums, math.exp(values[k, 0] - log_unit), values[k, 1:])
     a, b = sums[1] / sums[0], sums[2] / sums[0]
     tt, tv, vv = 0.0, 0.0, 0.0
-    for k in range(count * count):
-        share, off_a, off_b = (
-            math.exp(values[k, 0] - top) / sums[0],
-            values[k, 1] - a,
-            values[k, 2] - b,
-        )
-        tt, tv, vv = (
-            tt + share * off_a * off_a,
-            tv + share * off_a * off_b,
-            vv + share * off_b * off_b,
-        )
-    refined = _frame(
-        sample.t + w.unit_t * a,
-        sample.v + w.unit_v * b,
-        w.unit_t**2 * tt,
-        w.unit_t * w.unit_v * tv,
-        w.unit_v**2 * vv,
+    for k in range(node_count * node_count):
+        probability = math.exp(values[k, 0] - log_unit) / sums[0]
+        deviation_a = values[k, 1] - a
+        deviation_b = values[k, 2] - b
+        tt = tt + probability * deviation_a * deviation_a
+        tv = tv + probability * deviation_a * deviation_b
+        vv = vv + probability * deviation_b * deviation_b
+    refined_frame = _gaussian_frame(
+        sample.t + law.unit_t * a,
+        sample.v + law.unit_v * b,
+        law.unit_t**2 * tt,
+        law.unit_t * law.unit_v * tv,
+        law.unit_v**2 * vv,
     )
     # the weight is over (a, b), the frame over (t, v)
-    return top + math.log(frame.tt * frame.vv / (w.unit_t * w.unit_v)), refined
+    log_unit += math.log(frame.tt * frame.vv / (law.unit_t * law.unit_v))
+    return log_unit, refined_frame
 
 
-@_function
-def _nearly_gaussian(w, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    # Whether two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` has the sums, in units of
-    # exp(top). A label that the prior hardly allows is no case for these rules.
-    cost, frame = _likeliest(w, sample, sample.t, sample.v)
-    far = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
+@_compiled_function
+def _nearly_gaussian(law, sample, peak, accuracy, rules, coarse_sums, fine_sums):
+    """Gauss-Hermite integrals if the weight is nearly Gaussian: whether it is, and the logarithm of the unit of the sums.
+
+    It is if two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` gets the sums. A label that
+    the prior hardly allows is no case for these rules.
+    """
+    least_cost, frame = _minimize_cost(law, sample, sample.t, sample.v)
+    is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
         frame.v - peak.v
     ) >= 0.1 * math.hypot(frame.vt, frame.vv)
-    if w.skip < 1:
+    if law.skip < 1:
         # a_2 does not tell s from -s: there may be a second peak on the other side of s = 0
-        far = far or abs(sample.t - _ridge(w.crossing, sample.v)) <= accuracy.reach * (
-            w.unit_t + w.unit_v / 2
-        )
-    if far or not cost < 40:
+        is_unsuitable = is_unsuitable or abs(
+            sample.t - _curve_t(law.crossing, sample.v)
+        ) <= accuracy.reach * (law.unit_t + law.unit_v / 2)
+    if is_unsuitable or not least_cost < 40:
         return False, 0.0
-    _, frame = _gaussian_rule(w, sample, frame, rules[0], coarse_sums)
-    _, frame = _gaussian_rule(w, sample, frame, rules[1], coarse_sums)
-    top, _ = _gaussian_rule(w, sample, frame, rules[2], fine_sums)
-    gap = 0.0
+    _, frame = _integrate_gaussian(law, sample, frame, rules[0], coarse_sums)
+    _, frame = _integrate_gaussian(law, sample, frame, rules[1], coarse_sums)
+    log_unit, _ = _integrate_gaussian(law, sample, frame, rules[2], fine_sums)
+    difference = 0.0
     for k in range(1, 15):
-        gap = max(
-            gap, abs(fine_sums[k] / fine_sums[0] - coarse_sums[k] / coarse_sums[0])
+        difference = max(
+            difference,
+            abs(fine_sums[k] / fine_sums[0] - coarse_sums[k] / coarse_sums[0]),
         )
-    return gap < accuracy.quick_tolerance, top
+    return difference < accuracy.quick_tolerance, log_unit
 
 
 @compiled
-def _crude(samples, w, t, v, rules, mean):
+def _write_crude_means(samples, law, start_t, start_v, rules, means):
+    """Write to ``means`` (n, 4) posterior means by Gauss-Hermite rules around the likeliest point near (t, v)."""
     sums = np.empty(15)
-    for n in range(len(samples)):
-        t0, v0, a2, b2, slope, margin = samples[n]
-        sample = Sample(t0, v0, a2, b2, slope, margin, t0)
-        _, frame = _likeliest(w, sample, t[n], v[n])
-        _, better = _gaussian_rule(w, sample, frame, rules[1], sums)
-        _gaussian_rule(w, sample, better, rules[2], sums)
+    for index in range(len(samples)):
+        prior_t, prior_v, a2, b2, slope, margin = samples[index]
+        sample = Sample(prior_t, prior_v, a2, b2, slope, margin, prior_t)
+        _, frame = _minimize_cost(law, sample, start_t[index], start_v[index])
+        _, refined_frame = _integrate_gaussian(law, sample, frame, rules[1], sums)
+        _integrate_gaussian(law, sample, refined_frame, rules[2], sums)
         # a rule whose frame has slipped off the weight is worse than the likeliest point itself
         if np.max(np.abs(sums[1:5])) > 4 * sums[0]:
-            _gaussian_rule(w, sample, frame, rules[0], sums)
-        for k in range(4):
-            mean[n, k] = _clipped(sums[1 + k] / sums[0], -4.0, 4.0)
+            _integrate_gaussian(law, sample, frame, rules[0], sums)
+        for variable in range(4):
+            means[index, variable] = _clipped(sums[1 + variable] / sums[0], -4.0, 4.0)
 
 
-@_function
-def _level(q, size, target, slack, w):
-    # upper bound of the part of the log-weight that 1 / s^2 = q decides
-    gap = max(abs(size * q - target) - slack, 0.0)
-    return 1.5 * math.log(q) - gap * gap / (2 * w.variance_2)
+@_compiled_function
+def _q_log_weight(q, slope_size, target_a2, slack, law):
+    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, through a_2 and the Jacobian."""
+    excess = max(abs(slope_size * q - target_a2) - slack, 0.0)
+    return 1.5 * math.log(q) - excess * excess / (2 * law.variance_2)
 
 
-@_function
-def _swing(low, high, best, threshold, size, target, slack, w):
-    # Variation of ``_level`` above ``threshold`` while s goes from low to high; it has one maximum, at ``best``. It is computed
-    # and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
-    smallest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    q_low, q_high = (
-        1 / max(abs(low), abs(high), _TINY) ** 2,
-        1 / max(smallest, _TINY) ** 2,
+@_compiled_function
+def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, law):
+    """Variation of ``_q_log_weight`` above ``threshold`` between ``s_low`` and ``s_high``; its one maximum is at ``best_q``.
+
+    It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
+    """
+    least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
+    q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
+    q_high = 1 / max(least_s, _TINY) ** 2
+    highest_bound = _q_log_weight(
+        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, law
     )
-    highest = _level(_clipped(best, q_low, q_high), size, target, slack, w)
-    lowest = min(
-        _level(q_low, size, target, slack, w), _level(q_high, size, target, slack, w)
+    lowest_bound = min(
+        _q_log_weight(q_low, slope_size, target_a2, slack, law),
+        _q_log_weight(q_high, slope_size, target_a2, slack, law),
     )
-    return max(highest - max(lowest, threshold), 0.0)
+    return max(highest_bound - max(lowest_bound, threshold), 0.0)
 
 
-@_function
-def _product(low, high, factor_low, factor_high):
-    # range of the product of two numbers of given ranges
-    low_low, low_high, high_low, high_high = (
-        low * factor_low,
-        low * factor_high,
-        high * factor_low,
-        high * factor_high,
-    )
-    return min(low_low, low_high, high_low, high_high), max(
-        low_low, low_high, high_low, high_high
-    )
+@_compiled_function
+def _product_range(low, high, factor_low, factor_high):
+    """Range (lowest, highest) of the product of two numbers of given ranges."""
+    low_low = low * factor_low
+    low_high = low * factor_high
+    high_low = high * factor_low
+    high_high = high * factor_high
+    lowest = min(low_low, low_high, high_low, high_high)
+    return lowest, max(low_low, low_high, high_low, high_high)
 
 
-@_function
-def _upper_bound(w, sample, cell, threshold):
-    # Upper bound of the log-weight in a cell, and how much a_2 makes it vary there along either axis. The bound holds where the
-    # log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are monotone in both
-    # coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is nearest to 0. The
-    # label fixes a_2 as a multiple of 1 / s^2, and the weight is unimodal in that number; the range of s that is left, with
-    # that of p, bounds b_2.
-    c = w.skip
-    low_y, high_y, low_b, high_b = (
-        cell[0] - cell[2],
-        cell[0] + cell[2],
-        cell[1] - cell[3],
-        cell[1] + cell[3],
-    )
-    start, end = sample.v + w.unit_v * low_b, sample.v + w.unit_v * high_b
-    nearest = 0.0 if start < 0 < end else (start if start >= 0 else end)
-    t_low, s_low, lowest_ceiling = math.inf, math.inf, math.inf
-    t_high, s_high, highest_floor = -math.inf, -math.inf, -math.inf
+@_compiled_function
+def _upper_bound(law, sample, cell, threshold):
+    """Upper bound of the log-weight in a cell, and how much a_2 makes it vary there along either axis.
+
+    The bound holds where the log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are
+    monotone in both coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is
+    nearest to 0. The label fixes a_2 as a multiple of 1 / s^2, and the weight is unimodal in that number; the range of s that
+    is left, with that of p, bounds b_2.
+    """
+    c = law.skip
+    y_low = cell[0] - cell[2]
+    y_high = cell[0] + cell[2]
+    b_low = cell[1] - cell[3]
+    b_high = cell[1] + cell[3]
+    v_low, v_high = sample.v + law.unit_v * b_low, sample.v + law.unit_v * b_high
+    v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
+    t_low, s_low, s_lowest_upper = math.inf, math.inf, math.inf
+    t_high, s_high, s_highest_lower = -math.inf, -math.inf, -math.inf
     p_low, p_high, r_low, r_high = 0.0, 0.0, 0.0, 0.0
-    floors, ceilings = np.empty(3), np.empty(3)
-    for k, v in enumerate((start, end, nearest)):
-        bend = _ridge(sample.ridge, v)
-        low, high = w.unit_t * low_y + bend, w.unit_t * high_y + bend
-        t_low, t_high = min(t_low, low), max(t_high, high)
-        p_below, r_below = _logistic(low + v / 2), _logistic(low - v / 2)
-        p_above, r_above = _logistic(high + v / 2), _logistic(high - v / 2)
+    s_lower, s_upper = np.empty(3), np.empty(3)
+    for k, v in enumerate((v_low, v_high, v_nearest_0)):
+        t_of_curve = _curve_t(sample.ridge, v)
+        t_lower = law.unit_t * y_low + t_of_curve
+        t_upper = law.unit_t * y_high + t_of_curve
+        t_low, t_high = min(t_low, t_lower), max(t_high, t_upper)
+        p_lower, r_lower = _logistic(t_lower + v / 2), _logistic(t_lower - v / 2)
+        p_upper, r_upper = _logistic(t_upper + v / 2), _logistic(t_upper - v / 2)
         if k == 0:
-            p_low, r_high = p_below, r_above
+            p_low, r_high = p_lower, r_upper
         elif k == 1:
-            r_low, p_high = r_below, p_above
-        floors[k], ceilings[k] = (
-            p_below + r_below + (c - 1),
-            p_above + r_above + (c - 1),
-        )
-        s_low, highest_floor = min(s_low, floors[k]), max(highest_floor, floors[k])
-        s_high, lowest_ceiling = (
-            max(s_high, ceilings[k]),
-            min(lowest_ceiling, ceilings[k]),
-        )
-    far_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / w.unit_t
-    far_b = max(low_b, -high_b, 0.0)
-    prior = -(far_a * far_a + far_b * far_b) / 2
-    crossing, negative = s_low < 0 < s_high, s_high <= 0
-    largest = max(abs(s_low), abs(s_high))
-    smallest = 0.0 if crossing else min(abs(s_low), abs(s_high))
-    q_low, q_high = 1 / max(largest, _TINY) ** 2, 1 / max(smallest, _TINY) ** 2
-    size, sign = max(abs(sample.slope), _TINY), -1.0 if sample.slope < 0 else 1.0
-    slack = abs(w.lift) * max((t_high - t_low) / (2 * w.unit_t), cell[3])
-    target = sign * (sample.a2 + w.lift * ((t_low + t_high) / 2 - sample.t) / w.unit_t)
-    best = (target + slack + math.sqrt((target + slack) ** 2 + 6 * w.variance_2)) / (
-        2 * size
+            r_low, p_high = r_lower, p_upper
+        s_lower[k] = p_lower + r_lower + (c - 1)
+        s_upper[k] = p_upper + r_upper + (c - 1)
+        s_low = min(s_low, s_lower[k])
+        s_highest_lower = max(s_highest_lower, s_lower[k])
+        s_high = max(s_high, s_upper[k])
+        s_lowest_upper = min(s_lowest_upper, s_upper[k])
+    distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / law.unit_t
+    distance_b = max(b_low, -b_high, 0.0)
+    log_prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
+    has_zero_s, is_negative_s = s_low < 0 < s_high, s_high <= 0
+    s_size_max = max(abs(s_low), abs(s_high))
+    s_size_min = 0.0 if has_zero_s else min(abs(s_low), abs(s_high))
+    q_low, q_high = 1 / max(s_size_max, _TINY) ** 2, 1 / max(s_size_min, _TINY) ** 2
+    slope_size = max(abs(sample.slope), _TINY)
+    slope_sign = -1.0 if sample.slope < 0 else 1.0
+    slack = abs(law.lift) * max((t_high - t_low) / (2 * law.unit_t), cell[3])
+    target_a2 = slope_sign * (
+        sample.a2 + law.lift * ((t_low + t_high) / 2 - sample.t) / law.unit_t
     )
-    level = _level(_clipped(best, q_low, q_high), size, target, slack, w)
-    across = 0.0
+    best_q = (
+        target_a2 + slack + math.sqrt((target_a2 + slack) ** 2 + 6 * law.variance_2)
+    ) / (2 * slope_size)
+    q_bound = _q_log_weight(
+        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, law
+    )
+    q_terms = best_q, threshold - log_prior_bound, slope_size, target_a2, slack, law
+    variation_y = 0.0
     for k in range(3):
-        across = max(
-            across,
-            _swing(
-                floors[k], ceilings[k], best, threshold - prior, size, target, slack, w
-            ),
-        )
-    along = max(
-        _swing(s_low, highest_floor, best, threshold - prior, size, target, slack, w),
-        _swing(lowest_ceiling, s_high, best, threshold - prior, size, target, slack, w),
+        variation_y = max(variation_y, _q_variation(s_lower[k], s_upper[k], *q_terms))
+    variation_b = max(
+        _q_variation(s_low, s_highest_lower, *q_terms),
+        _q_variation(s_lowest_upper, s_high, *q_terms),
     )
     # how far a_2 may be off without putting the weight below the least by itself
-    room = slack + math.sqrt(
-        2 * w.variance_2 * max(prior + 1.5 * math.log(q_high) - threshold, 0.0)
+    allowed_a2 = slack + math.sqrt(
+        2
+        * law.variance_2
+        * max(log_prior_bound + 1.5 * math.log(q_high) - threshold, 0.0)
     )
-    q_high = max(min(q_high, (target + room) / size), q_low)
-    q_low = min(max(q_low, (target - room) / size), q_high)
-    fast, slow = math.sqrt(q_high), math.sqrt(q_low)
-    inverse_low = -fast if crossing or negative else slow
-    inverse_high = -slow if negative else fast
+    q_high = max(min(q_high, (target_a2 + allowed_a2) / slope_size), q_low)
+    q_low = min(max(q_low, (target_a2 - allowed_a2) / slope_size), q_high)
+    inverse_s_max, inverse_s_min = math.sqrt(q_high), math.sqrt(q_low)
+    inverse_low = -inverse_s_max if has_zero_s or is_negative_s else inverse_s_min
+    inverse_high = -inverse_s_min if is_negative_s else inverse_s_max
     # p = s - r + 1 - c narrows p, where s is known better than t
-    if not crossing:
+    if not has_zero_s:
         s_low, s_high = 1 / inverse_high, 1 / inverse_low
-    p_low, p_high = (
-        max(p_low, s_low + (1 - c) - r_high),
-        min(p_high, s_high + (1 - c) - r_low),
-    )
-    margin_low, margin_high = _product(
+    p_low = max(p_low, s_low + (1 - c) - r_high)
+    p_high = min(p_high, s_high + (1 - c) - r_low)
+    margin_low, margin_high = _product_range(
         inverse_low, inverse_high, sample.margin, sample.margin
     )
-    slope_low, slope_high = _product(q_low, q_high, sample.slope, sample.slope)
-    k_low, k_high = (
-        ROOT2 * (2 * p_low + (c - 1)),
-        ROOT2 * (2 * max(p_low, p_high) + (c - 1)),
+    slope_low, slope_high = _product_range(q_low, q_high, sample.slope, sample.slope)
+    factor_low = ROOT2 * (2 * p_low + (c - 1))
+    factor_high = ROOT2 * (2 * max(p_low, p_high) + (c - 1))
+    slope_low, slope_high = _product_range(
+        slope_low, slope_high, factor_low, factor_high
     )
-    slope_low, slope_high = _product(slope_low, slope_high, k_low, k_high)
-    aim = (1 + c) * (sample.b2 + w.lift * cell[1])
-    miss = max(
-        max(margin_low - slope_high - aim, aim - margin_high + slope_low) / (1 + c)
+    target = (1 + c) * (sample.b2 + law.lift * cell[1])
+    excess_b2 = max(
+        max(margin_low - slope_high - target, target - margin_high + slope_low)
+        / (1 + c)
         - slack,
         0.0,
     )
-    return prior + level - miss * miss / (2 * w.variance_2), across, along
+    bound = log_prior_bound + q_bound - excess_b2 * excess_b2 / (2 * law.variance_2)
+    return bound, variation_y, variation_b
 
 
-@_function
-def _in_cell(w, sample, cell, x, values):
-    # log-weight and the four variables of ``Sums`` (k, k, 5) at the product of k points x in [-1, 1]
-    count = len(x)
-    for j in range(count):
-        b = cell[1] + cell[3] * x[j]
-        v = sample.v + w.unit_v * b
-        bend = _ridge(sample.ridge, v)
-        odds_p, odds_r = (
-            math.exp(_clipped(-bend - v / 2, -_FAR, _FAR)),
-            math.exp(_clipped(-bend + v / 2, -_FAR, _FAR)),
-        )
-        for i in range(count):
-            y = cell[0] + cell[2] * x[i]
-            decay = math.exp(_clipped(-w.unit_t * y, -_FAR, _FAR))
-            a = y + (bend - sample.t) / w.unit_t
-            log_weight, gap_a, gap_b = _log_weight(
-                w, sample, a, b, 1 / (1 + decay * odds_p), 1 / (1 + decay * odds_r)
+@_compiled_function
+def _evaluate_cell(law, sample, cell, nodes, values):
+    """Write to ``values`` (k, k, 5) the log-weight and the four variables of ``Sums`` at k times k points of a cell.
+
+    ``nodes`` are the k points in [-1, 1] along either axis.
+    """
+    node_count = len(nodes)
+    for j in range(node_count):
+        b = cell[1] + cell[3] * nodes[j]
+        v = sample.v + law.unit_v * b
+        t_of_curve = _curve_t(sample.ridge, v)
+        odds_p = math.exp(_clipped(-t_of_curve - v / 2, -_LARGEST_LOG, _LARGEST_LOG))
+        odds_r = math.exp(_clipped(-t_of_curve + v / 2, -_LARGEST_LOG, _LARGEST_LOG))
+        for i in range(node_count):
+            y = cell[0] + cell[2] * nodes[i]
+            decay = math.exp(_clipped(-law.unit_t * y, -_LARGEST_LOG, _LARGEST_LOG))
+            a = y + (t_of_curve - sample.t) / law.unit_t
+            log_weight, shift_a2, shift_b2 = _log_weight(
+                law, sample, a, b, 1 / (1 + decay * odds_p), 1 / (1 + decay * odds_r)
             )
-            _put(values[i, j], (log_weight, a, b, gap_a, gap_b))
+            _write(values[i, j], (log_weight, a, b, shift_a2, shift_b2))
 
 
-@_function
-def _root_cells(w, sample, accuracy, cells):
-    # cells that cover the prior; their number
-    reach, count = accuracy.reach, accuracy.root_cells
-    start, end = sample.v - reach * w.unit_v, sample.v + reach * w.unit_v
-    nearest = 0.0 if start < 0 < end else (start if start >= 0 else end)
-    bend_start, bend_end, bend_nearest = (
-        _ridge(sample.ridge, start),
-        _ridge(sample.ridge, end),
-        _ridge(sample.ridge, nearest),
-    )
-    low = (sample.t - max(bend_start, bend_end, bend_nearest)) / w.unit_t - reach
-    high = (sample.t - min(bend_start, bend_end, bend_nearest)) / w.unit_t + reach
-    for i in range(count):
-        for j in range(count):
-            x, y = (i + 0.5) * (2 / count) - 1, (j + 0.5) * (2 / count) - 1
-            half = (high - low) / 2
-            _put(
-                cells[i * count + j],
-                ((high + low) / 2 + half * x, reach * y, half / count, reach / count),
-            )
-    return count * count
+@_compiled_function
+def _root_cells(law, sample, accuracy, cells):
+    """Write to ``cells`` the equal cells that cover the prior, each with center and half-widths; return their number."""
+    half_width, cells_per_axis = accuracy.reach, accuracy.root_cells
+    v_low = sample.v - half_width * law.unit_v
+    v_high = sample.v + half_width * law.unit_v
+    v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
+    t_low_v = _curve_t(sample.ridge, v_low)
+    t_high_v = _curve_t(sample.ridge, v_high)
+    t_nearest_v = _curve_t(sample.ridge, v_nearest_0)
+    y_low = (sample.t - max(t_low_v, t_high_v, t_nearest_v)) / law.unit_t - half_width
+    y_high = (sample.t - min(t_low_v, t_high_v, t_nearest_v)) / law.unit_t + half_width
+    for i in range(cells_per_axis):
+        for j in range(cells_per_axis):
+            grid_y = (i + 0.5) * (2 / cells_per_axis) - 1
+            grid_b = (j + 0.5) * (2 / cells_per_axis) - 1
+            half_range = (y_high - y_low) / 2
+            center = (y_high + y_low) / 2 + half_range * grid_y, half_width * grid_b
+            size = half_range / cells_per_axis, half_width / cells_per_axis
+            _write(cells[i * cells_per_axis + j], (*center, *size))
+    return cells_per_axis * cells_per_axis
 
 
-@_function
-def _adaptive(w, sample, accuracy, variation, rule, work, sums):
-    # Sums over cells in which the log-weight varies by no more than ``variation`` along either axis, in units of exp(top); top,
-    # and whether it was given up. All cells of one depth are looked at before any is halved.
-    x, mass = rule
-    cells, halves, bounds, probes, values, probe = work
-    count = _root_cells(w, sample, accuracy, cells)
-    top, unfinished = -math.inf, False
+@_compiled_function
+def _integrate_cells(law, sample, accuracy, largest_variation, rule, work, sums):
+    """Integrate over cells, halved until the log-weight varies by at most ``largest_variation`` along either axis.
+
+    Returns the logarithm of the unit of ``sums``, and whether the integration was given up. All cells of one depth are looked
+    at before any is halved.
+    """
+    nodes, node_weights = rule
+    cells, halved_cells, bounds, probe_values, cell_values, probe_nodes = work
+    cell_count = _root_cells(law, sample, accuracy, cells)
+    log_unit, is_unfinished = -math.inf, False
     sums[:] = 0.0
     for depth in range(80):  # a cell of relative size 2^-40 holds nothing
-        log_sum = top + math.log(max(sums[0], _TINY))
-        active = 0
-        for k in range(count):
+        log_sum = log_unit + math.log(max(sums[0], _TINY))
+        active_count = 0
+        for k in range(cell_count):
             # no more than exp(-negligible) of what has been found, or of a peak a sixteenth as wide as a cell
             area = math.log(4 * cells[k, 2] * cells[k, 3])
-            threshold = max(log_sum - area, top - math.log(256.0)) - accuracy.negligible
-            bound, across, along = _upper_bound(w, sample, cells[k], threshold)
+            threshold = (
+                max(log_sum - area, log_unit - math.log(256.0)) - accuracy.negligible
+            )
+            bound, variation_y, variation_b = _upper_bound(
+                law, sample, cells[k], threshold
+            )
             if bound > threshold:
-                _put(cells[active], cells[k])
-                _put(bounds[active], (bound, across, along, area, -math.inf))
-                active += 1
-        if active == 0:
-            break
-        top_probed = top
-        for k in range(active):
-            _in_cell(w, sample, cells[k], probe, probes)
-            for i in range(4):
-                low_a, high_a, low_b, high_b = math.inf, -math.inf, math.inf, -math.inf
-                for j in range(4):
-                    low_a, high_a = (
-                        min(low_a, probes[j, i, 0]),
-                        max(high_a, probes[j, i, 0]),
-                    )
-                    low_b, high_b = (
-                        min(low_b, probes[i, j, 0]),
-                        max(high_b, probes[i, j, 0]),
-                    )
-                bounds[k, 1], bounds[k, 2] = (
-                    max(bounds[k, 1], high_a - low_a),
-                    max(bounds[k, 2], high_b - low_b),
+                _write(cells[active_count], cells[k])
+                _write(
+                    bounds[active_count],
+                    (bound, variation_y, variation_b, area, -math.inf),
                 )
-                bounds[k, 4] = max(bounds[k, 4], high_a)
-            top_probed = max(top_probed, bounds[k, 4])
-        top = _raised(top, top_probed, sums)
-        log_sum = top + math.log(max(sums[0], _TINY))
-        crowded = active > accuracy.crowd
-        unfinished = unfinished or crowded
-        count = 0
-        for k in range(active):
-            cell, (bound, across, along, area, highest) = cells[k], bounds[k]
+                active_count += 1
+        if active_count == 0:
+            break
+        probed_maximum = log_unit
+        for k in range(active_count):
+            _evaluate_cell(law, sample, cells[k], probe_nodes, probe_values)
+            for i in range(4):
+                y_least = math.inf
+                y_greatest = -math.inf
+                b_least = math.inf
+                b_greatest = -math.inf
+                for j in range(4):
+                    y_least = min(y_least, probe_values[j, i, 0])
+                    y_greatest = max(y_greatest, probe_values[j, i, 0])
+                    b_least = min(b_least, probe_values[i, j, 0])
+                    b_greatest = max(b_greatest, probe_values[i, j, 0])
+                bounds[k, 1] = max(bounds[k, 1], y_greatest - y_least)
+                bounds[k, 2] = max(bounds[k, 2], b_greatest - b_least)
+                bounds[k, 4] = max(bounds[k, 4], y_greatest)
+            probed_maximum = max(probed_maximum, bounds[k, 4])
+        log_unit = _raise_unit(log_unit, probed_maximum, sums)
+        log_sum = log_unit + math.log(max(sums[0], _TINY))
+        is_crowded = active_count > accuracy.crowd
+        is_unfinished = is_unfinished or is_crowded
+        cell_count = 0
+        for k in range(active_count):
+            cell = cells[k]
+            (bound, variation_y, variation_b, area, probed) = bounds[k]
             # what may be in the cell decides how well it must be known, not what a few probes have seen
-            short = _clipped(log_sum - bound - area, 0.0, accuracy.negligible)
-            limit = variation * (1 + accuracy.allowance * short)
-            widest = max(across, along)
+            shortfall = _clipped(log_sum - bound - area, 0.0, accuracy.negligible)
+            limit = largest_variation * (1 + accuracy.allowance * shortfall)
+            larger = max(variation_y, variation_b)
             # a peak between the probes does not show in their variation, but in what the bound allows
-            hidden = bound - highest - accuracy.looseness > max(
+            may_hide_peak = bound - probed - accuracy.looseness > max(
                 limit, accuracy.variation
             )
-            if (widest > limit or hidden) and not crowded and depth < 79:
+            if (larger > limit or may_hide_peak) and not is_crowded and depth < 79:
                 # halved along the axis of the larger variation, or along the longer one where none is seen
-                axis = (
-                    0
-                    if (across >= along if widest > limit else cell[2] >= cell[3])
-                    else 1
-                )
+                if larger > limit:
+                    axis = 0 if variation_y >= variation_b else 1
+                else:
+                    axis = 0 if cell[2] >= cell[3] else 1
                 for side in (-0.5, 0.5):
-                    _put(halves[count], cell)
-                    halves[count, axis] += side * cell[2 + axis]
-                    halves[count, 2 + axis] /= 2
-                    count += 1
+                    _write(halved_cells[cell_count], cell)
+                    halved_cells[cell_count, axis] += side * cell[2 + axis]
+                    halved_cells[cell_count, 2 + axis] /= 2
+                    cell_count += 1
                 continue
-            _in_cell(w, sample, cell, x, values)
-            best = top
-            for i in range(len(x)):
-                for j in range(len(x)):
-                    best = max(best, values[i, j, 0])
-            top = _raised(top, best, sums)
-            for i in range(len(x)):
-                for j in range(len(x)):
-                    share = (
-                        math.exp(values[i, j, 0] - top)
+            _evaluate_cell(law, sample, cell, nodes, cell_values)
+            cell_maximum = log_unit
+            for i in range(len(nodes)):
+                for j in range(len(nodes)):
+                    cell_maximum = max(cell_maximum, cell_values[i, j, 0])
+            log_unit = _raise_unit(log_unit, cell_maximum, sums)
+            for i in range(len(nodes)):
+                for j in range(len(nodes)):
+                    point_weight = (
+                        math.exp(cell_values[i, j, 0] - log_unit)
                         * (cell[2] * cell[3])
-                        * (mass[i] * mass[j])
+                        * (node_weights[i] * node_weights[j])
                     )
-                    _add(sums, share, values[i, j, 1:])
-        if count == 0:
+                    _add_point(sums, point_weight, cell_values[i, j, 1:])
+        if cell_count == 0:
             break
-        cells, halves = halves, cells
-    return top, unfinished
+        cells, halved_cells = halved_cells, cells
+    return log_unit, is_unfinished
 
 
-@_function
-def _raised(top, peak, sums):
-    # the largest log-weight met so far, with the sums in units of its exponential
-    if peak > top > -math.inf:
-        sums *= math.exp(top - peak)
-    return max(top, peak)
+@_compiled_function
+def _raise_unit(log_unit, peak, sums):
+    """Raise the logarithm of the unit of the sums to the log-weight ``peak`` if that is higher, and rescale the sums."""
+    if peak > log_unit > -math.inf:
+        sums *= math.exp(log_unit - peak)
+    return max(log_unit, peak)
 
 
 @compiled
 def _integrate(
-    samples, w, accuracy, variation, quick, rule, rules,
+    samples, law, accuracy, largest_variation, try_gauss_hermite, rule, rules,
     log_weight, mean, square, unreliable,
 ):  # fmt: skip
+    """Integrate all samples (n, 6) one after the other, and write the fields of ``Sums`` (n, ...)."""
     sums, spare_sums = np.empty(15), np.empty(15)
     capacity, nodes = 2 * accuracy.crowd, accuracy.nodes
     cells = np.empty((capacity, 4)), np.empty((capacity, 4)), np.empty((capacity, 5))
@@ -623,37 +654,38 @@ def _integrate(
         np.empty((nodes, nodes, 5)),
         np.array([-1.0, -0.4, 0.4, 1.0]),
     )
-    constant = math.log((2 * math.pi) ** 2 * w.variance_2 * ROOT8 * (1 + w.skip))
+    log_normalization = math.log(
+        (2 * math.pi) ** 2 * law.variance_2 * ROOT8 * (1 + law.skip)
+    )
     # where s may vanish the weight is narrow on either side, and smooth along that line
-    aligned = not (w.skip < 1 or w.variance_2 > 0.1 * w.variance_1)
-    for n in range(len(samples)):
-        t, v, a2, b2, slope, margin = samples[n]
-        sample = Sample(t, v, a2, b2, slope, margin, w.crossing)
-        accepted, top = False, 0.0
-        if aligned or quick:
-            start = _explaining(w, sample)
-            _, peak = _likeliest(w, sample, start[0], start[1])
-            if quick:
-                accepted, top = _nearly_gaussian(
-                    w, sample, peak, accuracy, rules, spare_sums, sums
+    is_aligned = not (law.skip < 1 or law.variance_2 > 0.1 * law.variance_1)
+    for index in range(len(samples)):
+        t, v, a2, b2, slope, margin = samples[index]
+        sample = Sample(t, v, a2, b2, slope, margin, law.crossing)
+        is_accepted, log_unit = False, 0.0
+        if is_aligned or try_gauss_hermite:
+            start_point = _prior_mean_point(law, sample)
+            _, peak = _minimize_cost(law, sample, start_point[0], start_point[1])
+            if try_gauss_hermite:
+                is_accepted, log_unit = _nearly_gaussian(
+                    law, sample, peak, accuracy, rules, spare_sums, sums
                 )
-            if aligned:
+            if is_aligned:
                 sample = Sample(
-                    t, v, a2, b2, slope, margin, _depth_of_ridge(peak.t, peak.v)
+                    t, v, a2, b2, slope, margin, _curve_log_odds(peak.t, peak.v)
                 )
-        if not accepted:
-            top, unfinished = _adaptive(
-                w, sample, accuracy, variation, rule, work, sums
+        if not is_accepted:
+            log_unit, is_unfinished = _integrate_cells(
+                law, sample, accuracy, largest_variation, rule, work, sums
             )
             # a mean so near the edge of the square counts as not integrated
-            edge = (accuracy.reach - 1.5) * sums[0]
-            unreliable[n] = (
-                1.0 if unfinished or max(abs(sums[1]), abs(sums[2])) > edge else 0.0
-            )
-        log_weight[n] = top + math.log(sums[0]) - constant
-        k = 5
+            edge_limit = (accuracy.reach - 1.5) * sums[0]
+            is_near_edge = max(abs(sums[1]), abs(sums[2])) > edge_limit
+            unreliable[index] = 1.0 if is_unfinished or is_near_edge else 0.0
+        log_weight[index] = log_unit + math.log(sums[0]) - log_normalization
+        pair = 5
         for i in range(4):
-            mean[n, i] = sums[1 + i] / sums[0]
+            mean[index, i] = sums[1 + i] / sums[0]
             for j in range(i, 4):
-                square[n, i, j] = square[n, j, i] = sums[k] / sums[0]
-                k += 1
+                square[index, i, j] = square[index, j, i] = sums[pair] / sums[0]
+                pair += 1

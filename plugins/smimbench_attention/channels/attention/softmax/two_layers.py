@@ -126,7 +126,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         # one sample in so many is integrated twice for the error
         checked = min(max(16, n // 64), n)
         refined = integrals(
-            samples[:checked], weight, ACCURACY.fine_variation, quick=False
+            samples[:checked], weight, ACCURACY.fine_variation, try_gauss_hermite=False
         )
         difference = (
             float(np.mean((refined.mean - sums.mean[:checked]) ** 2))

@@ -76,10 +76,8 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
                 # where all weights are zero, any center will do
                 height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
                 if height > lowest:
-                    seeds[weakest, 0], seeds[weakest, 1] = (
-                        height,
-                        1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0,
-                    )
+                    seeds[weakest, 0] = height
+                    seeds[weakest, 1] = 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
                     for k in range(size):
                         seeds[weakest, 2 + k] = t[XI + k, j]
                     lowest = math.inf
@@ -254,14 +252,12 @@ def _accumulate(t, begin, n, per_scramble, omega, law, full, sums):
     _add_sums(weight, weight, begin, n, per_scramble, sums[1])
     rank = size if full else layers
     for k in range(size):
-        a, z, dz, flipped, shift, weighted = (
-            k // tokens,
-            t[Z + k],
-            t[DZ + k],
-            t[FLIPPED + k // tokens],
-            t[SHIFT + k],
-            t[WEIGHTED + k],
-        )
+        a = k // tokens
+        z = t[Z + k]
+        dz = t[DZ + k]
+        flipped = t[FLIPPED + k // tokens]
+        shift = t[SHIFT + k]
+        weighted = t[WEIGHTED + k]
         for j in range(n):
             # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
             shift[j] = dz[j] - 2.0 * flipped[j] * z[j]
@@ -373,15 +369,11 @@ def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
     The means are first moments, alone or followed by second ones, ``full`` or traces.
     """
     pilot, improvement, trial, complete = sets
-    t, gaussians, seeds = (
-        np.zeros((ROWS, STRIDE)),
-        np.zeros((CENTERS, 8, 9)),
-        np.zeros((CENTERS, 8)),
-    )
-    sums, retry = (
-        np.zeros((estimates.shape[2] - 1, SCRAMBLES)),
-        np.zeros(estimates.shape[1:]),
-    )
+    t = np.zeros((ROWS, STRIDE))
+    gaussians = np.zeros((CENTERS, 8, 9))
+    seeds = np.zeros((CENTERS, 8))
+    sums = np.zeros((estimates.shape[2] - 1, SCRAMBLES))
+    retry = np.zeros(estimates.shape[1:])
     for row in range(len(u)):
         sample = u[row], omega[row]
         _explore(t, sample, law, gaussians, pilot[0], pilot[1], seeds)

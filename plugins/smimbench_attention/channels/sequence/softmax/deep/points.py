@@ -114,45 +114,35 @@ def mix(t, n, layers, start, skip):
     ``B / (1 + c)^K`` has the off-diagonal entries OFF_1 and OFF_2, and its rows sum to 1. DET is its determinant, INNER that
     without the last layer, SIDE is ``h_1 - h_2`` of the last layer.
     """
-    off_1, off_2, determinant, inner, side = (
-        t[OFF_1],
-        t[OFF_2],
-        t[DET],
-        t[INNER],
-        t[SIDE],
-    )
+    off_1 = t[OFF_1]
+    off_2 = t[OFF_2]
+    determinant = t[DET]
+    inner = t[INNER]
+    side = t[SIDE]
     if start == 0:
         for j in range(n):
             off_1[j] = off_2[j] = 0.0
             determinant[j] = 1.0
     for layer in range(start, layers):
-        x, y, scale, share = (
-            t[Z + 2 * layer],
-            t[Z + 2 * layer + 1],
-            (1.0 + skip) ** layer,
-            1.0 / (1.0 + skip),
-        )
+        x = t[Z + 2 * layer]
+        y = t[Z + 2 * layer + 1]
+        scale = (1.0 + skip) ** layer
+        share = 1.0 / (1.0 + skip)
         for j in range(n):
             previous = determinant[j]
-            a, d = (
-                scale * (x[j] - off_1[j] * (x[j] - y[j])),
-                scale * previous * (x[j] - y[j]),
-            )
+            a = scale * (x[j] - off_1[j] * (x[j] - y[j]))
+            d = scale * previous * (x[j] - y[j])
             odds_p, odds_q = bounded_exp(-a * d), bounded_exp((a - d) * d)
             p, q, square = 1.0 / (1.0 + odds_p), 1.0 / (1.0 + odds_q), d * d
             # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
-            expanded, direct = (
-                one_minus_exp(-min(square, 0.5)),
-                1.0 - exp(-min(square, 700.0)),
-            )
+            expanded = one_minus_exp(-min(square, 0.5))
+            direct = 1.0 - exp(-min(square, 700.0))
             gained = (expanded if square < 0.5 else direct) * p * q
             off_1[j] += odds_p * p * share * previous
             off_2[j] += odds_q * q * share * previous
-            inner[j], side[j], determinant[j] = (
-                previous,
-                d,
-                (skip + gained) * share * previous,
-            )
+            inner[j] = previous
+            side[j] = d
+            determinant[j] = (skip + gained) * share * previous
 
 
 @jit
@@ -162,13 +152,11 @@ def _solve_two(t, n, u, law):
     mix(t, n, hidden, 0, law.skip)
     scale = (1.0 + law.skip) ** -hidden
     u_1, u_2, gap = scale * u[0], scale * u[1], scale * u[2]
-    off_1, off_2, determinant, x, y = (
-        t[OFF_1],
-        t[OFF_2],
-        t[DET],
-        t[SOLVED],
-        t[SOLVED + 1],
-    )
+    off_1 = t[OFF_1]
+    off_2 = t[OFF_2]
+    determinant = t[DET]
+    x = t[SOLVED]
+    y = t[SOLVED + 1]
     for j in range(n):
         determinant[j] = max(determinant[j], SINGULAR)
         step = gap / determinant[j]
@@ -178,10 +166,8 @@ def _solve_two(t, n, u, law):
 @inline
 def _attention_of_three(query, key_1, key_2, skip):
     # row of A(v) = c I + S(v) of the token ``query``: its own entry and those of the others
-    odds_1, odds_2 = (
-        bounded_exp(query * (key_1 - query)),
-        bounded_exp(query * (key_2 - query)),
-    )
+    odds_1 = bounded_exp(query * (key_1 - query))
+    odds_2 = bounded_exp(query * (key_2 - query))
     share = 1.0 / (1.0 + odds_1 + odds_2)
     return skip + share, odds_1 * share, odds_2 * share
 
@@ -267,10 +253,8 @@ def _draw_gaussians(t, begin, n, points, per_center, gaussians, size, tokens):
 def _gap_constants(layer, omega, u, law):
     # scale of the difference of the tokens of a layer, mean and width of that of z_L, and ``|u_1 - u_2| / (1 + c)^{L-2}``
     hidden = law.root.shape[0]
-    center, width = (
-        omega[hidden, 0] - omega[hidden, 1],
-        math.sqrt(2.0 * law.variances[hidden]),
-    )
+    center = omega[hidden, 0] - omega[hidden, 1]
+    width = math.sqrt(2.0 * law.variances[hidden])
     growth = (1.0 + law.skip) ** (hidden - 1)
     return (
         math.sqrt(2.0) * law.root[layer, layer],
@@ -292,13 +276,11 @@ def _draw_gaps(t, n, sample, law):
     for layer in range(hidden):
         mix(t, n, layer, max(layer - 1, 0), skip)
         scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
-        z_1, z_2, xi_1, xi_2, uniform = (
-            t[Z + 2 * layer],
-            t[Z + 2 * layer + 1],
-            t[XI + 2 * layer],
-            t[XI + 2 * layer + 1],
-            t[SPARE + layer],
-        )
+        z_1 = t[Z + 2 * layer]
+        z_2 = t[Z + 2 * layer + 1]
+        xi_1 = t[XI + 2 * layer]
+        xi_2 = t[XI + 2 * layer + 1]
+        uniform = t[SPARE + layer]
         for m in range(2):  # the mean given the previous layers
             fill(t[Z + 2 * layer + m], n, omega[layer, m])
             for k in range(layer):
@@ -341,23 +323,19 @@ def _draw_gaps(t, n, sample, law):
 def _log_gaps(t, n, sample, law):
     # density of these points over the standard normal one at 0: FACTOR times the exponential of GAP
     u, omega = sample
-    hidden, side, inner, log, factor = (
-        law.root.shape[0],
-        t[SIDE],
-        t[INNER],
-        t[GAP],
-        t[FACTOR],
-    )
+    hidden = law.root.shape[0]
+    side = t[SIDE]
+    inner = t[INNER]
+    log = t[GAP]
+    factor = t[FACTOR]
     for j in range(n):
         log[j], factor[j] = -t[ENERGY, j], 1.0
     for layer in range(hidden):
         scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
-        z_1, z_2, xi_1, xi_2 = (
-            t[Z + 2 * layer],
-            t[Z + 2 * layer + 1],
-            t[XI + 2 * layer],
-            t[XI + 2 * layer + 1],
-        )
+        z_1 = t[Z + 2 * layer]
+        z_2 = t[Z + 2 * layer + 1]
+        xi_1 = t[XI + 2 * layer]
+        xi_2 = t[XI + 2 * layer + 1]
         # uniform in the logarithm, of any sign; densities are relative to 1 / sqrt(2 pi) per scale
         constant = (
             scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
@@ -393,13 +371,11 @@ def _log_gaussian(t, n, gaussian, row, size, tokens):
     for j in range(n):
         energy[j] = dot_1[j] = dot_2[j] = dot_3[j] = 0.0
     for i in range(size):
-        xi, mean, a, b, c = (
-            t[XI + i],
-            gaussian[0, i],
-            gaussian[1, i],
-            gaussian[2, i],
-            gaussian[3, i],
-        )
+        xi = t[XI + i]
+        mean = gaussian[0, i]
+        a = gaussian[1, i]
+        b = gaussian[2, i]
+        c = gaussian[3, i]
         for j in range(n):
             x = xi[j] - mean
             energy[j] += x * x
@@ -420,11 +396,9 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
-    size, tokens, share = (
-        law.root.shape[0] * law.tokens,
-        law.tokens,
-        1.0 / (sizes[0] + sizes[1] + sizes[2]),
-    )
+    size = law.root.shape[0] * law.tokens
+    tokens = law.tokens
+    share = 1.0 / (sizes[0] + sizes[1] + sizes[2])
     energy, top, density, weight = t[ENERGY], t[TOP], t[DENSITY], t[WEIGHT]
     fill(t[EXISTS], n, 1.0)
     for k in range(size):
@@ -452,11 +426,9 @@ def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
         _log_gaussian(t, n, gaussians[k], row, size, tokens)
         for j in range(n):
             top[j] = max(top[j], row[j])
-    prior, gaussian_share, gaps = (
-        sizes[0] * share,
-        sizes[1] * share / CENTERS,
-        sizes[2] * share,
-    )
+    prior = sizes[0] * share
+    gaussian_share = sizes[1] * share / CENTERS
+    gaps = sizes[2] * share
     for j in range(n):
         density[j] = prior * bounded_exp(-energy[j] - top[j]) + gaps * t[
             FACTOR, j

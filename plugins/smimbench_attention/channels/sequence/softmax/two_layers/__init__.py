@@ -22,15 +22,15 @@ from smimbench_attention.channels.sequence.softmax.deep import (
     moments_of_means,
 )
 
-SPARE = 6.5
+SPARE_ENERGY = 6.5
 """Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
-DEEPEST = 250.0
+LARGEST_ENERGY = 250.0
 """Energy up to which the larger box is tried, not sampling. Doubled: boxes with many columns where labels lie very far away."""
 
 
 @dataclass(frozen=True)
 class IntegrationRule:
-    """Settings of one adaptive quadrature of two layers: the problem, and when to stop."""
+    """Settings of one adaptive quadrature of two layers: covariance, skip connection, and when to stop."""
 
     V: tuple[float, float, float]  # V_11, V_12, V_22
     skip: float  # c >= 0
@@ -41,23 +41,23 @@ class IntegrationRule:
     rounds: int = 9  # largest number of doublings of these
 
     @property
-    def moments(self) -> int:
+    def moment_count(self) -> int:
         """Number of sums that the kernel computes: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
         return 15 if self.full else 8
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the compiled kernel: the problem, when to stop, and ``moments``.
+        """Arguments of the compiled kernel: the law of the latents, when to stop, and the number of moments.
 
-        The problem is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
+        The law is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
         v11, v12, v22 = self.V
         b = v12 / v11
-        problem = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
+        law = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
         return (
-            problem,
+            law,
             (int(self.points), int(self.rounds), float(self.accuracy)),
-            self.moments,
+            self.moment_count,
         )
 
 
@@ -74,28 +74,32 @@ def integrate(
     v12 = 0.5 * float(V[0, 1] + V[1, 0])
     v22 = float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
-    crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
+    column_factor = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
     # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points = 8 if accuracy >= 1e-3 else 12
     rule = IntegrationRule(
-        (v11, v12, v22), skip, accuracy, full, _even(points * crowding)
+        (v11, v12, v22), skip, accuracy, full, _even(points * column_factor)
     )
     xp = namespace(u, omega)
-    half_square = math.log(1.0 / accuracy) + SPARE
-    depth = xp.zeros_like(u[:, 0])
-    moments, energy = _integrate_box(u, omega, rule, depth + half_square, depth)
-    # energy beyond ``SPARE`` above which a sample is integrated again
-    truncated = energy > SPARE + 2.5
-    index = xp.nonzero(truncated)[0]
+    box_energy = math.log(1.0 / accuracy) + SPARE_ENERGY
+    energy_offset = xp.zeros_like(u[:, 0])
+    moments, energy = _integrate_box(
+        u, omega, rule, energy_offset + box_energy, energy_offset
+    )
+    # energy beyond ``SPARE_ENERGY`` above which a sample is integrated again
+    is_truncated = energy > SPARE_ENERGY + 2.5
+    index = xp.nonzero(is_truncated)[0]
     if index.shape[0] == 0:
         return moments
     # These samples are few and branch on their values, so they are handled on the host.
     far_u, far_omega, far_energy = read_together(
         *(xp.take(array, index, axis=0) for array in (u, omega, energy))
     )
-    rescued = _integrate_far_labels(far_u, far_omega, far_energy, rule, half_square)
+    far_moments = _integrate_far_labels(far_u, far_omega, far_energy, rule, box_energy)
     return put_tuple(
-        moments, truncated, LayerMoments(*(array_like(values, u) for values in rescued))
+        moments,
+        is_truncated,
+        LayerMoments(*(array_like(values, u) for values in far_moments)),
     )
 
 
@@ -105,109 +109,134 @@ def _even(number: float) -> int:
 
 
 def _integrate_box(
-    u: Array, omega: Array, rule: IntegrationRule, half_square: Array, depth: Array
+    u: Array,
+    omega: Array,
+    rule: IntegrationRule,
+    box_energy: Array,
+    energy_offset: Array,
 ) -> tuple[LayerMoments, Array]:
-    """Integrals over the box ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy.
+    """Moments over the box ``|z - omega|^2 / V < 2 box_energy``, in units of ``exp(-energy_offset)``, and the energy (n,).
 
-    That is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
+    The energy is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
     """
     xp = namespace(u)
-    sums, error = box_sums(u, omega, rule, xp.sqrt(2.0 * half_square), -depth)
+    sums, error = box_sums(u, omega, rule, xp.sqrt(2.0 * box_energy), -energy_offset)
     mass = sums[0, ...]
     # all products of two latents, or their traces over tokens, from the sums that the kernel takes
-    order = (
+    sum_rows = (
         (5, 6, 7, 8, 6, 9, 10, 11, 7, 10, 12, 13, 8, 11, 13, 14)
         if rule.full
         else (5, 6, 6, 7)
     )
-    sums = xp.stack([sums[k, ...] for k in (1, 2, 3, 4, *order)])
-    safe = xp.where(mass > 0.0, mass, 1.0)
+    sums = xp.stack([sums[k, ...] for k in (1, 2, 3, 4, *sum_rows)])
+    safe_mass = xp.where(mass > 0.0, mass, 1.0)
     v11, v12, v22 = rule.V
     b = v12 / v11
-    traces = ((4, 9), (6, 11), (14, 19)) if rule.full else ((4,), (5,), (7,))
-    aa, ae, ee = (sum(sums[k, ...] for k in places) for places in traces)
-    distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
-    energy = xp.where(mass > 0.0, 0.5 * distance / safe, math.inf)
-    error = error + xp.exp(clip(energy - half_square, -700.0, 0.0))
-    constant = (
+    trace_rows = ((4, 9), (6, 11), (14, 19)) if rule.full else ((4,), (5,), (7,))
+    aa, ae, ee = (sum(sums[k, ...] for k in rows) for rows in trace_rows)
+    squared_distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
+    energy = xp.where(mass > 0.0, 0.5 * squared_distance / safe_mass, math.inf)
+    error = error + xp.exp(clip(energy - box_energy, -700.0, 0.0))
+    log_normalization = (
         2.0 * math.log(2.0 * math.pi)
         + math.log(v11 * v22 - v12 * v12)
         + math.log1p(rule.skip)
     )
     return moments_of_means(
-        mass, -depth, constant, sums / safe, error, omega.shape
+        mass, -energy_offset, log_normalization, sums / safe_mass, error, omega.shape
     ), energy
 
 
 def box_sums(
-    u: Array, omega: Array, rule: IntegrationRule, reach: Array, level: Array
+    u: Array, omega: Array, rule: IntegrationRule, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Call ``kernel.host_sums`` for arrays of any namespace: on the device for CuPy, else through the host."""
+    """Sums over the box of every sample, and their errors, for arrays of any namespace: on the device for CuPy, else on the host.
+
+    Arguments as in ``kernel.host_sums``.
+    """
     if array_api_compat.is_cupy_array(u):
         from smimbench_attention.channels.sequence.softmax.two_layers.device import (
             device_sums,
         )
 
-        return device_sums(u, omega, rule, reach, level)
+        return device_sums(u, omega, rule, half_width, log_unit)
     from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
         host_sums,
     )
 
     sums, error = host_sums(
-        to_host(u), to_host(omega), rule, to_host(reach), to_host(level)
+        to_host(u), to_host(omega), rule, to_host(half_width), to_host(log_unit)
     )
     return array_like(sums, u), array_like(error, u)
 
 
 def _integrate_far_labels(
-    u: Host, omega: Host, energy: Host, rule: IntegrationRule, half_square: float
+    u: Host, omega: Host, energy: Host, rule: IntegrationRule, box_energy: float
 ) -> LayerMoments:
     """Integrals for samples whose label is unlikely under ``omega`` and ``V``, so that their box was too small.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
-    box missed too much to tell, one for the variance 16 V does. Samples of energy above ``DEEPEST`` go to importance sampling,
-    which walks to the maximum.
+    box missed too much to tell, one for the variance 16 V does. Samples of energy above ``LARGEST_ENERGY`` go to importance
+    sampling, which walks to the maximum.
     """
     energy = energy.copy()
-    outside = energy > half_square - 4.0
-    if outside.any():
+    is_outside = energy > box_energy - 4.0
+    if is_outside.any():
         v11, v12, v22 = (16.0 * v for v in rule.V)
-        coarse = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
-        zero = np.zeros(outside.sum())
-        energies = _integrate_box(
-            u[outside], omega[outside], coarse, zero + half_square, zero
+        coarse_rule = replace(
+            rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22)
+        )
+        zeros = np.zeros(is_outside.sum())
+        coarse_energy = _integrate_box(
+            u[is_outside], omega[is_outside], coarse_rule, zeros + box_energy, zeros
         )[1]
-        energy[outside] = np.where(energies < SPARE, 16.0 * energies, math.inf)
-    near = energy < DEEPEST
-    cut = half_square - SPARE
+        energy[is_outside] = np.where(
+            coarse_energy < SPARE_ENERGY, 16.0 * coarse_energy, math.inf
+        )
+    is_integrable = energy < LARGEST_ENERGY
+    accuracy_energy = box_energy - SPARE_ENERGY
     v11, v12, v22 = rule.V
     V = np.array([[v11, v12], [v12, v22]])
-    solved = []
-    if near.any():
-        depth = energy[near]
-        wide = replace(
+    moments_by_mask = []
+    if is_integrable.any():
+        energy_offset = energy[is_integrable]
+        wide_rule = replace(
             rule,
             points=_even(
-                rule.points * math.sqrt(1.0 + float(np.max(depth)) / half_square)
+                rule.points * math.sqrt(1.0 + float(np.max(energy_offset)) / box_energy)
             ),
         )
-        solved.append(
+        moments_by_mask.append(
             (
-                near,
-                _integrate_box(u[near], omega[near], wide, depth + cut + 3.0, depth)[0],
-            )
-        )
-    if not near.all():
-        solved.append(
-            (
-                ~near,
-                deep.integrate(
-                    u[~near], omega[~near], V, rule.skip, 0.1, 2048, rule.full
+                is_integrable,
+                _integrate_box(
+                    u[is_integrable],
+                    omega[is_integrable],
+                    wide_rule,
+                    energy_offset + accuracy_energy + 3.0,
+                    energy_offset,
                 )[0],
             )
         )
-    rescued = [np.empty((len(u), *values.shape[1:])) for values in solved[0][1]]
-    for mask, moments in solved:
-        for target, values in zip(rescued, moments):
-            target[mask] = values
-    return LayerMoments(*rescued)
+    if not is_integrable.all():
+        moments_by_mask.append(
+            (
+                ~is_integrable,
+                deep.integrate(
+                    u[~is_integrable],
+                    omega[~is_integrable],
+                    V,
+                    rule.skip,
+                    0.1,
+                    2048,
+                    rule.full,
+                )[0],
+            )
+        )
+    far_moments = [
+        np.empty((len(u), *part.shape[1:])) for part in moments_by_mask[0][1]
+    ]
+    for mask, moments in moments_by_mask:
+        for field, part in zip(far_moments, moments):
+            field[mask] = part
+    return LayerMoments(*far_moments)

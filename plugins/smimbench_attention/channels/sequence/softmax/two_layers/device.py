@@ -11,37 +11,41 @@ from numba import cuda
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
-    TABLE,
-    kernel,
+    TABLE_ROWS,
+    make_kernel,
 )
 
-_integrate = kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
+_integrate = make_kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 
 @cuda.jit
-def _integrate_samples(u, omega, reach, level, rule, totals, error):
-    row = cuda.grid(1)
-    if row < u.shape[0]:
-        table = cuda.local.array(TABLE, np.float64)
+def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
+    """Integrate one sample in every thread: moments into ``totals`` (8 or 15, n), relative errors into ``error`` (n,)."""
+    sample = cuda.grid(1)
+    if sample < u.shape[0]:
+        table = cuda.local.array(TABLE_ROWS, np.float64)
         intervals = cuda.local.array((8, 4), np.float64)
         sums = cuda.local.array((8, 16), np.float64)
         state = cuda.local.array((4, 4), np.float64)
         scratch = table, intervals, sums, state
-        error[row] = _integrate(
-            (u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row]
+        error[sample] = _integrate(
+            (u[sample], omega[sample], half_width[sample], log_unit[sample]),
+            rule,
+            scratch,
+            totals[:, sample],
         )
 
 
 def device_sums(
-    u: Array, omega: Array, rule: object, reach: Array, level: Array
+    u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Integrals on a CUDA device, one thread per sample; arrays stay on the device (see ``host_sums``)."""
+    """Sums of the integrand and their relative errors as ``host_sums`` has them, on a CUDA device: one thread per sample."""
     xp = namespace(u)
     arrays = [
         xp.asarray(array, dtype=xp.float64, order="C")
-        for array in (u, omega, reach, level)
+        for array in (u, omega, half_width, log_unit)
     ]
-    sums = xp.empty((rule.moments, u.shape[0]))
+    sums = xp.empty((rule.moment_count, u.shape[0]))
     error = xp.empty(u.shape[0])
     if u.shape[0] > 0:
         _integrate_samples[-(-u.shape[0] // 128), 128](

@@ -37,271 +37,358 @@ from smimbench_attention.channels.compiling import (
     one_minus_exp,
 )
 
-_FAR = 700.0  # logarithms are cut here, where exp still gives a finite number
+_LARGEST_LOG = 700.0  # logarithms are cut here, where exp still gives a finite number
 
 
 @inline
-def _root(x, k, c, inverse):
-    # E where x(E) = x, or its inverse: E is 0 where every E has a smaller x, and infinite where none has
-    tail = k * (1.0 - c * x)
+def _E_of_coordinate(x, k, c, inverse):
+    """Value of ``E = exp(m d)`` at which the attention coordinate x(E) equals ``x``, or 1 / E if ``inverse``.
+
+    E is 0 where every E has a smaller x, and infinite where none has.
+    """
+    constant_term = k * (1.0 - c * x)
     a = c * k * x
     b = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
-    root = math.sqrt(b * b + 4.0 * a * max(tail, 0.0))
-    numerator, denominator = (2.0 * tail, b + root) if b >= 0.0 else (root - b, 2.0 * a)
-    numerator, denominator = (numerator, denominator) if tail > 0.0 else (0.0, 1.0)
+    discriminant_root = math.sqrt(b * b + 4.0 * a * max(constant_term, 0.0))
+    numerator, denominator = (
+        (2.0 * constant_term, b + discriminant_root)
+        if b >= 0.0
+        else (discriminant_root - b, 2.0 * a)
+    )
+    numerator, denominator = (
+        (numerator, denominator) if constant_term > 0.0 else (0.0, 1.0)
+    )
     return denominator / numerator if inverse else numerator / denominator
 
 
 @njit(error_model="numpy")
-def _gap(x, y, c):
-    # d of the first layer whose attention has the coordinates (x, y)
-    squared = (
+def _token_difference(x, y, c):
+    """Difference d of the first layer's tokens for which its attention matrix has the coordinates (x, y)."""
+    squared_difference = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
         - 2.0 * math.log1p(c)
         - math.log(x)
         - math.log(y)
     )
-    return math.sqrt(max(squared, 0.0))
+    return math.sqrt(max(squared_difference, 0.0))
 
 
 @inline
-def _point(column, kE, k_E, place, constants):
-    # Weight, z_1 - omega_1 and z_2 - omega_2. kE and k_E are k E and k / E: the fractions for x and y are divided by E.
-    k2, complement, slope, base_1, base_2, start, step, half = column
-    b, c, prior, likelihood, level, _, _ = constants
-    N = 1.0 + k2 + (kE + k_E)
-    inverse = 1.0 / (c * N + complement)
-    kinv = slope * inverse
-    e1 = base_1 + (k_E + k2) * kinv
-    e2 = base_2 - (kE + k2) * kinv
-    shifted = start + place * step
-    a1, a2 = shifted + half, shifted - half
+def _integrand(column, kE, k_E, position, constants):
+    """Weight of one integration point of a column of constant d, with its z_1 - omega_1 and z_2 - omega_2.
+
+    ``kE`` and ``k_E`` are k E and k / E: the fractions for x and y are divided by E.
+    """
+    k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
+    b, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
+    scaled_numerator = 1.0 + k2 + (kE + k_E)
+    inverse_denominator = 1.0 / (c * scaled_numerator + one_minus_k2)
+    gap_over_denominator = output_gap * inverse_denominator
+    e1 = offset_1 + (k_E + k2) * gap_over_denominator
+    e2 = offset_2 - (kE + k2) * gap_over_denominator
+    m = first_m + position * step_m
+    a1, a2 = m + half_gap, m - half_gap
     r1, r2 = e1 - b * a1, e2 - b * a2
-    q = prior * (a1 * a1 + a2 * a2) + likelihood * (r1 * r1 + r2 * r2) - level
-    return exp(min(max(q, -_FAR), _FAR)) * (N * inverse), a1, a2, e1, e2
-
-
-@inline
-def _with_traces(s, point):
-    w, a1, a2, e1, e2 = point
-    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
-    squares = (
-        s[5] + (w1 * a1 + w2 * a2),
-        s[6] + (w1 * e1 + w2 * e2),
-        s[7] + (w3 * e1 + w4 * e2),
+    log_weight = (
+        prior_factor * (a1 * a1 + a2 * a2)
+        + likelihood_factor * (r1 * r1 + r2 * r2)
+        - log_unit
     )
-    return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *squares
-
-
-@inline
-def _with_squares(s, point):
-    w, a1, a2, e1, e2 = point
-    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
-    products_1 = s[5] + w1 * a1, s[6] + w1 * a2, s[7] + w1 * e1, s[8] + w1 * e2
-    products_2 = s[9] + w2 * a2, s[10] + w2 * e1, s[11] + w2 * e2
-    products_3 = s[12] + w3 * e1, s[13] + w3 * e2, s[14] + w4 * e2
     return (
-        s[0] + w,
-        s[1] + w1,
-        s[2] + w2,
-        s[3] + w3,
-        s[4] + w4,
-        *products_1,
-        *products_2,
-        *products_3,
+        exp(min(max(log_weight, -_LARGEST_LOG), _LARGEST_LOG))
+        * (scaled_numerator * inverse_denominator),
+        a1,
+        a2,
+        e1,
+        e2,
     )
 
 
 @inline
-def _half_difference(estimate_1, estimate_2, problem):
-    # of two estimates, in units of the total: the largest over the weight and the first moments
-    total = 0.5 * (estimate_1[0] + estimate_2[0])
-    of_layer_1 = (
+def _add_traces(sums, point):
+    """Add a point to the sums of the weight, its first moments, and the traces over tokens of its second moments."""
+    w, a1, a2, e1, e2 = point
+    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
+    traces = (
+        sums[5] + (w1 * a1 + w2 * a2),
+        sums[6] + (w1 * e1 + w2 * e2),
+        sums[7] + (w3 * e1 + w4 * e2),
+    )
+    return sums[0] + w, sums[1] + w1, sums[2] + w2, sums[3] + w3, sums[4] + w4, *traces
+
+
+@inline
+def _add_products(sums, point):
+    """Add a point to the sums of the weight, its first moments, and all products of two latents."""
+    w, a1, a2, e1, e2 = point
+    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
+    products_of_a1 = (
+        sums[5] + w1 * a1,
+        sums[6] + w1 * a2,
+        sums[7] + w1 * e1,
+        sums[8] + w1 * e2,
+    )
+    products_of_a2 = sums[9] + w2 * a2, sums[10] + w2 * e1, sums[11] + w2 * e2
+    products_of_e = sums[12] + w3 * e1, sums[13] + w3 * e2, sums[14] + w4 * e2
+    return (
+        sums[0] + w,
+        sums[1] + w1,
+        sums[2] + w2,
+        sums[3] + w3,
+        sums[4] + w4,
+        *products_of_a1,
+        *products_of_a2,
+        *products_of_e,
+    )
+
+
+@inline
+def _half_difference(estimate_1, estimate_2, law):
+    """Half the relative difference of two estimates: the largest over the weight and the first moments, at most 1."""
+    mean_weight = 0.5 * (estimate_1[0] + estimate_2[0])
+    layer_1 = (
         max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2]))
-        * problem[5]
+        * law[5]
     )
-    of_layer_2 = (
+    layer_2 = (
         max(abs(estimate_1[3] - estimate_2[3]), abs(estimate_1[4] - estimate_2[4]))
-        * problem[6]
+        * law[6]
     )
-    largest = 0.5 * max(abs(estimate_1[0] - estimate_2[0]), of_layer_1, of_layer_2)
-    return min(largest / total if total > 0.0 else largest, 1.0)
+    largest = 0.5 * max(abs(estimate_1[0] - estimate_2[0]), layer_1, layer_2)
+    return min(largest / mean_weight if mean_weight > 0.0 else largest, 1.0)
 
 
 @inline
-def _expected(ratio):
-    # Relative error of a rule whose two halves differ by this. The power would be 2 where the Fourier transform of the
-    # integrand decays exponentially, 4 where it is Gaussian. What is reported is always the square.
-    return ratio * ratio * math.sqrt(math.sqrt(ratio))
+def _expected_error(half_difference):
+    """Expected relative error of a trapezoidal rule whose two halves differ by the relative amount ``half_difference``.
+
+    The power would be 2 where the Fourier transform of the integrand decays exponentially, 4 where it is Gaussian. What is
+    reported is always the square.
+    """
+    return half_difference * half_difference * math.sqrt(math.sqrt(half_difference))
 
 
-TABLE = 46  # rows of a kernel's table
-NEGLIGIBLE = 1e-4  # columns and intervals below this times the accuracy of the whole are not refined
-SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
+TABLE_ROWS = 46  # rows of a kernel's table
+NEGLIGIBLE_SHARE = 1e-4  # columns and intervals below this times the accuracy of the whole are not refined
+COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
 
 
-def kernel(jit, inline, width, stride):
+def make_kernel(jit, inline, width, stride):
     """Make the kernel that integrates one sample, compiled by ``jit``, with its small parts compiled by ``inline``.
 
     It handles ``width`` columns at a time, in a table whose rows are ``stride`` apart: one array with rows at constant places, so
     that the compiler sees that they do not overlap.
     """
-    D, LOWER, STEP, BASE_1, BASE_2, SLOPE, K2, COMPLEMENT, WEIGHT, OWNER = (
-        row * stride for row in range(10)
+    (
+        D_ROW,
+        LOWER_M,
+        STEP_M,
+        OFFSET_1,
+        OFFSET_2,
+        OUTPUT_GAP,
+        K2,
+        ONE_MINUS_K2,
+        D_WEIGHT,
+        INTERVAL,
+    ) = (row * stride for row in range(10))
+    K_E, K_PER_E, E_GROWTH, E_DECAY, HALF_GAP, FIRST_M = (
+        row * stride for row in range(10, 16)
     )
-    KE, K_E, GROWTH, DECAY, HALF, START = (row * stride for row in range(10, 16))
-    SUMS, ROUND_SUMS = 16 * stride, 31 * stride
-    XI, SPREAD, X0, X1, Y0, Y1, UPPER = (
+    COLUMN_SUMS, ROUND_SUMS = 16 * stride, 31 * stride
+    ASINH_D, D_SCALE, X_MIN, X_MAX, Y_MIN, Y_MAX, UPPER_M = (
         row * stride for row in range(16, 23)
     )  # while there are no sums yet
-    OUTER, RATIO, ORDER = range(3)
+    INTERVAL_ERROR, HALF_DIFFERENCE, UNFINISHED_INTERVALS = range(3)
 
     @inline
-    def padded(size):
-        # whole vectors: entries beyond the last column repeat it and are not read
-        return 1 if stride == 1 else (size + 7) // 8 * 8
+    def padded_count(column_count):
+        """Number of columns rounded up to whole vectors: entries beyond the last column repeat it and are not read."""
+        return 1 if stride == 1 else (column_count + 7) // 8 * 8
 
     @inline
-    def reached(center, width, divisor):
+    def nonnegative_range(center, width, divisor):
+        """Range (lowest, highest) of the nonnegative numbers x for which ``divisor x`` is within ``width`` of ``center``."""
         end_1, end_2 = (center - width) / divisor, (center + width) / divisor
         return max(min(end_1, end_2), 0.0), max(end_1, end_2)
 
     @jit
-    def find_intervals(sample, problem, intervals):
-        # intervals: rows lower, upper, d_0, sign, x0, x1, y0, y1. Returns their number.
-        u, omega, reach, _ = sample
-        v11, v22, _, noise, c = problem[:5]
+    def find_intervals(sample, law, intervals):
+        """Find the intervals of d that the box allows, for either sign of u and of d; return their number.
+
+        Columns of ``intervals`` get: lower and upper asinh(d / d_0), d_0, the sign of u, and the ranges of x and of y.
+        """
+        u, omega, half_width, _ = sample
+        v11, v22, _, noise, c = law[:5]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
-        slope = u_1 - u_2
-        gap, omega_gap = omega[0, 0] - omega[0, 1], abs(omega[1, 0] - omega[1, 1])
-        width = reach * math.sqrt(v22)
-        span = math.sqrt(2.0) * math.sqrt(v11) * reach
-        farthest = 1.0 / c if c > 0.0 else math.inf
-        largest = min(farthest, 1e14)
-        divisor = slope if abs(slope) >= 1e-150 else 1e-150
-        scale = math.sqrt(
+        output_gap = u_1 - u_2
+        mean_gap = omega[0, 0] - omega[0, 1]
+        last_mean_gap = abs(omega[1, 0] - omega[1, 1])
+        half_width_2 = half_width * math.sqrt(v22)
+        half_width_d = math.sqrt(2.0) * math.sqrt(v11) * half_width
+        limit = 1.0 / c if c > 0.0 else math.inf
+        finite_limit = min(limit, 1e14)
+        safe_divisor = output_gap if abs(output_gap) >= 1e-150 else 1e-150
+        d_0 = math.sqrt(
             4.0 * c
-            + 0.3 * abs(u[0] - u[1]) / (omega_gap + 3.0 * math.sqrt(noise))
+            + 0.3 * abs(u[0] - u[1]) / (last_mean_gap + 3.0 * math.sqrt(noise))
             + 1e-12
         )
-        number = 0
-        for index in range(4):  # the sign of u, then the sign of d
-            sign = 1.0 if index < 2 else -1.0
-            x0, x1 = reached(sign * omega[1, 0] - u_1, width, divisor)
-            y0, y1 = reached(u_2 - sign * omega[1, 1], width, divisor)
-            if x1 <= 0.0 or y1 <= 0.0 or x0 + y0 >= largest:
+        interval_count = 0
+        for sign_pair in range(4):  # the sign of u, then the sign of d
+            sign = 1.0 if sign_pair < 2 else -1.0
+            x_min, x_max = nonnegative_range(
+                sign * omega[1, 0] - u_1, half_width_2, safe_divisor
+            )
+            y_min, y_max = nonnegative_range(
+                u_2 - sign * omega[1, 1], half_width_2, safe_divisor
+            )
+            if x_max <= 0.0 or y_max <= 0.0 or x_min + y_min >= finite_limit:
                 continue
-            x1, y1 = min(x1, largest - y0), min(y1, largest - x0)
-            joined = x1 + y1 >= farthest
-            if joined and index % 2 == 1:
-                continue  # a joined interval covers both signs of d
-            near = 0.0 if joined else _gap(x1, y1, c)
-            far = 1e150 if x0 <= 0.0 or y0 <= 0.0 else _gap(x0, y0, c)
-            lower = -far if joined or index % 2 == 1 else near
-            upper = -near if index % 2 == 1 else far
-            lower, upper = max(lower, gap - span), min(upper, gap + span)
-            if upper > lower:
-                ends = math.asinh(lower / scale), math.asinh(upper / scale)
-                interval = *ends, scale, sign, x0, x1, y0, y1
+            x_max = min(x_max, finite_limit - y_min)
+            y_max = min(y_max, finite_limit - x_min)
+            has_both_signs = x_max + y_max >= limit
+            if has_both_signs and sign_pair % 2 == 1:
+                continue  # the interval of d > 0 covers both signs
+            least_d = 0.0 if has_both_signs else _token_difference(x_max, y_max, c)
+            greatest_d = (
+                1e150
+                if x_min <= 0.0 or y_min <= 0.0
+                else _token_difference(x_min, y_min, c)
+            )
+            lower_d = -greatest_d if has_both_signs or sign_pair % 2 == 1 else least_d
+            upper_d = -least_d if sign_pair % 2 == 1 else greatest_d
+            lower_d = max(lower_d, mean_gap - half_width_d)
+            upper_d = min(upper_d, mean_gap + half_width_d)
+            if upper_d > lower_d:
+                asinh_ends = math.asinh(lower_d / d_0), math.asinh(upper_d / d_0)
+                interval = *asinh_ends, d_0, sign, x_min, x_max, y_min, y_max
                 for row in range(8):
-                    intervals[row, number] = interval[row]
-                number += 1
-        return number
+                    intervals[row, interval_count] = interval[row]
+                interval_count += 1
+        return interval_count
 
     @jit
-    def place_columns(t, size, sample, problem):
-        # where there is nothing to integrate, upper is not above lower
-        _, omega, reach, _ = sample
-        v11, _, _, _, c = problem[:5]
-        center, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
-        for j in range(padded(size)):
-            grown = exp(t[XI + j])
-            shrunk = 1.0 / grown
-            half_scale = 0.5 * t[SPREAD + j]
-            d = half_scale * (grown - shrunk)
+    def compute_column_ranges(t, column_count, sample, law):
+        """Compute d of every column and the range of m that the box allows; upper is not above lower where it is empty."""
+        _, omega, half_width, _ = sample
+        v11, _, _, _, c = law[:5]
+        mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
+        for j in range(padded_count(column_count)):
+            exp_xi = exp(t[ASINH_D + j])
+            exp_minus_xi = 1.0 / exp_xi
+            half_d_0 = 0.5 * t[D_SCALE + j]
+            d = half_d_0 * (exp_xi - exp_minus_xi)
             d = 1e-12 if abs(d) < 1e-12 else d
-            radius = 0.5 * (reach * reach * v11 - 0.5 * (d - gap) * (d - gap))
+            squared_half_range = 0.5 * (
+                half_width * half_width * v11 - 0.5 * (d - mean_gap) * (d - mean_gap)
+            )
             half_square = 0.5 * d * d
-            k = exp(max(-half_square, -_FAR))
-            small = one_minus_exp(-min(half_square, 0.5))
-            # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
-            low = bounded_log(
-                max(_root(t[X1 + j], k, c, False), _root(t[Y0 + j], k, c, True))
+            k = exp(max(-half_square, -_LARGEST_LOG))
+            one_minus_k = one_minus_exp(-min(half_square, 0.5))
+            # x <= x_max and y >= y_min, then x >= x_min and y <= y_max; y(E) = x(1/E)
+            log_E_min = bounded_log(
+                max(
+                    _E_of_coordinate(t[X_MAX + j], k, c, False),
+                    _E_of_coordinate(t[Y_MIN + j], k, c, True),
+                )
             )
-            high = bounded_log(
-                min(_root(t[X0 + j], k, c, False), _root(t[Y1 + j], k, c, True))
+            log_E_max = bounded_log(
+                min(
+                    _E_of_coordinate(t[X_MIN + j], k, c, False),
+                    _E_of_coordinate(t[Y_MAX + j], k, c, True),
+                )
             )
-            half = math.sqrt(max(radius, 0.0))
-            inverse = 1.0 / d
-            farthest = 300.0 * abs(inverse)
-            lower = max(min(low * inverse, high * inverse), center - half, -farthest)
-            upper = min(max(low * inverse, high * inverse), center + half, farthest)
-            t[D + j], t[LOWER + j] = d, lower
-            t[UPPER + j] = upper if radius > 0.0 and low < high else lower
+            half_range = math.sqrt(max(squared_half_range, 0.0))
+            inverse_d = 1.0 / d
+            largest_m = 300.0 * abs(inverse_d)
+            lower_m = max(
+                min(log_E_min * inverse_d, log_E_max * inverse_d),
+                mean_m - half_range,
+                -largest_m,
+            )
+            upper_m = min(
+                max(log_E_min * inverse_d, log_E_max * inverse_d),
+                mean_m + half_range,
+                largest_m,
+            )
+            t[D_ROW + j], t[LOWER_M + j] = d, lower_m
+            t[UPPER_M + j] = (
+                upper_m
+                if squared_half_range > 0.0 and log_E_min < log_E_max
+                else lower_m
+            )
             t[K2 + j] = k * k
-            t[COMPLEMENT + j] = (
-                small * (2.0 - small) if half_square <= 0.5 else 1.0 - k * k
+            t[ONE_MINUS_K2 + j] = (
+                one_minus_k * (2.0 - one_minus_k) if half_square <= 0.5 else 1.0 - k * k
             )
-            t[WEIGHT + j] *= half_scale * (grown + shrunk)
+            t[D_WEIGHT + j] *= half_d_0 * (exp_xi + exp_minus_xi)
 
     @jit
-    def make_columns(t, columns, offset, sample, rule, intervals, state):
-        # Columns (begin, end, number per interval) of all unfinished intervals, without the empty ones. Returns their number.
-        begin, end, count = columns
+    def fill_columns(t, columns, offset, sample, rule, intervals, state):
+        """Fill the table with columns of the unfinished intervals, without empty ones; return their number.
+
+        ``columns`` says which: begin, end, and how many an interval has.
+        """
+        begin, end, per_interval = columns
         u, omega, _, _ = sample
-        problem, limits, _ = rule
-        place, number = begin // count, begin % count
-        for j in range(padded(end - begin)):
-            interval = int(state[ORDER, place])
-            step = (intervals[1, interval] - intervals[0, interval]) / count
-            t[OWNER + j], t[WEIGHT + j] = interval, step
-            t[XI + j], t[SPREAD + j] = (
-                intervals[0, interval] + (number + offset) * step,
-                intervals[2, interval],
+        law, stopping, _ = rule
+        unfinished, column_in_interval = (begin // per_interval, begin % per_interval)
+        for j in range(padded_count(end - begin)):
+            interval = int(state[UNFINISHED_INTERVALS, unfinished])
+            step = (intervals[1, interval] - intervals[0, interval]) / per_interval
+            t[INTERVAL + j], t[D_WEIGHT + j] = interval, step
+            t[ASINH_D + j] = (
+                intervals[0, interval] + (column_in_interval + offset) * step
             )
+            t[D_SCALE + j] = intervals[2, interval]
             for row in range(4):
-                t[X0 + row * stride + j] = intervals[4 + row, interval]
+                t[X_MIN + row * stride + j] = intervals[4 + row, interval]
             if j < end - begin - 1:
-                number += 1
-                if number == count:
-                    place, number = place + 1, 0
-        place_columns(t, end - begin, sample, problem)
-        c = problem[4]
+                column_in_interval += 1
+                if column_in_interval == per_interval:
+                    unfinished, column_in_interval = unfinished + 1, 0
+        compute_column_ranges(t, end - begin, sample, law)
+        c = law[4]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
-        size = 0
+        kept_count = 0
         for j in range(end - begin):
-            if not t[UPPER + j] > t[LOWER + j]:
+            if not t[UPPER_M + j] > t[LOWER_M + j]:
                 continue
-            sign = intervals[3, int(t[OWNER + j])]
-            t[STEP + size] = (t[UPPER + j] - t[LOWER + j]) / limits[0]
-            t[BASE_1 + size], t[BASE_2 + size] = (
-                sign * u_1 - omega[1, 0],
-                sign * u_2 - omega[1, 1],
-            )
-            t[SLOPE + size] = sign * (u_1 - u_2)
-            for row in (D, LOWER, OWNER, K2, COMPLEMENT, WEIGHT):
-                t[row + size] = t[row + j]
-            size += 1
-        return size
+            sign = intervals[3, int(t[INTERVAL + j])]
+            t[STEP_M + kept_count] = (t[UPPER_M + j] - t[LOWER_M + j]) / stopping[0]
+            t[OFFSET_1 + kept_count] = sign * u_1 - omega[1, 0]
+            t[OFFSET_2 + kept_count] = sign * u_2 - omega[1, 1]
+            t[OUTPUT_GAP + kept_count] = sign * (u_1 - u_2)
+            for row in (D_ROW, LOWER_M, INTERVAL, K2, ONE_MINUS_K2, D_WEIGHT):
+                t[row + kept_count] = t[row + j]
+            kept_count += 1
+        return kept_count
 
     @inline
-    def two_points(t, j, place, constants):
-        constant_rows = (
+    def two_integrands(t, j, position, constants):
+        """Integrand at two neighboring points of column j, from ``position`` on."""
+        constants_of_column = (
             t[K2 + j],
-            t[COMPLEMENT + j],
-            t[SLOPE + j],
-            t[BASE_1 + j],
-            t[BASE_2 + j],
+            t[ONE_MINUS_K2 + j],
+            t[OUTPUT_GAP + j],
+            t[OFFSET_1 + j],
+            t[OFFSET_2 + j],
         )
-        column = *constant_rows, t[START + j], t[STEP + j], t[HALF + j]
-        kE, k_E, growth, decay = t[KE + j], t[K_E + j], t[GROWTH + j], t[DECAY + j]
-        t[KE + j], t[K_E + j] = kE * (growth * growth), k_E * (decay * decay)
-        point = _point(column, kE, k_E, place, constants)
-        return point, _point(column, kE * growth, k_E * decay, place + 1.0, constants)
+        column = *constants_of_column, t[FIRST_M + j], t[STEP_M + j], t[HALF_GAP + j]
+        kE = t[K_E + j]
+        k_E = t[K_PER_E + j]
+        growth = t[E_GROWTH + j]
+        decay = t[E_DECAY + j]
+        t[K_E + j], t[K_PER_E + j] = (kE * (growth * growth), k_E * (decay * decay))
+        point = _integrand(column, kE, k_E, position, constants)
+        return point, _integrand(
+            column, kE * growth, k_E * decay, position + 1.0, constants
+        )
 
     @inline
-    def five(t, i):
+    def read_five(t, i):
+        """Read five rows of the table at entry i."""
         return (
             t[i],
             t[i + stride],
@@ -311,138 +398,164 @@ def kernel(jit, inline, width, stride):
         )
 
     @inline
-    def put_five(t, i, s):
-        t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = s
+    def write_five(t, i, sums):
+        """Write five sums into rows of the table at entry i."""
+        t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = (
+            sums
+        )
 
     @jit
-    def sum_columns(t, size, count, offset, constants, number):
-        # the points of all columns, into the rows from ROUND_SUMS on
-        center, gap = constants[5], constants[6]
-        padded_size = padded(size)
-        for j in range(size, padded_size):
-            for row in (D, LOWER, STEP, BASE_1, BASE_2, SLOPE, K2, COMPLEMENT):
-                t[row + j] = t[row + size - 1]
+    def sum_columns(t, column_count, points, offset, constants, moment_count):
+        """Sum the integrand over the points of every column, into the rows of the table from ROUND_SUMS on."""
+        mean_m, mean_gap = constants[5], constants[6]
+        padded = padded_count(column_count)
+        for j in range(column_count, padded):
+            for row in (
+                D_ROW,
+                LOWER_M,
+                STEP_M,
+                OFFSET_1,
+                OFFSET_2,
+                OUTPUT_GAP,
+                K2,
+                ONE_MINUS_K2,
+            ):
+                t[row + j] = t[row + column_count - 1]
         # E = exp(m d) is a geometric sequence along a column
-        for j in range(padded_size):
-            d, step = t[D + j], t[STEP + j]
-            start = t[LOWER + j] + offset * step
+        for j in range(padded):
+            d, step = t[D_ROW + j], t[STEP_M + j]
+            first_m = t[LOWER_M + j] + offset * step
             half_square = min(
                 0.5 * d * d, 350.0
             )  # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
-            t[KE + j] = exp(start * d - half_square)
-            t[K_E + j] = exp(-start * d - half_square)
+            t[K_E + j] = exp(first_m * d - half_square)
+            t[K_PER_E + j] = exp(-first_m * d - half_square)
             growth = exp(step * d)
-            t[GROWTH + j], t[DECAY + j] = growth, 1.0 / growth
-            t[HALF + j] = 0.5 * (d - gap)
-            t[START + j] = start - center
-        for moment in range(number):
-            for j in range(padded_size):
+            t[E_GROWTH + j], t[E_DECAY + j] = growth, 1.0 / growth
+            t[HALF_GAP + j] = 0.5 * (d - mean_gap)
+            t[FIRST_M + j] = first_m - mean_m
+        for moment in range(moment_count):
+            for j in range(padded):
                 t[ROUND_SUMS + moment * stride + j] = 0.0
         # Two points of all columns at a time: whole vectors of columns, with half as many loads and stores of the sums.
-        for pair in range(count // 2):
-            place = 2.0 * pair
-            if number == 15:
-                for j in range(padded_size):
-                    point_1, point_2 = two_points(t, j, place, constants)
-                    i, k, m = (
-                        ROUND_SUMS + j,
-                        ROUND_SUMS + 5 * stride + j,
-                        ROUND_SUMS + 10 * stride + j,
-                    )
-                    s = _with_squares(
-                        _with_squares((*five(t, i), *five(t, k), *five(t, m)), point_1),
+        for point_pair in range(points // 2):
+            position = 2.0 * point_pair
+            if moment_count == 15:
+                for j in range(padded):
+                    point_1, point_2 = two_integrands(t, j, position, constants)
+                    i = ROUND_SUMS + j
+                    k = ROUND_SUMS + 5 * stride + j
+                    m = ROUND_SUMS + 10 * stride + j
+                    sums = _add_products(
+                        _add_products(
+                            (*read_five(t, i), *read_five(t, k), *read_five(t, m)),
+                            point_1,
+                        ),
                         point_2,
                     )
-                    put_five(t, i, s[:5])
-                    put_five(t, k, s[5:10])
-                    put_five(t, m, s[10:])
+                    write_five(t, i, sums[:5])
+                    write_five(t, k, sums[5:10])
+                    write_five(t, m, sums[10:])
             else:
-                for j in range(padded_size):
-                    point_1, point_2 = two_points(t, j, place, constants)
+                for j in range(padded):
+                    point_1, point_2 = two_integrands(t, j, position, constants)
                     i = ROUND_SUMS + j
-                    traces = t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]
-                    s = _with_traces(
-                        _with_traces((*five(t, i), *traces), point_1), point_2
+                    traces = (t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride])
+                    sums = _add_traces(
+                        _add_traces((*read_five(t, i), *traces), point_1), point_2
                     )
-                    put_five(t, i, s[:5])
-                    t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride] = s[5:]
-        for moment in range(number):
-            for j in range(padded_size):
-                t[ROUND_SUMS + moment * stride + j] *= t[STEP + j] * t[WEIGHT + j]
+                    write_five(t, i, sums[:5])
+                    (t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]) = sums[5:]
+        for moment in range(moment_count):
+            for j in range(padded):
+                t[ROUND_SUMS + moment * stride + j] *= t[STEP_M + j] * t[D_WEIGHT + j]
 
     @jit
-    def refine_columns(t, size, constants, rule, partition, sums):
-        # Starting from the sums of columns (ROUND_SUMS), double their points until halves agree; add each column to its interval
-        # once it is done.
-        problem, limits, number = rule
-        points, rounds, accuracy = limits
-        count = points
-        for round_ in range(rounds + 1):
+    def refine_columns(t, column_count, constants, rule, partition, sums):
+        """Double the points of columns until their two halves agree, and add each finished column to its interval's sums."""
+        law, stopping, moment_count = rule
+        first_point_count, most_rounds, accuracy = stopping
+        point_count = first_point_count
+        for round_ in range(most_rounds + 1):
             if round_ > 0:
-                sum_columns(t, size, count, 0.5, constants, number)
-                count *= 2
-            source = SUMS if round_ > 0 else ROUND_SUMS
-            active = 0
-            for j in range(size):
+                sum_columns(t, column_count, point_count, 0.5, constants, moment_count)
+                point_count *= 2
+            sums_offset = COLUMN_SUMS if round_ > 0 else ROUND_SUMS
+            unfinished_count = 0
+            for j in range(column_count):
                 if round_ == 0:
                     error = 0.0
-                    failing = t[ROUND_SUMS + j] > NEGLIGIBLE * accuracy * partition
+                    needs_points = (
+                        t[ROUND_SUMS + j] > NEGLIGIBLE_SHARE * accuracy * partition
+                    )
                 else:
-                    ratio = _half_difference(
-                        five(t, SUMS + j), five(t, ROUND_SUMS + j), problem
+                    half_difference = _half_difference(
+                        read_five(t, COLUMN_SUMS + j), read_five(t, ROUND_SUMS + j), law
                     )
-                    for moment in range(number):
-                        i = moment * stride + j
-                        t[SUMS + i] = 0.5 * (t[SUMS + i] + t[ROUND_SUMS + i])
-                    error = ratio * ratio * t[SUMS + j]
-                    failing = (
-                        ratio >= 1.0
-                        or _expected(ratio) * t[SUMS + j] > SHARE * accuracy * partition
+                    for moment in range(moment_count):
+                        entry = moment * stride + j
+                        t[COLUMN_SUMS + entry] = 0.5 * (
+                            t[COLUMN_SUMS + entry] + t[ROUND_SUMS + entry]
+                        )
+                    error = half_difference * half_difference * t[COLUMN_SUMS + j]
+                    needs_points = (
+                        half_difference >= 1.0
+                        or _expected_error(half_difference) * t[COLUMN_SUMS + j]
+                        > COLUMN_ERROR_SHARE * accuracy * partition
                     )
-                    t[STEP + j] *= 0.5
-                if failing and round_ < rounds:
+                    t[STEP_M + j] *= 0.5
+                if needs_points and round_ < most_rounds:
                     for row in range(10):
-                        t[row * stride + active] = t[row * stride + j]
-                    for moment in range(number):
-                        t[SUMS + moment * stride + active] = t[
-                            source + moment * stride + j
+                        t[row * stride + unfinished_count] = t[row * stride + j]
+                    for moment in range(moment_count):
+                        t[COLUMN_SUMS + moment * stride + unfinished_count] = t[
+                            sums_offset + moment * stride + j
                         ]
-                    active += 1
+                    unfinished_count += 1
                 else:
-                    owner = 4 + int(t[OWNER + j])
-                    sums[owner, 15] += error
-                    for moment in range(number):
-                        sums[owner, moment] += t[source + moment * stride + j]
-            size = active
-            if size == 0:
+                    sums_row = 4 + int(t[INTERVAL + j])
+                    sums[sums_row, 15] += error
+                    for moment in range(moment_count):
+                        sums[sums_row, moment] += t[sums_offset + moment * stride + j]
+            column_count = unfinished_count
+            if column_count == 0:
                 break
 
     @jit
     def integrate(sample, rule, scratch, totals):
-        # Sums of one sample into totals; their relative error. sums: rows of four intervals, and of what a round adds to them;
-        # columns for the moments, the last one for errors.
+        """Integrate one sample: write its moments to ``totals``, and return the relative error.
+
+        ``sums`` has rows for four intervals and for what a round adds to them, columns for the moments and the error.
+        """
         t, intervals, sums, state = scratch
-        problem, limits, number = rule
-        points, rounds, accuracy = limits
-        _, omega, _, level = sample
-        v11, _, b, noise, c = problem[:5]
-        center, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
-        constants = b, c, -0.5 / v11, -0.5 / noise, level, center, gap
-        interval_count = find_intervals(sample, problem, intervals)
+        law, stopping, moment_count = rule
+        first_point_count, most_rounds, accuracy = stopping
+        _, omega, _, log_unit = sample
+        v11, _, b, noise, c = law[:5]
+        mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
+        constants = b, c, -0.5 / v11, -0.5 / noise, log_unit, mean_m, mean_gap
+        interval_count = find_intervals(sample, law, intervals)
         sums[:] = 0.0
         for interval in range(interval_count):
-            state[ORDER, interval] = interval
-        partition, count, size, active = 0.0, points, 0, interval_count
-        for round_ in range(rounds):
-            if active == 0:
+            state[UNFINISHED_INTERVALS, interval] = interval
+        partition = 0.0
+        columns_per_interval = first_point_count
+        column_count = 0
+        unfinished_count = interval_count
+        for round_ in range(most_rounds):
+            if unfinished_count == 0:
                 break
-            planned = active * count
+            planned_columns = unfinished_count * columns_per_interval
             # at first columns are summed to know the partition function, and again if they do not fit into the table
             for stage in range(1 if round_ > 0 else 0, 2):
-                for begin in range(0, planned, width):
-                    if stage == 0 or round_ > 0 or planned > width:
-                        columns = begin, min(begin + width, planned), count
-                        size = make_columns(
+                for begin in range(0, planned_columns, width):
+                    if stage == 0 or round_ > 0 or planned_columns > width:
+                        columns = (
+                            begin,
+                            min(begin + width, planned_columns),
+                            columns_per_interval,
+                        )
+                        column_count = fill_columns(
                             t,
                             columns,
                             0.5 if round_ > 0 else 0.0,
@@ -451,69 +564,89 @@ def kernel(jit, inline, width, stride):
                             intervals,
                             state,
                         )
-                        sum_columns(t, size, points, 0.0, constants, number)
+                        sum_columns(
+                            t,
+                            column_count,
+                            first_point_count,
+                            0.0,
+                            constants,
+                            moment_count,
+                        )
                     if stage == 1:
-                        refine_columns(t, size, constants, rule, partition, sums)
+                        refine_columns(
+                            t, column_count, constants, rule, partition, sums
+                        )
                     else:
-                        for j in range(size):
+                        for j in range(column_count):
                             partition += t[ROUND_SUMS + j]
-            factor = 0.5 if round_ > 0 else 1.0
-            for k in range(active):
-                interval = int(state[ORDER, k])
-                ratio = 1.0
+            halving_factor = 0.5 if round_ > 0 else 1.0
+            for unfinished_index in range(unfinished_count):
+                interval = int(state[UNFINISHED_INTERVALS, unfinished_index])
+                half_difference = 1.0
                 if round_ > 0:
-                    ratio = _half_difference(
-                        sums[interval], sums[4 + interval], problem
+                    half_difference = _half_difference(
+                        sums[interval], sums[4 + interval], law
                     )
                 for moment in range(16):
-                    sums[interval, moment] = factor * (
+                    sums[interval, moment] = halving_factor * (
                         sums[interval, moment] + sums[4 + interval, moment]
                     )
-                state[OUTER, interval] = ratio * ratio * sums[interval, 0]
-                state[RATIO, interval] = ratio
+                state[INTERVAL_ERROR, interval] = (
+                    half_difference * half_difference * sums[interval, 0]
+                )
+                state[HALF_DIFFERENCE, interval] = half_difference
             if round_ > 0:
-                count *= 2
+                columns_per_interval *= 2
             partition = sums[0, 0] + sums[1, 0] + sums[2, 0] + sums[3, 0]
-            unfinished = 0
-            for k in range(active):
-                interval = int(state[ORDER, k])
-                ratio, share = state[RATIO, interval], sums[interval, 0]
-                failing = share > NEGLIGIBLE * accuracy * partition
+            next_unfinished_count = 0
+            for unfinished_index in range(unfinished_count):
+                interval = int(state[UNFINISHED_INTERVALS, unfinished_index])
+                half_difference = state[HALF_DIFFERENCE, interval]
+                interval_mass = sums[interval, 0]
+                needs_columns = interval_mass > NEGLIGIBLE_SHARE * accuracy * partition
                 if round_ > 0:
-                    failing = failing and (
-                        ratio >= 1.0 or _expected(ratio) * share > accuracy * partition
+                    needs_columns = needs_columns and (
+                        half_difference >= 1.0
+                        or _expected_error(half_difference) * interval_mass
+                        > accuracy * partition
                     )
-                if failing:
-                    state[ORDER, unfinished] = interval
+                if needs_columns:
+                    state[UNFINISHED_INTERVALS, next_unfinished_count] = interval
                     sums[4 + interval] = 0.0
-                    unfinished += 1
-            active = unfinished
+                    next_unfinished_count += 1
+            unfinished_count = next_unfinished_count
         error = 0.0
-        for moment in range(number):
+        for moment in range(moment_count):
             totals[moment] = (
                 sums[0, moment] + sums[1, moment] + sums[2, moment] + sums[3, moment]
             )
         for interval in range(interval_count):
-            error += sums[interval, 15] + state[OUTER, interval]
+            error += sums[interval, 15] + state[INTERVAL_ERROR, interval]
         return error / totals[0] if totals[0] > 0.0 else math.inf
 
     return integrate
 
 
 # Rows longer than the columns at once: were they a power of two apart, they would share their cache lines.
-_integrate = kernel(njit(fastmath={"contract"}, error_model="numpy"), inline, 64, 72)
+_integrate = make_kernel(
+    njit(fastmath={"contract"}, error_model="numpy"), inline, 64, 72
+)
 
 
-def _integrate_block(u, omega, reach, level, rule, totals, error):
+def _integrate_block(u, omega, half_width, log_unit, rule, totals, error):
+    """Integrate samples one by one on the host: moments into ``totals`` (8 or 15, n), relative errors into ``error`` (n,)."""
     scratch = (
-        np.zeros(TABLE * 72),
+        np.zeros(TABLE_ROWS * 72),
         np.empty((8, 4)),
         np.empty((8, 16)),
         np.empty((4, 4)),
     )
-    for row in range(u.shape[0]):
-        error[row] = _integrate(
-            (u[row], omega[row], reach[row], level[row]), rule, scratch, totals[:, row]
+    for sample in range(u.shape[0]):
+        error[sample] = _integrate(
+            (u[sample], omega[sample], half_width[sample], log_unit[sample]),
+            rule,
+            scratch,
+            totals[:, sample],
         )
 
 
@@ -521,19 +654,20 @@ _host_kernel = compiled(_integrate_block)
 
 
 def host_sums(
-    u: Array, omega: Array, rule: object, reach: Array, level: Array
+    u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Integrals over the boxes of a block of samples, for NumPy arrays.
+    """Sums of the integrand over the box of latents of every sample, and their relative errors, for NumPy arrays.
 
-    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``two_layers``;
-    ``reach`` (n,) the half width of the box around ``omega`` in units of ``sqrt(V)``, ``level`` (n,) the logarithm in units of
-    which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as
-    ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
+    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is an ``IntegrationRule``;
+    ``half_width`` (n,) is half the width of the box around ``omega`` in units of ``sqrt(V)``, ``log_unit`` (n,) the logarithm of
+    the unit in which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their
+    products, as ``_add_traces`` or ``_add_products`` order them, and the relative error (n,) of the first.
     """
     # One memory layout only: any other would be compiled separately.
     arrays = [
-        np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level)
+        np.require(array, np.float64, ["C", "W"])
+        for array in (u, omega, half_width, log_unit)
     ]
-    sums, error = np.empty((rule.moments, u.shape[0])), np.empty(u.shape[0])
+    sums, error = np.empty((rule.moment_count, u.shape[0])), np.empty(u.shape[0])
     _host_kernel(*arrays, rule.arguments, sums, error)
     return sums, error
