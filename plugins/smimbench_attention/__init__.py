@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def smimbench_register_models(register: Register) -> None:
-    """Register the models."""
+    """Register the models of attention."""
     from smimbench_attention.models.attention_indexed import AttentionIndexed
     from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
@@ -24,7 +24,7 @@ def smimbench_register_models(register: Register) -> None:
 
 @hookimpl
 def smimbench_register_inputs(register: Register) -> None:
-    """Register the laws of the tokens."""
+    """Register the inputs, laws of the tokens."""
     from smimbench_attention.inputs.array import ArrayInputs
     from smimbench_attention.inputs.correlated import CorrelatedTokens
     from smimbench_attention.inputs.independent import (

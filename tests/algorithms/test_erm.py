@@ -127,7 +127,7 @@ def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)
     with pytest.raises(
         ValueError,
-        match=r"theory did not find the best penalty at alpha = 7 .*give it as a number",
+        match=r"theory did not find the best penalty at alpha = 7 .*set penalty to a number",
     ):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 

@@ -277,7 +277,7 @@ def test_spherical_constraint_fixes_every_component(name):
 def test_inputs_may_be_streamed(name, rng):
     problem = PROBLEMS[name]
     streamed = small(problem)[0].data(get_backend(), stream=True)
-    with pytest.raises(ValueError, match="fit the device"):
+    with pytest.raises(ValueError, match="fit in the memory"):
         walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
 
 

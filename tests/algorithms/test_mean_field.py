@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtr
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.algorithms.gradient import mean_field
-from smimbench_attention.algorithms.gradient.online import DescentRule, TooLong
+from smimbench_attention.algorithms.gradient.online import DescentRule, TooExpensive
 from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
 import smimbench
@@ -457,7 +457,7 @@ def test_vectors_that_do_not_fit_are_refused(monkeypatch):
         mean_field, "ACCURACY", mean_field.ACCURACY._replace(largest_memory=1e3)
     )
     start = Overlaps(*(np.full((1, 1), x) for x in (1.0, 0.0, 1.0)))
-    with pytest.raises(TooLong):
+    with pytest.raises(TooExpensive):
         mean_field.descend(
             PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
             mean_field.SimulatedSystem(100, 100, 50), np.random.default_rng(0),

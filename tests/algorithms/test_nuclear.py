@@ -17,12 +17,12 @@ from smimbench_attention.algorithms.nuclear.limit import (
     best_penalty,
     fixed_point,
     label_observations,
-    observations,
     penalty_of_zero_estimate,
     perfect_recovery,
     shrunk_histogram,
     shrunk_matrix,
     soft_threshold,
+    weighted_observations,
     zero_eigenvalue_fraction,
 )
 from smimbench_attention.algorithms.ridge import Ridge
@@ -204,7 +204,7 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
 )
 def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
     problem = attention(rho=rho, **channel)
-    seen = observations(problem, linear_observation(problem), alpha)
+    seen = weighted_observations(problem, linear_observation(problem), alpha)
     bayes = competing(problem, [alpha])[0][0].mse[0]
     for positive in (True, False):
         tau, best = best_penalty(problem.prior, seen, positive)
@@ -227,7 +227,7 @@ def test_bayes_then_best_penalty_then_any_penalty(rho, alpha, channel):
 def test_vanishing_penalty_next_to_perfect_recovery():
     """0.00560 is reached with a penalty of 1e-7."""
     problem = attention("linear", tokens=3, rho=0.4)
-    seen = observations(problem, linear_observation(problem), 0.06)
+    seen = weighted_observations(problem, linear_observation(problem), 0.06)
     assert best_penalty(problem.prior, seen, True)[1].error == pytest.approx(
         0.005597, rel=1e-3
     )
@@ -264,7 +264,7 @@ def test_fixed_point_holds_for_any_weights(seed):
 def test_best_penalty_is_used_and_said():
     problem = attention("linear", noise=0.3)
     run = run_once(problem, problem.instance(0.3, 20), Nuclear("optimal"))
-    seen = observations(
+    seen = weighted_observations(
         problem, linear_observation(problem), problem.instance(0.3, 20).sample_ratio
     )
     assert run.final["regularisation"][0] == pytest.approx(

@@ -213,7 +213,7 @@ def test_noise_that_differs_by_rounding_is_one_noise(components):
             kind = sequence(
                 {"name": "linear", "noise": noise, "components": components}, tokens
             )
-            assert online_fields.evaluations(kind, "squared") == 1, (tokens, noise)
+            assert online_fields.evaluation_count(kind, "squared") == 1, (tokens, noise)
 
 
 SIZE, SITES, NOISE = 500, 2, 0.3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smimbench_attention.algorithms.gradient.online import DescentRule
 from smimbench_attention.algorithms.gradient.online_spectrum import (
-    Fluctuates,
+    StepLengthFluctuates,
     draw_signs,
     solve_features,
 )
@@ -152,7 +152,7 @@ def test_muon_approaches_its_equations(exponent):
 
 def test_steps_that_few_features_carry_are_not_predicted():
     star, start = np.random.default_rng(1).standard_normal((2, 1, 500))
-    with pytest.raises(Fluctuates):
+    with pytest.raises(StepLengthFluctuates):
         predicted(power_law(1.5, 500), start, star, 20, 50, 0.01, "polar")
 
 

@@ -198,6 +198,6 @@ def test_any_noise_of_a_channel_is_seen(noise):
         seen = linear_observation(
             sequence("linear", noise=noise, components=components)
         )
-        assert len(seen.rows) == 2 * components
+        assert len(seen.combinations) == 2 * components
         assert seen.noise == pytest.approx(noise, rel=1e-6)
         assert seen.has_equal_noise

@@ -31,13 +31,13 @@ class LinearObservation(NamedTuple):
 
     Attributes
     ----------
-    rows : ndarray (k, P C)
-        Orthonormal; the label is ``rows @ vec(z)`` plus noise, and contains nothing else.
+    combinations : ndarray (k, P C)
+        Orthonormal; the label is ``combinations @ vec(z)`` plus noise, and contains nothing else.
     noise : ndarray (k,)
         Variance of that noise.
     """
 
-    rows: Host
+    combinations: Host
     noise: Host
 
     @property
@@ -93,7 +93,7 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     return LinearObservation(eigenvectors[:, is_identifiable].T, noise)
 
 
-def noise_of_identity(problem: Problem) -> Host | None:
+def additive_noise(problem: Problem) -> Host | None:
     """Noise variances (P C,) of labels ``z + noise`` with equal variances; None for all other labels."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
@@ -104,7 +104,7 @@ def noise_of_identity(problem: Problem) -> Host | None:
     if (
         isinstance(observation, str)
         or not observation.has_equal_noise
-        or len(observation.rows) != z[0].size
+        or len(observation.combinations) != z[0].size
     ):
         return None
     return observation.noise
@@ -136,17 +136,19 @@ class RidgeAverages(NamedTuple):
 
 
 def ridge_averages(
-    ratio: float, penalty: float, features: Host | None = None
+    latents_per_direction: float, penalty: float, feature_variances: Host | None = None
 ) -> RidgeAverages:
-    """Averages that determine ridge regression at a penalty >= 0, with ``ratio`` observed latents per direction.
+    """Averages that determine ridge regression at a penalty >= 0, with ``latents_per_direction`` observed latents per direction.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
     """
-    if features is not None:
-        return _averages_over_features(ratio, penalty, features)
+    if feature_variances is not None:
+        return _averages_over_features(
+            latents_per_direction, penalty, feature_variances
+        )
     # The unlearned fraction u solves u^2 + 2 b u = penalty.
-    b = (penalty + ratio - 1) / 2
+    b = (penalty + latents_per_direction - 1) / 2
     root = float(np.hypot(b, np.sqrt(penalty)))
     # Each form avoids cancellation on its side.
     if b >= 0:
@@ -157,7 +159,7 @@ def ridge_averages(
         unlearned_fraction = root - b
         fitted_fraction = unlearned_fraction / (unlearned_fraction + penalty)
         unfitted_fraction = penalty / (unlearned_fraction + penalty)
-    learned_fraction = ratio * fitted_fraction
+    learned_fraction = latents_per_direction * fitted_fraction
     return RidgeAverages(
         mean_gain=learned_fraction,
         squared_bias=unlearned_fraction**2,
@@ -169,42 +171,51 @@ def ridge_averages(
 
 
 def _averages_over_features(
-    ratio: float, penalty: float, features: Host
+    latents_per_direction: float, penalty: float, feature_variances: Host
 ) -> RidgeAverages:
     """Averages that determine ridge regression, for features of given variances."""
     from scipy.optimize import brentq
 
-    def excess_ratio(log_kappa: float) -> float:
+    def excess_latents(log_kappa: float) -> float:
         """Ratio that belongs to this kappa, minus the given ratio."""
         kappa = np.exp(log_kappa)
-        return float(penalty / kappa + np.mean(features / (kappa + features)) - ratio)
+        return float(
+            penalty / kappa
+            + np.mean(feature_variances / (kappa + feature_variances))
+            - latents_per_direction
+        )
 
     kappa = 0.0
-    if penalty > 0 or ratio < 1:
+    if penalty > 0 or latents_per_direction < 1:
         # kappa < (penalty + 1) / ratio, as the mean of s is below 1 / kappa.
-        upper_bound = np.log((penalty + 1) / ratio)
+        upper_bound = np.log((penalty + 1) / latents_per_direction)
         candidates = upper_bound - 2.0 ** np.arange(1, 12)
-        lower_bound = next(x for x in candidates if excess_ratio(x) > 0)
+        lower_bound = next(x for x in candidates if excess_latents(x) > 0)
         tolerances = {"xtol": 1e-15, "rtol": 1e-15}
-        log_kappa = brentq(excess_ratio, lower_bound, upper_bound, **tolerances)
+        log_kappa = brentq(excess_latents, lower_bound, upper_bound, **tolerances)
         kappa = float(np.exp(log_kappa))
-    learned_fractions = features / (kappa + features)
-    unlearned_fractions = kappa / (kappa + features)
+    learned_fractions = feature_variances / (kappa + feature_variances)
+    unlearned_fractions = kappa / (kappa + feature_variances)
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
-    unfitted_ratio = penalty / kappa if kappa else ratio - 1
-    partly_learned = float(np.mean(learned_fractions * unlearned_fractions))
+    unfitted_per_direction = penalty / kappa if kappa else latents_per_direction - 1
+    mean_product = float(np.mean(learned_fractions * unlearned_fractions))
     return RidgeAverages(
-        mean_gain=float(np.mean(features * learned_fractions)),
-        squared_bias=float(np.mean(features * unlearned_fractions**2)),
-        squared_gain=float(np.mean(features * learned_fractions**2)),
-        fitted_fraction=float(np.mean(learned_fractions)) / ratio,
-        noise_gain=float(np.mean(learned_fractions**2)) / ratio,
-        error_denominator=(unfitted_ratio + partly_learned) / ratio,
+        mean_gain=float(np.mean(feature_variances * learned_fractions)),
+        squared_bias=float(np.mean(feature_variances * unlearned_fractions**2)),
+        squared_gain=float(np.mean(feature_variances * learned_fractions**2)),
+        fitted_fraction=float(np.mean(learned_fractions)) / latents_per_direction,
+        noise_gain=float(np.mean(learned_fractions**2)) / latents_per_direction,
+        error_denominator=(unfitted_per_direction + mean_product)
+        / latents_per_direction,
     )
 
 
 def ridge_overlaps(
-    T: Host, noise: Host, ratio: float, penalty: float, features: Host | None = None
+    T: Host,
+    noise: Host,
+    latents_per_direction: float,
+    penalty: float,
+    feature_variances: Host | None = None,
 ) -> Overlaps:
     """Overlaps in the limit of ridge regression on labels ``z + noise`` with noise covariance (P, P), at a penalty >= 0.
 
@@ -213,7 +224,7 @@ def ridge_overlaps(
     ValueError
         Without a penalty and with noise, if the number of labels equals the number of directions: the error is infinite.
     """
-    averages = ridge_averages(ratio, penalty, features)
+    averages = ridge_averages(latents_per_direction, penalty, feature_variances)
     estimate_noise = averages.squared_bias * T + noise
     if averages.error_denominator:
         estimate_noise = (
@@ -245,7 +256,7 @@ class LinearRegression(Algorithm):
         observation = linear_observation(problem)
         if isinstance(observation, str):
             raise ValueError(observation)
-        observed_count = len(observation.rows)
+        observed_count = len(observation.combinations)
         latent_count = problem.components * problem.model.sites
         remark = "sees all latents"
         if observed_count < latent_count:
@@ -303,7 +314,7 @@ class LeastSquares:
         weights = np.ones_like(observation.noise)
         if self.noise > 0:
             weights = self.noise / observation.noise
-        self.rows = xp.asarray(observation.rows, **device_and_dtype)
+        self.combinations = xp.asarray(observation.combinations, **device_and_dtype)
         self.weights = xp.asarray(weights, **device_and_dtype)
         inverse_shrinkage = xp.asarray(1 + observation.noise, **device_and_dtype)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
@@ -326,7 +337,7 @@ class LeastSquares:
         """Project latents to the linear combinations that the labels observe."""
         xp = namespace(z)
         flat_latents = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
-        return xp.matmul(flat_latents, xp.matrix_transpose(self.rows))
+        return xp.matmul(flat_latents, xp.matrix_transpose(self.combinations))
 
     def normal_product(
         self, signal: Array, *, targets: bool = False
@@ -348,7 +359,7 @@ class LeastSquares:
             weighted_square = weighted_square + xp.sum(
                 weighted_residual * residual, axis=(-2, -1)
             )
-            g = xp.reshape(xp.matmul(weighted_residual, self.rows), z.shape)
+            g = xp.reshape(xp.matmul(weighted_residual, self.combinations), z.shape)
             product = product + model.adjoint(chunk_inputs, g)
         return product, weighted_square
 

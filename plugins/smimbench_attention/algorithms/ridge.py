@@ -98,8 +98,8 @@ class Ridge(LinearRegression):
             is_valid = regularisation in ("theory", "validation")
         else:
             is_valid = 0 <= regularisation < float("inf")
-        rule = "a finite number >= 0, 'theory' or 'validation'"
-        require(self, "regularisation", is_valid, rule)
+        requirement = "a finite number >= 0, 'theory' or 'validation'"
+        require(self, "regularisation", is_valid, requirement)
 
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -187,7 +187,7 @@ class Ridge(LinearRegression):
         second_moment, mean_overlap = prior_moments(problem)
         sites = problem.model.sites
         observes_all_latents = (
-            len(observation.rows) == problem.components * sites
+            len(observation.combinations) == problem.components * sites
             and observation.has_equal_noise
         )
         if mean_overlap.any() or not observes_all_latents:

@@ -92,7 +92,7 @@ class _FixedStepLength(Sgd):
         """
         if self.online:
             return online_theory(self, problem, alpha, conditions)
-        if self.moves == "polar":
+        if self.direction_kind == "polar":
             return mean_field_theory(self, problem, alpha, conditions)
         return NO_REUSE_THEORY
 
@@ -120,7 +120,7 @@ class SignSgd(_FixedStepLength):
 
     learning_rate: float = 0.01
 
-    moves = "sign"
+    direction_kind = "sign"
     name = "signsgd"
     version = 1
     reference = "arXiv:1802.04434"
@@ -160,7 +160,7 @@ class Muon(_FixedStepLength):
     momentum: float = 0.95
     nesterov: bool = True
 
-    moves = "polar"
+    direction_kind = "polar"
     name = "muon"
     version = 1
     reference = "Jordan et al. (2024), arXiv:2502.16982"

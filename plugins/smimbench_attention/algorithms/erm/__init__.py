@@ -97,11 +97,11 @@ class Erm(Algorithm):
             is_valid = self.penalty == "optimal"
         else:
             is_valid = smallest_penalty <= self.penalty <= largest_penalty
-        rule = (
+        requirement = (
             f"a number from {smallest_penalty:g} (effectively no penalty) to {largest_penalty:g} (an estimate of zero), "
             "or 'optimal'"
         )
-        require(self, "penalty", is_valid, rule)
+        require(self, "penalty", is_valid, requirement)
         is_known_name = self.length in (None, *LENGTHS)
         require(self, "length", is_known_name, f"one of {', '.join(LENGTHS)}")
 

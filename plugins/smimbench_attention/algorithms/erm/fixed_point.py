@@ -41,7 +41,7 @@ from smimbench_attention.algorithms.erm.integrals import (
     labels_of,
 )
 from smimbench_attention.algorithms.least_squares import (
-    noise_of_identity,
+    additive_noise,
     ridge_averages,
     ridge_overlaps,
 )
@@ -112,7 +112,7 @@ def _fixed_point_solvers(
     problem: Problem, alpha: float, loss: Loss
 ) -> Sequence[ClosedForm | FixedPoints]:
     """Solvers of the fixed point at any penalty, one for every independent evaluation of the integrals."""
-    noise = noise_of_identity(problem) if loss.name == "square" else None
+    noise = additive_noise(problem) if loss.name == "square" else None
     if noise is not None:
         noise_covariance = noise[0] * np.eye(problem.components)
         return [ClosedForm(problem, alpha, noise_covariance)]
@@ -146,15 +146,18 @@ class ClosedForm:
 
 
 def order_parameters(
-    parameters: Host, T: Host, penalty: float = 0.0, features: Host | None = None
+    parameters: Host,
+    T: Host,
+    penalty: float = 0.0,
+    feature_variances: Host | None = None,
 ) -> OrderParameters:
     """Overlaps M, Q and susceptibility V that follow from V, m_hat and Q_hat (3, P, P), without cancellation."""
     V, m_hat, Q_hat = parameters
     gains, variances = V[None], np.ones((1, 1, 1))
     identity = np.eye(len(T))
-    if features is not None:
-        variances = features[:, None, None]
-        V_hat = stiffness(V, penalty, features)
+    if feature_variances is not None:
+        variances = feature_variances[:, None, None]
+        V_hat = stiffness(V, penalty, feature_variances)
         gains = variances * np.linalg.inv(penalty * identity + variances * V_hat)
     signal_gains = gains @ m_hat
     mean_gain = np.mean(variances * signal_gains, axis=0)
@@ -168,7 +171,7 @@ def order_parameters(
     return OrderParameters(T, M, Q, V, conditional_covariance, noise_covariance)
 
 
-def stiffness(V: Host, penalty: float, features: Host) -> Host:
+def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
     """Stiffness V_hat >= 0 that gives the susceptibility V (P, P): the mean of ``lambda / (penalty + lambda V_hat)``."""
     from scipy.optimize import brentq
 
@@ -178,8 +181,8 @@ def stiffness(V: Host, penalty: float, features: Host) -> Host:
         # Between the curves of equal features and of features that are all learned.
         def excess_susceptibility(log_stiffness: float) -> float:
             """Susceptibility at this stiffness, minus v."""
-            stiffnesses = penalty + features * np.exp(log_stiffness)
-            return float(np.mean(features / stiffnesses)) - v
+            stiffnesses = penalty + feature_variances * np.exp(log_stiffness)
+            return float(np.mean(feature_variances / stiffnesses)) - v
 
         upper_bound = -np.log(v)
         lower_bound = upper_bound - 60.0
@@ -259,16 +262,16 @@ class FixedPoints:
                 break
             parameters, last_change = self._find_root(penalty, parameters)
         raise ValueError(
-            f"the fixed point at penalty {penalty:g} was not found (last relative change {last_change:.1e})"
+            f"the fixed point of erm at penalty {penalty:g} was not found (last relative change {last_change:.1e})"
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
         """Run some fixed-point iterations; return the last relative change as well."""
         for _ in range(ACCURACY.iterations):
             next_parameters = self._iterate_once(penalty, parameters)
-            change = np.abs(next_parameters - parameters).max(axis=(1, 2))
+            parameter_changes = np.abs(next_parameters - parameters).max(axis=(1, 2))
             largest = np.abs(next_parameters).max(axis=(1, 2))
-            relative_change = float(np.max(change / largest))
+            relative_change = float(np.max(parameter_changes / largest))
             weight = ACCURACY.damping_weight
             parameters = weight * next_parameters + (1 - weight) * parameters
             if not relative_change > ACCURACY.converged_change:
@@ -458,7 +461,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     log_penalty = initial_log_penalty = float(np.log(max(alpha, 1.0)))
     if not np.isfinite(excess_mse_at(initial_log_penalty)):
         raise ValueError(
-            f"theory did not find the best penalty at alpha = {alpha:g} ({failure_reasons[-1]}); give it as a number"
+            f"theory did not find the best penalty at alpha = {alpha:g} ({failure_reasons[-1]}); set penalty to a number"
         )
     while log_penalty > smallest_log_penalty:
         log_penalty = max(log_penalty - log_step, smallest_log_penalty)

@@ -324,9 +324,9 @@ class SignIntegrals:
         plus_probability = np.full_like(nodes, 0.5)
         if is_resolved.any():
             minus_shift = mean_shift_of_minus[is_resolved]
-            shifts = minus_shift + mean_shift_of_plus[is_resolved]
+            summed_shifts = minus_shift + mean_shift_of_plus[is_resolved]
             plus_probability = np.interp(
-                nodes, nodes[is_resolved], minus_shift / shifts
+                nodes, nodes[is_resolved], minus_shift / summed_shifts
             )
         integrals = np.zeros(6)
         for y, mean, label_probability in zip(

@@ -442,9 +442,9 @@ class _GampAllNoise(Gamp):
 
 
 def damped_update(
-    weight: float | Number, target: Array, previous: Array | None
+    weight: float | Number, undamped: Array, previous: Array | None
 ) -> Array:
-    """Damped update ``weight target + (1 - weight) previous``, or the target itself in the first step."""
+    """Damped update ``weight undamped + (1 - weight) previous``; in the first step, the undamped one."""
     if previous is None:
-        return target
-    return float(weight) * target + float(1 - weight) * previous
+        return undamped
+    return float(weight) * undamped + float(1 - weight) * previous

@@ -74,10 +74,7 @@ from smimbench_attention.algorithms.gamp.message_pass import (
     SMALLEST_QHAT,
     label_information,
 )
-from smimbench_attention.algorithms.least_squares import (
-    noise_of_identity,
-    ridge_overlaps,
-)
+from smimbench_attention.algorithms.least_squares import additive_noise, ridge_overlaps
 
 ROUGH_CHANGE = 1e-6
 """Relative change that ends the recursion where numbers are not as good as that. Doubled: an iteration or two less."""
@@ -262,7 +259,7 @@ class MismatchedRecursion:
             or np.linalg.eigvalsh(conditional_covariance)[0] < -1e-9
         ):
             raise NoFixedPoint(
-                "state evolution reached overlaps that no estimate can have"
+                "state evolution reached overlaps of estimate and signal that are impossible (no positive covariance)"
             )
         conditional_covariance = conditional_covariance + SMALLEST_ERROR * np.eye(
             len(conditional_covariance)
@@ -637,7 +634,7 @@ def _ridge_fixed_point(
     NoFixedPoint
         Without an assumed noise, where there are just as many labels as directions.
     """
-    true_noises, assumed_noises = noise_of_identity(problem), noise_of_identity(assumed)
+    true_noises, assumed_noises = additive_noise(problem), additive_noise(assumed)
     if true_noises is None or assumed_noises is None:
         return None
     T, mean_overlap = prior_moments(problem)

@@ -73,13 +73,13 @@ def gamp_theory(
     problem: Problem,
     alpha: float,
     conditions: Conditions,
-    V: Host | None,
+    random_start_V: Host | None,
     *,
     damped: bool,
 ) -> AlgorithmPrediction:
     """Predict the fixed point of GAMP and its trajectory (or the reason why there is no trajectory).
 
-    ``V`` is the error that a random start predicts for itself; see ``_trajectory``.
+    ``random_start_V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
@@ -107,7 +107,7 @@ def gamp_theory(
     if conditions.start not in ("uninformed", "informed"):
         reason = f"the start {conditions.start!r} depends on the data"
         return replace(prediction, trajectory=reason)
-    trajectory = _trajectory(problem, alpha, conditions, V, prediction)
+    trajectory = _trajectory(problem, alpha, conditions, random_start_V, prediction)
     return replace(prediction, trajectory=trajectory)
 
 
@@ -158,16 +158,16 @@ def _trajectory(
     problem: Problem,
     alpha: float,
     conditions: Conditions,
-    V: Host | None,
+    random_start_V: Host | None,
     fixed_point: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
     """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none.
 
-    ``V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
+    ``random_start_V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
-    if problem.variances is not None and V is not None:
+    if problem.variances is not None and random_start_V is not None:
         return "the trajectory from a random start is not known for features with a spectrum"
-    initial_orders = _initial_orders(problem, conditions, V)
+    initial_orders = _initial_orders(problem, conditions, random_start_V)
     T = prior_moments(problem)[0]
     second_moments = np.diagonal(T)
     iteration_count = min(
@@ -175,8 +175,8 @@ def _trajectory(
     )
     overlap_paths: list[list[Overlaps]] = []
     all_stationary = True
-    for seed in range(1 if V is None else ACCURACY.point_sets):
-        if V is None:
+    for seed in range(1 if random_start_V is None else ACCURACY.point_sets):
+        if random_start_V is None:
             iterate = _bayes_optimal_iteration(
                 problem, alpha, initial_orders, np.asarray(fixed_point.overlap)
             )
@@ -240,7 +240,9 @@ def _mean_metrics(
     return mse.mean(axis=0), mse_error, overlap
 
 
-def _initial_orders(problem: Problem, conditions: Conditions, V: Host | None) -> Orders:
+def _initial_orders(
+    problem: Problem, conditions: Conditions, random_start_V: Host | None
+) -> Orders:
     """Order parameters of the initial states of the runs in the limit of large D.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
@@ -248,8 +250,8 @@ def _initial_orders(problem: Problem, conditions: Conditions, V: Host | None) ->
     """
     second_moment, prior_mean_overlap = prior_moments(problem)
     aligned_starts = [aligned(problem, overlaps) for overlaps in conditions.starts]
-    if V is not None:
-        Q = second_moment - V
+    if random_start_V is not None:
+        Q = second_moment - random_start_V
         M = (
             np.mean([overlaps.cross for overlaps in aligned_starts], axis=0)
             if aligned_starts
@@ -257,7 +259,7 @@ def _initial_orders(problem: Problem, conditions: Conditions, V: Host | None) ->
         )
         if problem.channel.symmetry == "signs":
             M = np.diag(np.diagonal(M))  # the rest has either sign, and no mean
-        return Orders(M, Q, V)
+        return Orders(M, Q, random_start_V)
     if not aligned_starts or conditions.start != "informed":
         return Orders.bayes_optimal(second_moment, second_moment - prior_mean_overlap)
     self_overlaps = []
@@ -282,6 +284,7 @@ def _bayes_optimal_iteration(
     )
 
     def iterate(orders: Orders) -> Orders:
+        """Order parameters after one iteration."""
         Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 
@@ -331,6 +334,7 @@ def tabulated_information(
         endpoints.append((final_Q, np.diag(np.diagonal(second_moment - final_Q))))
 
     def log_information(Q: Host, V: Host, rough: bool) -> Host:
+        """Matrix logarithm (P, P) of the information, accurate or rough."""
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
     log_ratios = [
@@ -342,6 +346,7 @@ def tabulated_information(
     )
 
     def interpolated_information(Q: Host, V: Host) -> Host:
+        """Rough information (P, P), corrected by the interpolated ratio of accurate to rough values."""
         final_weight = 0.0
         if trace_end != trace_start:
             final_weight = (np.trace(Q) - trace_start) / (trace_end - trace_start)

@@ -117,9 +117,9 @@ class Descent(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        def require_parameter(key: str, is_valid: bool, rule: str) -> None:
+        def require_parameter(key: str, is_valid: bool, requirement: str) -> None:
             """Raise the error that this parameter must be as the rule says, unless it is valid."""
-            require(self, key, is_valid, rule)
+            require(self, key, is_valid, requirement)
 
         require_parameter("learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
@@ -146,9 +146,9 @@ class Descent(Algorithm):
         )
         for key in ("decay_steps", "decay_factor"):
             is_required = key in SCHEDULES[self.schedule]
-            rule = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
+            requirement = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
             require_parameter(
-                key, is_required == (getattr(self, key) is not None), rule
+                key, is_required == (getattr(self, key) is not None), requirement
             )
         decay_factor = self.decay_factor
         require_parameter(
@@ -406,7 +406,7 @@ class Descent(Algorithm):
             After the step.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method 'move', the rule for its step"
+            f"{type(self).__name__} does not define 'move', the update rule of a gradient method"
         )
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
@@ -437,7 +437,7 @@ class Descent(Algorithm):
             stored_inputs = stored_inputs.stored
         elif isinstance(stored_inputs, StreamedInputs):
             raise ValueError(
-                "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
+                "shuffled minibatches need inputs that fit in the memory of the device; leave out batch, or set online = true"
             )
         remaining_samples = state.remaining_samples
         if not len(remaining_samples):
@@ -504,7 +504,8 @@ class MomentumDescent(Descent):
     nesterov: bool = False
     weight_decay: float = 0.0
 
-    moves: ClassVar[str] = "gradient"
+    # Of a step: along the velocity ("gradient"), its signs ("sign") or its polar factor ("polar").
+    direction_kind: ClassVar[str] = "gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()

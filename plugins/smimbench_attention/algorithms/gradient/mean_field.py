@@ -48,9 +48,9 @@ from smimbench_attention.algorithms.gradient.loss import (
 from smimbench_attention.algorithms.gradient.online import (
     DIVERGED_OVERLAP,
     DescentRule,
-    Diverges,
     OverlapPath,
-    TooLong,
+    OverlapsDiverge,
+    TooExpensive,
     gram_of,
     recorded_steps_of,
     triangular_root,
@@ -62,7 +62,7 @@ from smimbench_attention.algorithms.gradient.online_theory import (
     typical_starts,
     why_no_equations,
 )
-from smimbench_attention.algorithms.least_squares import noise_of_identity
+from smimbench_attention.algorithms.least_squares import additive_noise
 
 if TYPE_CHECKING:
     from smimbench_attention.algorithms.gradient import MomentumDescent
@@ -137,7 +137,7 @@ class _GrowingColumns:
         """Append a vector (rows,)."""
         if self.count == self._storage.shape[1]:
             if 2 * self._storage.size > ACCURACY.largest_memory:
-                raise TooLong("the vectors of a draw need too much memory")
+                raise TooExpensive("the vectors of a draw need too much memory")
             empty_columns = np.empty((len(vector), self.count // 2 + 32))
             self._storage = np.concatenate([self._storage, empty_columns], axis=1)
         self._storage[:, self.count] = vector
@@ -174,7 +174,9 @@ class Directions:
             return False
         self.p.append(orthogonal_part / orthogonal_norm)
         if self.is_exact and self.basis.count >= self.rows:
-            raise TooLong("the gradients span more directions than there are samples")
+            raise TooExpensive(
+                "the gradients span more directions than there are samples"
+            )
         if not self.is_exact and self.h.count >= self.D:  # all features are used
             return False
         squared_length = self.D
@@ -261,7 +263,9 @@ def descend(
     for step in range(last_step + 1):
         gram = vectors @ vectors.T
         if not np.abs(gram[: 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:  # NaN, too
-            raise Diverges("the overlaps grow without bound")
+            raise OverlapsDiverge(
+                "the overlaps of teacher and student grow without bound"
+            )
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
             z = latents(directions.h.columns, vectors[student_rows])
@@ -284,8 +288,10 @@ def descend(
             if directions.add(g[:, k], samples):
                 new_column = directions.h.columns[:, -1]
                 new_field = new_column.reshape(sample_count, C)[samples]
-                gradient_along_new = g.T @ new_field.reshape(-1, 1) / len(z)
-                gradient = np.concatenate([gradient, gradient_along_new], axis=1)
+                gradient_along_new_direction = g.T @ new_field.reshape(-1, 1) / len(z)
+                gradient = np.concatenate(
+                    [gradient, gradient_along_new_direction], axis=1
+                )
                 vectors = np.pad(vectors, ((0, 0), (0, 1)))
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
@@ -293,7 +299,7 @@ def descend(
             vectors[student_rows] /= norms
         total_work += sample_count * C * directions.p.count
         if total_work > ACCURACY.largest_work:
-            raise TooLong(f"{last_step} steps take more than a minute")
+            raise TooExpensive(f"{last_step} steps take more than a minute to solve")
     return np.stack(grams), np.array(losses)
 
 
@@ -367,8 +373,8 @@ def mean_field_theory(
         if batch_size < sample_count:
             steps *= math.ceil(sample_count / batch_size)
     loss = algorithm.loss or fitting_loss(problem)
-    rule = DescentRule.of(algorithm, steps, 1.0)
-    if algorithm.moves == "polar":
+    rule = DescentRule.of_algorithm(algorithm, steps, 1.0)
+    if algorithm.direction_kind == "polar":
         rule = replace(
             rule, direction=lambda velocity, _: _polar_direction(algorithm, velocity)
         )
@@ -388,15 +394,15 @@ def mean_field_theory(
         grams_of_draws, train_error = _descend_all_draws(
             problem, loss, rule, draw_plan, recorded_steps
         )
-    except TooLong:
+    except TooExpensive:
         return too_long_reason
-    except Diverges:
+    except OverlapsDiverge:
         return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
     method = f"mean-field dynamics, {draw_plan.method}"
     if len(grams_of_draws) < draw_plan.draw_count:
-        diverged_share = 1 - len(grams_of_draws) / draw_plan.draw_count
-        method += f"; {diverged_share:.1%} of the draws diverged and were left out"
-    overlap_path = OverlapPath.of(
+        diverged_fraction = 1 - len(grams_of_draws) / draw_plan.draw_count
+        method += f"; {diverged_fraction:.1%} of the draws diverged and were left out"
+    overlap_path = OverlapPath.from_grams(
         recorded_steps, grams_of_draws[:, :, None], problem.components
     )
     final_matrices = zip(
@@ -442,14 +448,14 @@ def _descend_all_draws(
     for draw in range(draw_plan.draw_count):
         start = draw_plan.starts[draw % len(draw_plan.starts)]
         rng = monte_carlo_rng("mean-field dynamics", draw)
-        with suppress(*(() if draw_plan.in_limit else (Diverges,))):
+        with suppress(*(() if draw_plan.in_limit else (OverlapsDiverge,))):
             grams_and_losses.append(
                 descend(
                     problem, loss, rule, start, recorded_steps, draw_plan.system, rng
                 )
             )
     if 2 * len(grams_and_losses) < draw_plan.draw_count:
-        raise Diverges("more than half of the draws diverge")
+        raise OverlapsDiverge("more than half of the draws diverge")
     grams, losses = (np.stack(of_draws) for of_draws in zip(*grams_and_losses))
     return grams, losses
 
@@ -466,7 +472,7 @@ def _draws_of_limit(
     P, C = problem.components, problem.model.sites
     second_moment = np.asarray(problem.prior.second_moment(P))
     starts = [Overlaps(second_moment, 0 * second_moment, np.eye(P))]
-    noise_variances = noise_of_identity(problem) if loss == "squared" else None
+    noise_variances = additive_noise(problem) if loss == "squared" else None
     if noise_variances is not None:
         samples = math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
         system = SimulatedSystem(

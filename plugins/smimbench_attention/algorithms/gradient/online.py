@@ -60,7 +60,7 @@ from smimbench_attention.algorithms.gradient.loss import (
     loss_and_derivative,
 )
 from smimbench_attention.algorithms.gradient.online_fields import (
-    evaluations,
+    evaluation_count,
     gradient_averages,
     latents_of_a_step,
     transposed,
@@ -73,12 +73,12 @@ DIVERGED_OVERLAP = 1e4
 """Self-overlap above which a run counts as diverged."""
 
 
-class Diverges(ValueError):
-    """The overlaps grow without bound at this learning rate."""
+class OverlapsDiverge(ValueError):
+    """The overlaps of teacher and student grow without bound at this learning rate."""
 
 
-class TooLong(ValueError):
-    """The equations have too many steps to be solved within a minute."""
+class TooExpensive(ValueError):
+    """Solving the equations takes more than a minute, or too much memory."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class DescentRule:
     direction: Callable[[Host, Host | None], Host] | None = None
 
     @classmethod
-    def of(
+    def of_algorithm(
         cls,
         algorithm: MomentumDescent,
         steps: int,
         batch_ratio: float,
         inverse_batch_rows: float = 0.0,
     ) -> DescentRule:
-        """Update rule of an algorithm for a run with this number of steps."""
+        """Update rule of an algorithm in a run with this number of steps."""
         return cls(
             lambda step: algorithm.learning_rate_at(step, steps),
             batch_ratio,
@@ -131,7 +131,7 @@ class DescentRule:
 
 def recorded_steps_of(steps: int) -> list[int]:
     """Steps of a run at which a trajectory is recorded: 0, and a geometric series."""
-    series = np.geomspace(1, steps, online_fields.ACCURACY.recorded_steps)
+    series = np.geomspace(1, steps, online_fields.ACCURACY.recorded_step_count)
     return [0, *np.unique(series.round().astype(int)).tolist()]
 
 
@@ -144,7 +144,7 @@ class OverlapPath(NamedTuple):
     self_overlap: Host
 
     @classmethod
-    def of(cls, steps: Sequence[int], gram: Host, P: int) -> OverlapPath:
+    def from_grams(cls, steps: Sequence[int], gram: Host, P: int) -> OverlapPath:
         """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
         teacher, student = slice(0, P), slice(P, 2 * P)
         truth, cross = gram[..., teacher, teacher], gram[..., student, teacher]
@@ -263,12 +263,14 @@ def iterate_grams(
             largest_overlap = np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1))
             is_bounded &= largest_overlap <= DIVERGED_OVERLAP
             if is_bounded.mean() < least_bounded_fraction:
-                raise Diverges("the overlaps grow without bound")
+                raise OverlapsDiverge(
+                    "the overlaps of teacher and student grow without bound"
+                )
             gram = np.where(is_bounded[..., None, None], gram, 0.0)
             if step + 1 in recorded_steps:
                 gram_or_nan = np.where(is_bounded[..., None, None], gram, np.nan)
                 recorded_grams.append(readout(gram_or_nan))
-    return OverlapPath.of(recorded_steps, np.stack(recorded_grams, axis=1), P)
+    return OverlapPath.from_grams(recorded_steps, np.stack(recorded_grams, axis=1), P)
 
 
 # -- the recursion of the mean -------------------------------------------------------------------------------------------
@@ -307,7 +309,7 @@ def solve(
             point_count, int(point_count * accuracy.largest_latents / latent_cost)
         )
     if point_count < accuracy.fewest_points:
-        raise TooLong(f"{last_step} steps take more than a minute")
+        raise TooExpensive(f"{last_step} steps take more than a minute to solve")
     initial_grams = gram_of(starts, rule.momentum)
     field_averages = gradient_averages(
         problem, loss, initial_grams[:, :P, :P], point_count
@@ -329,7 +331,7 @@ def solve(
         )
         return gram_after_noise(rule, gram, mean_coefficients, noise_covariance, step)
 
-    initial_grams_of_sets = np.stack([initial_grams] * evaluations(problem, loss))
+    initial_grams_of_sets = np.stack([initial_grams] * evaluation_count(problem, loss))
     return iterate_grams(next_gram, initial_grams_of_sets, P, recorded_steps, 1.0)
 
 

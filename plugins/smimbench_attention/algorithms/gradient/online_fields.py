@@ -31,7 +31,7 @@ from smimbench_attention.algorithms.gradient.loss import (
     latent_derivatives,
     loss_and_derivative,
 )
-from smimbench_attention.algorithms.least_squares import noise_of_identity
+from smimbench_attention.algorithms.least_squares import additive_noise
 
 
 class FieldAccuracy(NamedTuple):
@@ -67,7 +67,7 @@ class FieldAccuracy(NamedTuple):
         Largest number of entries of students in all steps of these draws, some ten seconds.
     largest_limit_latents : float
         Latents for which the limit of large D is added to a trajectory that is drawn for one D.
-    random_starts, recorded_steps : int
+    random_starts, recorded_step_count : int
         Random starts where nothing has been run, and points of a trajectory.
     """
 
@@ -89,7 +89,7 @@ class FieldAccuracy(NamedTuple):
     largest_signsgd_entries: float = 1e8
     largest_limit_latents: float = 4e7
     random_starts: int = 16
-    recorded_steps: int = 120
+    recorded_step_count: int = 120
 
 
 ACCURACY = FieldAccuracy()
@@ -130,9 +130,9 @@ def gradient_averages(
     -------
     callable
         ``averages(cross_overlap, student_overlap)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis
-        for each of the ``evaluations``.
+        for each of the ``evaluation_count``.
     """
-    label_noise = noise_of_identity(problem) if loss == "squared" else None
+    label_noise = additive_noise(problem) if loss == "squared" else None
     if label_noise is None:
         return _SampledFields(
             problem, loss, teacher_overlaps, point_count or ACCURACY.points
@@ -150,16 +150,16 @@ def gradient_averages(
     return averages
 
 
-def evaluations(problem: Problem, loss: str) -> int:
+def evaluation_count(problem: Problem, loss: str) -> int:
     """Number of independent Monte Carlo evaluations of the expectations; one if they have a closed form."""
-    if loss == "squared" and noise_of_identity(problem) is not None:
+    if loss == "squared" and additive_noise(problem) is not None:
         return 1
     return len(_point_counts(problem, ACCURACY.points))
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
     """Number of sampled latents per evaluation and initial state; 0 if the expectations have a closed form."""
-    if evaluations(problem, loss) == 1:
+    if evaluation_count(problem, loss) == 1:
         return 0.0
     latents = problem.components * problem.model.sites
     return float(latents * sum(_point_counts(problem, ACCURACY.points)))
@@ -186,8 +186,8 @@ class _SampledFields:
         )
         coefficients = np.concatenate([teacher_coefficients, student_root], axis=-1)
         averages = [
-            self._averages(matrix, *points)
-            for matrix, points in zip(coefficients, self.sets)
+            self._averages(matrix, *point_set)
+            for matrix, point_set in zip(coefficients, self.sets)
         ]
         mean_products, mean_square = (np.stack(moments) for moments in zip(*averages))
         on_student = mean_products[..., self.P :] @ inverse_student_root

@@ -46,8 +46,8 @@ from smimbench.numerics import inverse_root
 from smimbench_attention.algorithms.gradient.online import (
     DIVERGED_OVERLAP,
     DescentRule,
-    Diverges,
     OverlapPath,
+    OverlapsDiverge,
     gram_after_noise,
     iterate_grams,
     triangular_root,
@@ -60,7 +60,7 @@ FLUCTUATION = 0.08
 """Largest relative variance of ``v v^T``, a mean over the steps, for a prediction of muon, then off by up to 3%. Doubled: 6%."""
 
 
-class Fluctuates(ValueError):
+class StepLengthFluctuates(ValueError):
     """Muon's step depends on so few features or samples that its length fluctuates at every dimension."""
 
 
@@ -156,7 +156,7 @@ def solve_features(
         next_gram, initial_grams, P, recorded_steps, 1.0, weighted_gram
     )
     if np.mean(step_fluctuations) > FLUCTUATION:
-        raise Fluctuates(
+        raise StepLengthFluctuates(
             f"relative variance of the step length {np.mean(step_fluctuations):.2g}"
         )
     return path
@@ -223,8 +223,10 @@ def draw_signs(
             gram = (vectors * variances) @ transposed(vectors) / D
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:
-                raise Diverges("the overlaps grow without bound")
+                raise OverlapsDiverge(
+                    "the overlaps of teacher and student grow without bound"
+                )
             grams.append(gram)
         if step < recorded_steps[-1]:
             vectors = vectors_after(rule, vectors, gradient(vectors), step)
-    return OverlapPath.of(recorded_steps, np.stack(grams, axis=1), P)
+    return OverlapPath.from_grams(recorded_steps, np.stack(grams, axis=1), P)

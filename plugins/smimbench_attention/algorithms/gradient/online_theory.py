@@ -17,9 +17,9 @@ from smimbench_attention.algorithms.gradient import online_fields
 from smimbench_attention.algorithms.gradient.loss import factor_of, fitting_loss
 from smimbench_attention.algorithms.gradient.online import (
     DescentRule,
-    Diverges,
     OverlapPath,
-    TooLong,
+    OverlapsDiverge,
+    TooExpensive,
     affordable_draws,
     cost_of_all_steps,
     draw_paths,
@@ -27,13 +27,13 @@ from smimbench_attention.algorithms.gradient.online import (
     recorded_steps_of,
     solve,
 )
-from smimbench_attention.algorithms.gradient.online_fields import evaluations
+from smimbench_attention.algorithms.gradient.online_fields import evaluation_count
 from smimbench_attention.algorithms.gradient.online_spectrum import (
-    Fluctuates,
+    StepLengthFluctuates,
     draw_signs,
     solve_features,
 )
-from smimbench_attention.algorithms.least_squares import noise_of_identity
+from smimbench_attention.algorithms.least_squares import additive_noise
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -80,23 +80,25 @@ def online_theory(
     )
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
-    is_linear = evaluations(problem, loss) == 1 and not algorithm.spherical
-    is_solved_by_feature = problem.features is not None or algorithm.moves != "gradient"
+    is_linear = evaluation_count(problem, loss) == 1 and not algorithm.spherical
+    is_solved_by_feature = (
+        problem.features is not None or algorithm.direction_kind != "gradient"
+    )
     if is_solved_by_feature and algorithm.spherical:
         return "descent on a sphere has no closed equations feature by feature"
     if is_solved_by_feature and not is_linear:
         return "the equations of single features are closed only for linear labels of independent tokens"
     inverse_batch_rows = 1 / (batch * problem.model.sites) if is_linear else 0.0
-    rule = DescentRule.of(algorithm, steps, batch / D, inverse_batch_rows)
+    rule = DescentRule.of_algorithm(algorithm, steps, batch / D, inverse_batch_rows)
     starts = conditions.starts or typical_starts(
         problem, D, algorithm.spherical, online_fields.ACCURACY.random_starts
     )
     recorded_steps = recorded_steps_of(steps)
     try:
-        if algorithm.moves == "sign":
+        if algorithm.direction_kind == "sign":
             solution = _draw_sign_steps(problem, rule, recorded_steps, D)
         elif is_solved_by_feature:
-            direction_kind, starts_of_runs = algorithm.moves, conditions.starts
+            direction_kind, starts_of_runs = algorithm.direction_kind, conditions.starts
             solution = _solve_by_feature(
                 problem, rule, direction_kind, starts_of_runs, recorded_steps, D
             )
@@ -113,15 +115,17 @@ def online_theory(
                 is_linear,
                 has_runs,
             )
-    except TooLong:
+    except TooExpensive:
         return f"theory of {steps} steps takes longer than a minute; ask for fewer steps, or smaller batches"
-    except Diverges:
+    except OverlapsDiverge:
         return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
-    except Fluctuates as error:
+    except StepLengthFluctuates as error:
         return f"too few features or samples determine a step, so its length stays random at any dimension ({error})"
     trajectory = mean_trajectory(problem, solution.overlap_path, batch)
-    prediction = _prediction_at_end(problem, alpha, solution, algorithm.moves == "sign")
-    if is_linear and algorithm.moves != "sign":
+    prediction = _prediction_at_end(
+        problem, alpha, solution, algorithm.direction_kind == "sign"
+    )
+    if is_linear and algorithm.direction_kind != "sign":
         _add_ratio_errors(problem, alpha, solution, D, prediction.more, trajectory)
     is_drawn = solution.drawn_path is not None and not is_linear
     latent_cost = cost_of_all_steps(problem, loss, steps, len(starts))
@@ -131,7 +135,7 @@ def online_theory(
         and latent_cost < online_fields.ACCURACY.largest_limit_latents
     ):
         # The limit of large D is shown where it is known.
-        with suppress(Diverges, TooLong):
+        with suppress(OverlapsDiverge, TooExpensive):
             limit_path = solve(problem, loss, rule, starts, recorded_steps)
             limit_trajectory = mean_trajectory(problem, limit_path, 1)
             trajectory |= {
@@ -167,9 +171,11 @@ def _solve_overlaps(
         overlap_path = drawn_path
         method = f"mean of {draw_count * len(starts)} draws of the overlaps at this dimension"
         is_finite = np.isfinite(overlap_path.cross[:, -1]).all(axis=(-2, -1))
-        diverged_share = 1 - is_finite.sum() / is_finite.size
-        if diverged_share:
-            method += f"; {diverged_share:.1%} of the draws diverged and were left out"
+        diverged_fraction = 1 - is_finite.sum() / is_finite.size
+        if diverged_fraction:
+            method += (
+                f"; {diverged_fraction:.1%} of the draws diverged and were left out"
+            )
     else:
         # Equations that are linear in the overlaps start from their mean.
         initial_overlaps = (
@@ -276,7 +282,7 @@ def _solve_by_feature(
     variances, counts = np.unique(feature_variances, return_counts=True)
     P, last_step = problem.components, recorded_steps[-1]
     R = P * (3 if rule.momentum else 2)
-    noise = noise_of_identity(problem)
+    noise = additive_noise(problem)
     assert noise is not None  # labels are linear
     # In units of 20 seconds.
     relative_cost = last_step * len(variances) * R**2 / 8e7
@@ -288,7 +294,7 @@ def _solve_by_feature(
         mean_gram = gram_of([mean_start(problem)], rule.momentum)
         initial_grams = np.repeat(mean_gram[None], len(variances), axis=0)
     elif start_count < 4 * P:
-        raise TooLong(f"{last_step} steps take more than a minute")
+        raise TooExpensive(f"{last_step} steps take more than a minute to solve")
     else:
         # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
         rng = monte_carlo_rng("online descent: starts by feature", D)
@@ -327,8 +333,10 @@ def _draw_sign_steps(
         most_draws, int(accuracy.largest_signsgd_entries / (recorded_steps[-1] * P * D))
     )
     if draw_count < fewest_draws:
-        raise TooLong(f"{recorded_steps[-1]} steps take more than a minute")
-    rng, noise = monte_carlo_rng("online descent: signs", D), noise_of_identity(problem)
+        raise TooExpensive(
+            f"{recorded_steps[-1]} steps take more than a minute to solve"
+        )
+    rng, noise = monte_carlo_rng("online descent: signs", D), additive_noise(problem)
     assert noise is not None  # labels are linear
     initial_vectors = np.zeros((draw_count, 1, P * (3 if rule.momentum else 2), D))
     for vectors in initial_vectors[:, 0]:
@@ -421,8 +429,8 @@ def typical_starts(
         signal, factor = _signal_and_factor(problem, rng, D)
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
-        pairs = ((signal, signal), (factor, signal), (factor, factor))
-        starts.append(Overlaps(*(a @ b.T / D for a, b in pairs)))
+        factor_pairs = ((signal, signal), (factor, signal), (factor, factor))
+        starts.append(Overlaps(*(a @ b.T / D for a, b in factor_pairs)))
     return starts
 
 

@@ -30,11 +30,11 @@ from smimbench_attention.algorithms.nuclear.limit import (
     best_penalty,
     fixed_point,
     minimum_point,
-    observations,
     penalty_of_zero_estimate,
     perfect_recovery,
     soft_threshold,
     spectrum,
+    weighted_observations,
     why_no_theory,
 )
 
@@ -117,8 +117,8 @@ class Nuclear(LinearRegression):
             is_valid = regularisation in ("validation", "optimal")
         else:
             is_valid = regularisation > 0
-        rule = "a number > 0, 'validation' or 'optimal'"
-        require(self, "regularisation", is_valid, rule)
+        requirement = "a number > 0, 'validation' or 'optimal'"
+        require(self, "regularisation", is_valid, requirement)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why nuclear-norm regression cannot solve a problem (e.g. labels that are not linear), or None."""
@@ -146,9 +146,11 @@ class Nuclear(LinearRegression):
             remark += self.validation_note
         elif self.regularisation == "optimal":
             prior, positive = problem.prior, self.positive
-            observed = observations(problem, observation, data.sample_ratio)
-            penalty, _ = best_penalty(prior, observed, positive)
-            initial_penalty = penalty_of_zero_estimate(prior, observed, positive)
+            observations = weighted_observations(
+                problem, observation, data.sample_ratio
+            )
+            penalty, _ = best_penalty(prior, observations, positive)
+            initial_penalty = penalty_of_zero_estimate(prior, observations, positive)
             remark += f"; regularisation {penalty:.4g}, the best by theory"
         else:
             penalty = float(self.regularisation)
@@ -190,19 +192,22 @@ class Nuclear(LinearRegression):
         if reason := why_no_theory(problem):
             return f"nuclear-norm regression has no theory here: {reason}"
         observation, _ = self.observation_and_remark(problem)
-        observed = observations(problem, observation, alpha)
+        observations = weighted_observations(problem, observation, alpha)
         if self.regularisation == "optimal":
-            penalty, minimum = best_penalty(problem.prior, observed, self.positive)
+            penalty, minimum = best_penalty(problem.prior, observations, self.positive)
         else:
             penalty = float(self.regularisation)
-            minimum = fixed_point(problem.prior, observed, penalty, self.positive)
+            minimum = fixed_point(problem.prior, observations, penalty, self.positive)
         details: dict[str, object] = {
             "regularisation": [penalty],
             "relative_duality_gap": [0.0],
         }
         if not observation.noise.any():
             details["perfect_recovery"] = perfect_recovery(
-                problem.prior, len(observation.rows), problem.model.kappa, self.positive
+                problem.prior,
+                len(observation.combinations),
+                problem.model.kappa,
+                self.positive,
             )
         point = minimum_point(problem, alpha, minimum, self.positive)
         return replace(point, more=point.more | details)

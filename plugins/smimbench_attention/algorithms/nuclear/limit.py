@@ -157,9 +157,9 @@ def shrunk_histogram(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, object]:
     """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
-    upper_end = spectral_edge(prior, noise, 1) - threshold
-    lower_end = 0.0 if positive else -(spectral_edge(prior, noise, -1) - threshold)
-    edges = np.linspace(min(lower_end, 0.0), max(upper_end, 1e-3), 61)
+    upper_edge = spectral_edge(prior, noise, 1) - threshold
+    lower_edge = 0.0 if positive else -(spectral_edge(prior, noise, -1) - threshold)
+    edges = np.linspace(min(lower_edge, 0.0), max(upper_edge, 1e-3), 61)
 
     def indicators(x: Host, mean: Host, variance: Host) -> Host:
         """Indicators (62, n) of the bins, and of zero, that the shrunk eigenvalues fall into."""
@@ -202,13 +202,13 @@ def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
 def zero_eigenvalue_fraction(prior: Prior) -> float:
     """Fraction of zero eigenvalues of the signal S, counted as eigenvalues below a tiny noise."""
     noise = 1e-18
-    largest_zero = 3 * math.sqrt(noise)
+    zero_tolerance = 3 * math.sqrt(noise)
 
     def counts_as_zero(x: Host, *_: Host) -> Host:
         """Indicator (1, n) of eigenvalues that are zero up to the tiny noise."""
-        return (np.abs(x) < largest_zero)[None, :].astype(float)
+        return (np.abs(x) < zero_tolerance)[None, :].astype(float)
 
-    break_points = (-largest_zero, largest_zero)
+    break_points = (-zero_tolerance, zero_tolerance)
     fraction = _spectral_means(prior, counts_as_zero, noise, break_points)
     return float(fraction.value[0])
 
@@ -332,7 +332,7 @@ def minimum_point(
     )
 
 
-def observations(
+def weighted_observations(
     problem: Problem, observation: LinearObservation, alpha: float
 ) -> Observations:
     """Observations of nuclear-norm regression, with the weights of ``LeastSquares``, from what labels observe."""
@@ -345,7 +345,7 @@ def observations(
 
 def fixed_point(
     prior: Prior,
-    observed: Observations,
+    observations: Observations,
     penalty: float,
     positive: bool,
     nearby_solution: NuclearFixedPoint | None = None,
@@ -360,7 +360,7 @@ def fixed_point(
 
     if nearby_solution is not None and penalty > 0 and nearby_solution.threshold > 0:
         solution = _fixed_point_near(
-            prior, observed, penalty, positive, nearby_solution
+            prior, observations, penalty, positive, nearby_solution
         )
         if solution is not None:
             return solution
@@ -369,17 +369,23 @@ def fixed_point(
     def solve_at_noise(log_noise: float) -> tuple[float, float, ShrunkMatrix]:
         """Threshold, susceptibility and estimate at a given effective noise."""
         noise = math.exp(log_noise)
-        threshold = _threshold_of_penalty(prior, observed, noise, penalty, positive)
+        threshold = _threshold_of_penalty(prior, observations, noise, penalty, positive)
         estimate = shrunk_matrix(prior, noise, threshold, positive)
-        return threshold, observed.susceptibility(estimate.degrees_of_freedom), estimate
+        return (
+            threshold,
+            observations.susceptibility(estimate.degrees_of_freedom),
+            estimate,
+        )
 
     def log_noise_excess(log_noise: float) -> float:
         """Log of the effective noise that follows from a given one, minus the log of that."""
         _, v, estimate = solve_at_noise(log_noise)
-        return math.log(observed.effective_noise(estimate.error, v)) - log_noise
+        return math.log(observations.effective_noise(estimate.error, v)) - log_noise
 
     # Without an estimate the error is the second moment.
-    log_noise_of_zero_estimate = math.log(observed.effective_noise(second_moment, 0.0))
+    log_noise_of_zero_estimate = math.log(
+        observations.effective_noise(second_moment, 0.0)
+    )
     lower_bound = upper_bound = log_noise_of_zero_estimate
     smallest_log_noise = math.log(RECOVERED * second_moment)
     if log_noise_excess(log_noise_of_zero_estimate) > 0:
@@ -400,11 +406,13 @@ def fixed_point(
             )
             return NuclearFixedPoint(0.0, 0.0, 0.0, recovered_signal, 0.0)
     log_noise = brentq(log_noise_excess, lower_bound, upper_bound, xtol=1e-12)
-    return _fixed_point_at(observed, math.exp(log_noise), *solve_at_noise(log_noise))
+    return _fixed_point_at(
+        observations, math.exp(log_noise), *solve_at_noise(log_noise)
+    )
 
 
 def _fixed_point_at(
-    observed: Observations,
+    observations: Observations,
     noise: float,
     threshold: float,
     v: float,
@@ -413,15 +421,15 @@ def _fixed_point_at(
     """Build the fixed point from its order parameters, with the loss that remains."""
     remaining_loss = 0.0
     if not math.isinf(v):
-        loss_terms = observed.weights * (estimate.error + observed.noise)
-        loss_terms = loss_terms / (1 + v * observed.weights) ** 2
-        remaining_loss = float(observed.kappa_alpha / 2 * np.sum(loss_terms))
+        loss_terms = observations.weights * (estimate.error + observations.noise)
+        loss_terms = loss_terms / (1 + v * observations.weights) ** 2
+        remaining_loss = float(observations.kappa_alpha / 2 * np.sum(loss_terms))
     return NuclearFixedPoint(noise, threshold, v, estimate, remaining_loss)
 
 
 def _fixed_point_near(
     prior: Prior,
-    observed: Observations,
+    observations: Observations,
     penalty: float,
     positive: bool,
     nearby_solution: NuclearFixedPoint,
@@ -441,17 +449,22 @@ def _fixed_point_near(
         return (
             noise,
             threshold,
-            observed.susceptibility(estimate.degrees_of_freedom),
+            observations.susceptibility(estimate.degrees_of_freedom),
             estimate,
         )
 
     def residuals(log_noise_and_threshold: Host) -> list[float]:
         """Residuals of the equations of noise and penalty, as logarithms of ratios."""
         noise, threshold, v, estimate = order_parameters_at(log_noise_and_threshold)
-        noise_residual = math.log(observed.effective_noise(estimate.error, v) / noise)
+        noise_residual = math.log(
+            observations.effective_noise(estimate.error, v) / noise
+        )
         if math.isinf(v):  # a penalty below zero
             return [noise_residual, -50.0]
-        return [noise_residual, math.log(threshold * observed.stiffness(v) / penalty)]
+        return [
+            noise_residual,
+            math.log(threshold * observations.stiffness(v) / penalty),
+        ]
 
     initial_logarithms = [
         math.log(nearby_solution.noise),
@@ -460,16 +473,20 @@ def _fixed_point_near(
     solution = root(residuals, initial_logarithms, options={"xtol": 1e-12})
     if max(map(abs, residuals(solution.x))) > 1e-9:
         return None
-    return _fixed_point_at(observed, *order_parameters_at(solution.x))
+    return _fixed_point_at(observations, *order_parameters_at(solution.x))
 
 
 def _threshold_of_penalty(
-    prior: Prior, observed: Observations, noise: float, penalty: float, positive: bool
+    prior: Prior,
+    observations: Observations,
+    noise: float,
+    penalty: float,
+    positive: bool,
 ) -> float:
     """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise."""
     from scipy.optimize import brentq
 
-    observation_ratio = observed.kappa_alpha * len(observed.weights)
+    observation_ratio = observations.kappa_alpha * len(observations.weights)
 
     def penalty_excess(threshold: float) -> float:
         """Penalty that belongs to a threshold, minus the given one; at penalty 0 the unused observations."""
@@ -478,10 +495,12 @@ def _threshold_of_penalty(
         ).degrees_of_freedom
         if penalty == 0:
             return observation_ratio - degrees_of_freedom
-        v = observed.susceptibility(degrees_of_freedom)
-        return (0.0 if math.isinf(v) else threshold * observed.stiffness(v)) - penalty
+        v = observations.susceptibility(degrees_of_freedom)
+        if math.isinf(v):
+            return -penalty
+        return threshold * observations.stiffness(v) - penalty
 
-    lower_bound = penalty / observed.stiffness(0.0)
+    lower_bound = penalty / observations.stiffness(0.0)
     if penalty_excess(lower_bound) >= 0:
         return lower_bound
     bracket_width = math.sqrt(noise) + lower_bound
@@ -493,18 +512,18 @@ def _threshold_of_penalty(
 
 
 def penalty_of_zero_estimate(
-    prior: Prior, observed: Observations, positive: bool
+    prior: Prior, observations: Observations, positive: bool
 ) -> float:
     """Smallest penalty tau for which the estimate is zero: the spectral edge of ``Qhat (S + sqrt(Delta) Z)``."""
-    noise = observed.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
+    noise = observations.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
     signs = (1,) if positive else (1, -1)
     edges = (spectral_edge(prior, noise, sign) for sign in signs)
     largest_eigenvalue = max(0.0, *edges)
-    return largest_eigenvalue * observed.stiffness(0.0)
+    return largest_eigenvalue * observations.stiffness(0.0)
 
 
 def best_penalty(
-    prior: Prior, observed: Observations, positive: bool
+    prior: Prior, observations: Observations, positive: bool
 ) -> tuple[float, NuclearFixedPoint]:
     """Find the penalty tau with the smallest predicted error, and its fixed point."""
     from scipy.optimize import minimize_scalar
@@ -518,13 +537,13 @@ def best_penalty(
             nearest_log_penalty = min(fixed_points, key=lambda x: abs(x - log_penalty))
             nearby_solution = fixed_points[nearest_log_penalty]
         penalty = math.exp(log_penalty)
-        minimum = fixed_point(prior, observed, penalty, positive, nearby_solution)
+        minimum = fixed_point(prior, observations, penalty, positive, nearby_solution)
         fixed_points[log_penalty] = minimum
         return minimum.error
 
     decade, required_ratio = math.log(10), 1 - ENOUGH[0]
     recovered_error = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
-    log_penalty = math.log(penalty_of_zero_estimate(prior, observed, positive))
+    log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
     previous_error, lowest_error = math.inf, error_at(log_penalty)
     while recovered_error < lowest_error < required_ratio * previous_error:
         log_penalty -= decade
@@ -555,7 +574,8 @@ def perfect_recovery(
     def statistical_dimension(threshold: float) -> float:
         """Upper bound of the statistical dimension for a threshold t; its minimum over t is the dimension."""
 
-        def integrand(angle: float) -> float:  # x = 2 cos(angle)
+        def integrand(angle: float) -> float:
+            """Squared excess above the threshold, weighted by the semicircle, at x = 2 cos(angle)."""
             squared_excess = (bulk_edge * math.cos(angle) - threshold) ** 2
             return squared_excess * math.sin(angle) ** 2 * 2 / math.pi
 
@@ -598,11 +618,13 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
     y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
     label_gains, random_output = y[:-1], y[-1]
     noise_covariance = (
-        observation.rows.T @ np.diag(observation.noise) @ observation.rows
+        observation.combinations.T
+        @ np.diag(observation.noise)
+        @ observation.combinations
     )
     if (
         y.shape[1] != sites
-        or len(observation.rows) < sites
+        or len(observation.combinations) < sites
         or not _is_diagonal(label_gains)
         or not _is_diagonal(noise_covariance)
         or not np.allclose(random_output, random_latents[0] @ label_gains, atol=SAME)
@@ -648,15 +670,15 @@ def wide_factor_point(
         )
     if dimension is None:
         return "the minimum depends on the width of the factor over D: theory needs the dimension D of the runs"
-    observed = label_observations(problem, alpha)
-    if isinstance(observed, str):
-        return observed
+    observations = label_observations(problem, alpha)
+    if isinstance(observations, str):
+        return observations
     rng = monte_carlo_rng("shape of a factor")
     factor = prior_factor.draw(rng, 1, dimension, width)
     column_count = factor.shape[-1]
     penalty = decay / (2 * dimension * gram_scale(factor))
     positive = is_symmetric(problem.model)
-    minimum = fixed_point(problem.prior, observed, penalty, positive)
+    minimum = fixed_point(problem.prior, observations, penalty, positive)
     if minimum.estimate.relative_rank > column_count / dimension:
         return (
             f"the factor has {column_count} columns, fewer than the rank of the minimum "

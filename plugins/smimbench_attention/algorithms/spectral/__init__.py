@@ -173,8 +173,8 @@ class Spectral(Algorithm):
         if self.regularisation is not None:
             require(self, "regularisation", self.regularisation > 0, "> 0")
             is_symmetric_kind = self.kind != "asymmetric"
-            rule = "left out with kind = 'asymmetric'"
-            require(self, "regularisation", is_symmetric_kind, rule)
+            requirement = "left out with kind = 'asymmetric'"
+            require(self, "regularisation", is_symmetric_kind, requirement)
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why a problem cannot be solved with these parameters (wrong rank or feature spectrum), or None."""
@@ -182,7 +182,7 @@ class Spectral(Algorithm):
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
             if problem.variances is not None:
-                return "spectral needs features of equal variance: leading eigenvectors otherwise follow large features"
+                return "spectral needs features of equal variance: otherwise leading eigenvectors follow the largest"
             return why_not_linearized(problem)
         for key in ("kind", "regularisation"):
             if getattr(self, key) is not None:
@@ -268,6 +268,7 @@ class Spectral(Algorithm):
 
     @property
     def _origin(self) -> str:
+        """Starting point S_0 of the one step: the prior mean unless set."""
         return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:

@@ -93,8 +93,10 @@ def spectral_estimate(
         direction = None
         if mode.direction is not None:
             direction = xp.asarray(mode.direction, **device_and_dtype)
-        projected = G if direction is None else project_on_direction(G, direction)
-        linearized = LinearizedMatrices(problem, data, projected, removed_eigenvectors)
+        projected_G = G if direction is None else project_on_direction(G, direction)
+        linearized = LinearizedMatrices(
+            problem, data, projected_G, removed_eigenvectors
+        )
         eigenpair = None
         if kind == "asymmetric":
             eigenpair = linearized.leading_asymmetric(rng)

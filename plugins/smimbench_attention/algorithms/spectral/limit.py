@@ -291,8 +291,8 @@ def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
     """Predict the mode along a common eigenvector e of all G, from the eigenvalues of ``e^T G e`` (C, C)."""
-    projected = project_on_direction(G, e)[:, 0, :, 0]
-    eigenvalues = np.linalg.eigvalsh(symmetric(projected))
+    projected_G = project_on_direction(G, e)[:, 0, :, 0]
+    eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
 
     def mean_over_labels(values: Host) -> float:
         """Mean over the labels of a sum over the eigenvalues of each."""
