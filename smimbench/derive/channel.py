@@ -335,7 +335,7 @@ def complete_channel(channel: Channel, model: Model) -> Any:
     Returns
     -------
     Channel
-        The same object where nothing is missing or can be added.
+        The same object if it has all members. Others are derived when first asked for.
 
     Raises
     ------
@@ -348,9 +348,6 @@ def complete_channel(channel: Channel, model: Model) -> Any:
         integrated = IntegratedChannel(channel, model.sites)
         integrated.check()
         return integrated
-    derived = DerivedChannel(channel, model.sites)
-    if channel.symmetry is None:
-        return derived
-    adds_prediction = channel.predict is None and derived.noisy
-    adds_derivative = channel.vjp is None and derived.smooth
-    return derived if adds_prediction or adds_derivative else channel
+    derivable = (channel.symmetry, channel.predict, channel.vjp)
+    is_complete = all(member is not None for member in derivable)
+    return channel if is_complete else DerivedChannel(channel, model.sites)

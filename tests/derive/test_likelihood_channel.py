@@ -322,7 +322,36 @@ def test_what_a_channel_gives_itself_is_not_replaced():
     problem = Problem(
         {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
     )
-    assert complete_channel(problem.channel, problem.model) is problem.channel
+    softmax = problem.channel.channel
+    assert problem.channel.posterior == softmax.posterior
+    assert problem.channel.predict is None  # labels are not noisy: forward predicts
+
+
+class Complete(Own):
+    symmetry = "none"
+
+    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+        raise NotImplementedError
+
+
+class NeverProbed(Own):
+    """Its labels are drawn when a member is asked for that depends on them, and not before."""
+
+    symmetry = "none"
+    predict = vjp = None
+    posterior = Complete.posterior
+
+    def forward(self, z, *, rng=None):
+        raise KeyError("forward was called")
+
+
+def test_labels_are_drawn_when_a_member_depends_on_them():
+    model = sites(1)
+    channel = Complete()
+    assert complete_channel(channel, model) is channel
+    derived = complete_channel(NeverProbed(), model)
+    with pytest.raises(KeyError, match="forward was called"):
+        _ = derived.predict
 
 
 class Product(Sum):

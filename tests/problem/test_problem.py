@@ -85,7 +85,8 @@ def test_another_process_draws_the_same_bits():
 def test_a_version_that_rises_keeps_its_data(problem, monkeypatch):
     """The version of a channel is raised when its posterior is fixed: old and new results then share their instances."""
     before = bits(problem.instance(0.8, 20))
-    monkeypatch.setattr(type(problem.channel), "version", 99)
+    channel = getattr(problem.channel, "channel", problem.channel)
+    monkeypatch.setattr(type(channel), "version", 99)
     parts = (
         {k: v for k, v in problem.spec[kind].items() if k != "version"}
         for kind in ("model", "channel", "prior")

@@ -201,10 +201,11 @@ def test_a_bias_of_two_percent_is_flagged(
     before = list(measured())
     assert not any(map(flagged, before, measured()))
     parts = benchmarks["cases"].Case(problem).problem
+    channel = getattr(parts.channel, "channel", parts.channel)
     owner, method = (
         (type(parts.prior), "denoise")
         if kind == "Denoiser"
-        else (type(parts.channel), "posterior")
+        else (type(channel), "posterior")
     )
     plain = getattr(owner, method)
     monkeypatch.setattr(
