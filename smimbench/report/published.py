@@ -61,6 +61,8 @@ class PublishedLine:
         Ratio of the figure's horizontal coordinate to alpha.
     index : int
         Index of its problem among those of the curve.
+    filter : dict
+        Columns of the table and the values that they have in its rows of this curve.
     points : Line or None
         Published points, with the spread over runs as error; None if the table is missing.
     """
@@ -71,6 +73,7 @@ class PublishedLine:
     table: str
     factor: float
     index: int
+    filter: Mapping[str, float]
     points: Line | None = None
 
     @property
@@ -173,14 +176,22 @@ def published_lines(
 
 def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
     """Make the line of a curve for the problem with this index, without published points."""
-    label, table, factor = curve.label, curve.table, 1.0
+    factor, parameters = 1.0, {}
     if curve.metric != "threshold":
         factor = _number_for_problem(curve.x_factor, index)
-        for parameters in plans[0].tables.values():
-            for name, value in parameters.items():
-                label = label.replace(f"{{{name}}}", str(value))
-                table = table.replace(f"{{{name}}}", str(value))
-    return PublishedLine(label, curve, plans, table, factor, index)
+        for item_parameters in plans[0].tables.values():
+            parameters |= {f"{{{name}}}": str(v) for name, v in item_parameters.items()}
+
+    def filled(template: str) -> str:
+        for placeholder, text in parameters.items():
+            template = template.replace(placeholder, text)
+        return template
+
+    label, table = filled(curve.label), filled(curve.table)
+    column_values = {
+        column: float(filled(text)) for column, text in curve.filter.items()
+    }
+    return PublishedLine(label, curve, plans, table, factor, index, column_values)
 
 
 def _number_for_problem(numbers: Sequence[float], index: int) -> float:
@@ -197,7 +208,11 @@ def _points(
         return None
     try:
         table = csv.DictReader(read_text(path).splitlines())
-        rows = [[float(row[name]) for name in line.curve.columns] for row in table]
+        rows = [
+            [float(row[name]) for name in line.curve.columns]
+            for row in table
+            if all(float(row[name]) == value for name, value in line.filter.items())
+        ]
     except KeyError as error:
         raise SuiteError(str(path), "", f"the table lacks the column {error}") from None
     except (OSError, TypeError, ValueError, csv.Error) as error:
@@ -207,7 +222,8 @@ def _points(
     columns = np.array(rows, dtype=float).reshape(-1, len(line.curve.columns)).T
     x, y = columns[:2]
     shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
-    x = columns[0] = x * line.factor
+    if line.curve.table_x == "alpha":
+        x = columns[0] = x * line.factor
     shown &= (x >= limits[0]) & (x <= limits[1] * (1 + 1e-9))
     columns = columns[:, shown]
     count = columns.shape[1]

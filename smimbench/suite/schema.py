@@ -344,7 +344,7 @@ class Correction(Table):
 class CurveTable(Table):
     """``[[figure.curves]]``: a published curve, or one for each problem, and the theory or run that it is compared with.
 
-    `{rho}` in `label` and `table` stands for that parameter of the problem.
+    `{rho}` in `label`, `table` and `filter` stands for that parameter of the problem.
     """
 
     label: str
@@ -364,6 +364,10 @@ class CurveTable(Table):
     """File with the published numbers (CSV)."""
     columns: ListOf[str] = Field(min_length=2, max_length=3)
     """Its columns for x, y and, where there is one, the spread over runs."""
+    filter: dict[str, str] = {}
+    """Columns and their values, such as `{ rho = "{rho}" }`, if the table holds several curves."""
+    table_x: Literal["alpha", "figure"] = "alpha"
+    """What the column for x holds: alpha, or the figure's x."""
     band: float = Field(gt=0)
     """How accurate the published numbers are."""
     corrections: ListOf[Correction] = ()
