@@ -1,8 +1,8 @@
 """Make docs/reproduce.md and results/checks/papers.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
 
 Each figure is made by ``smimbench reproduce``, compared with the tables in the folder PUBLISHED, and drawn again without them:
-what is kept, under docs/reproduce, is our picture and the verdicts. Cells and theory lie in results/papers, which is not under
-version control.
+what is kept is our picture (docs/reproduce) and the verdicts (suites/papers), which ``smimbench reproduce`` prints. Cells and
+theory lie in results/papers, which is not under version control.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FOLDER, WORK = DOCS / "reproduce", DOCS.parent / "results" / "papers"
+PICTURES, WORK = DOCS / "reproduce", DOCS.parent / "results" / "papers"
+OUTCOMES = DOCS.parent / "suites" / "papers"
 TABLE = DOCS.parent / "results" / "checks" / "papers.md"
 TAG, ROUND = re.compile(r"<[^>]+>"), re.compile(r"(\.\d)\d+")
 RANKS = ("inside", "known correction", "not compared", "outside")
@@ -25,9 +26,10 @@ HEAD = """# Figures of the papers
 
 <!-- Written by `python tools/reproduce.py PUBLISHED`; change it there. -->
 
-`smimbench reproduce --list` shows all figures of arXiv:2502.00901 and arXiv:2506.01582 for which numbers were released.
-`smimbench reproduce FIGURE --published FOLDER` reproduces one, in the paper's axes, and compares it with the authors'
-tables, which are not part of smimbench: each figure names the repository that has them. Figures are numbered as in the
+`smimbench reproduce --list` shows all figures of arXiv:2502.00901, arXiv:2506.01582 and arXiv:2410.18858 (square matrices) for
+which numbers were released. `smimbench reproduce FIGURE` reproduces one, in the paper's axes, and prints the last comparison
+with the authors' tables; `--published FOLDER` makes it again. The tables are not part of smimbench: each figure names their
+repository. Figures are numbered as in the
 authors' plotting scripts; the logarithmic horizontal axes of 2506.01582-fig1 are our choice.
 
 A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published
@@ -55,7 +57,7 @@ def smimbench(*words: str) -> Any:
 
 def make(name: str, published: str, quick: bool) -> None:
     """Make a figure, keep its verdicts and our picture. The CPU time kept is that of the first time, with nothing stored."""
-    file = FOLDER / f"{name}.json"
+    file = OUTCOMES / f"{name}.json"
     words = [
         "reproduce",
         name,
@@ -84,15 +86,15 @@ def make(name: str, published: str, quick: bool) -> None:
         )
         document["full_seconds"] = full["seconds"]
     del document["files"]
-    FOLDER.mkdir(exist_ok=True)
     (picture,) = (Path(name) for name in drawn["files"] if name.endswith(".svg"))
     svg = TAG.sub(
         lambda tag: ROUND.sub(r"\1", tag[0]), picture.read_text(encoding="utf-8")
     )
-    (FOLDER / f"{name}.svg").write_text(svg, encoding="utf-8")
-    file.write_text(
-        json.dumps(document | {"date": time.strftime("%Y-%m-%d")}, indent=1) + "\n"
-    )
+    (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+    quickly = " --quick" if quick else ""
+    document["command"] = f"smimbench reproduce {name} --published FOLDER{quickly}"
+    document["date"] = time.strftime("%Y-%m-%d")
+    file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def clock(seconds: float) -> str:
@@ -105,7 +107,7 @@ def clock(seconds: float) -> str:
 
 def figures() -> list[dict[str, Any]]:
     """What is kept of all figures that have been made."""
-    return [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted(OUTCOMES.glob("*.json"))]
 
 
 def page() -> str:

@@ -144,7 +144,7 @@ def _completed(markdown: str) -> str:
 def write_sources() -> None:
     """Write the folder that Zensical reads: all pages and figures."""
     shutil.rmtree(SOURCES, ignore_errors=True)
-    ignored = shutil.ignore_patterns("*.md", "*.json", "reproduce")
+    ignored = shutil.ignore_patterns("*.md", "*.json")
     shutil.copytree(DOCS, SOURCES, ignore=ignored)
     for name, text in pages().items():
         (SOURCES / name).write_text(text, encoding="utf-8")

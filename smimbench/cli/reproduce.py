@@ -38,7 +38,7 @@ QUICK_POINTS = 8
 
 @command(
     click.Argument(["name"], metavar="FIGURE", required=False, default=""),
-    flag("List the figures of both papers.", "--list", "list_only"),
+    flag("List the published figures.", "--list", "list_only"),
     option(
         "Folder with the tables that the authors of the papers have released (not shipped with smimbench).",
         "--published",
@@ -66,7 +66,8 @@ def reproduce(
     """Reproduce a figure from one of the papers, and compare it with the published numbers.
 
     For every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
-    (docs/corrections.md). The exit code is 1 if a curve is outside for no known reason, or has no published table.
+    (docs/corrections.md). Without --published this is the outcome of the last full comparison, which ships with smimbench.
+    The exit code is 1 if a curve is outside for no known reason, or is not compared.
     """
     from smimbench.cli.progress import run_with_progress
     from smimbench.report.published import (
@@ -75,6 +76,7 @@ def reproduce(
         compare,
         figure_list,
         published_lines,
+        stored_comparison,
     )
     from smimbench.run.campaign import plan_campaign
 
@@ -99,22 +101,27 @@ def reproduce(
     if campaign is not None:
         run_with_progress(campaign, request)
     our_lines, image_paths = _solve_and_draw(request, suite, lines, workers)
-    agreements = list(map(compare, lines, our_lines)) if published else []
+    comparison: JsonObject = {"curves": []}
+    if published:
+        agreements = [compare(line, points) for line, points in zip(lines, our_lines)]
+        comparison = {"curves": [agreement.document() for agreement in agreements]}
+    elif stored := stored_comparison(request.name):
+        comparison = {key: stored[key] for key in ("curves", "date", "command")}
+    else:
+        request.remark(
+            f"nothing is compared without the published tables, which are in {figure.source}; give their folder as --published"
+        )
     document: JsonObject = {
         "figure": suite.name,
         "title": suite.title,
         "quick": quick,
         "source": figure.source,
-        "curves": [agreement.document() for agreement in agreements],
+        **comparison,
         "files": [str(path) for path in image_paths],
     }
     request.print_document(document, _print_agreements)
-    if not published:
-        request.remark(
-            f"nothing is compared without the published tables, which are in {figure.source}; give their folder as --published"
-        )
-    agrees = all(agreement.verdict in (INSIDE, EXPLAINED) for agreement in agreements)
-    return OK if agrees else NOT_OK
+    verdicts = {curve["verdict"] for curve in comparison["curves"]}
+    return OK if verdicts <= {INSIDE, EXPLAINED} else NOT_OK
 
 
 def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureTable]:
@@ -214,7 +221,7 @@ def _print_figures(console: Console, figures: list[ShippedFigure]) -> None:
         Column("what it shows", fields="title", words=True),
         Column("takes", duration, words=True),
     ]
-    title = "figures of arXiv:2502.00901 and arXiv:2506.01582"
+    title = "published figures"
     console.print(make_table(title, columns, figures))
 
 
@@ -239,9 +246,11 @@ def _print_agreements(console: Console, document: JsonObject) -> None:
         Column("allowed", number, fields="allowed"),
         Column("at", number, fields="at"),
     ]
-    curves = document["curves"]
+    curves, title = document["curves"], "ours - published"
+    if "date" in document:
+        title += f", compared on {document['date']} by '{document['command']}' with the tables of {document['source']}"
     if curves:
-        console.print(make_table("ours - published", columns, curves), crop=False)
+        console.print(make_table(title, columns, curves), crop=False)
     sections: dict[str, None] = {}
     for curve in curves:
         sections.update(dict.fromkeys(curve["corrections"]))

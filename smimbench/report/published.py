@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import tomllib
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NotRequired, TypedDict
@@ -140,6 +141,15 @@ def figure_list() -> list[ShippedFigure]:
     return figures
 
 
+def stored_comparison(name: str) -> JsonObject | None:
+    """Return the outcome of the last full comparison of a shipped figure: curves, date and command; None if there is none."""
+    path = shipped_figures().get(name)
+    if path is None or not path.with_suffix(".json").is_file():
+        return None
+    comparison: JsonObject = json.loads(read_text(path.with_suffix(".json")))
+    return comparison
+
+
 def published_lines(
     suite: Suite, folder: Path | None, limit: int | None = None
 ) -> list[PublishedLine]:
@@ -176,7 +186,8 @@ def published_lines(
 
 def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
     """Make the line of a curve for the problem with this index, without published points."""
-    factor, parameters = 1.0, {}
+    factor = 1.0
+    parameters: dict[str, str] = {}
     if curve.metric != "threshold":
         factor = _number_for_problem(curve.x_factor, index)
         for item_parameters in plans[0].tables.values():

@@ -6,11 +6,12 @@ import re
 import numpy as np
 import pytest
 
+import smimbench
 from smimbench import load_suite
-from smimbench.report.published import figure_list
+from smimbench.report.published import figure_list, stored_comparison
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
-from tests.helpers import LINE, ROOT, call, output
+from tests.helpers import LINE, ROOT, call, flat, output
 
 SECTIONS = re.findall(
     "^## (.+)$", (ROOT / "docs" / "corrections.md").read_text(), re.MULTILINE
@@ -89,7 +90,9 @@ def test_every_figure_on_disk_is_listed_and_sound(capsys):
     assert code == 0
     assert set(listed) == files == set(shipped_figures())
     for name, one in listed.items():
-        assert re.fullmatch(r"(2502\.00901|2506\.01582)-(fig|table)\d[-\w]*", name)
+        assert re.fullmatch(
+            r"(2502\.00901|2506\.01582|2410\.18858)-(fig|table)\d[-\w]*", name
+        )
         if "no_numbers" in one:
             code, _, err = call(capsys, "reproduce", name)
             assert (code, one["no_numbers"] in err) == (2, True)
@@ -104,6 +107,64 @@ def test_every_figure_on_disk_is_listed_and_sound(capsys):
             for curve in suite.figure.curves
             for correction in curve.corrections
         )
+
+
+def test_the_last_full_comparison_ships_and_decides(capsys, tmp_path, monkeypatch):
+    for figure in figure_list():
+        outcome = stored_comparison(figure["name"])
+        assert ("no_numbers" in figure) == (outcome is None)
+        if outcome is None:
+            continue
+        curves = outcome["curves"]
+        assert not outcome["quick"]
+        assert outcome["command"] == (
+            f"smimbench reproduce {figure['name']} --published FOLDER"
+        )
+        assert all(0 <= c["outside"] <= c["points"] > 0 for c in curves)
+        assert {c["verdict"] for c in curves} <= {"inside", "known correction"}
+    name, options = "2506.01582-fig2-left", ("--results", tmp_path, "--quick")
+    code, out, err = call(capsys, "reproduce", name, *options)
+    assert (code, "nothing is compared" in err) == (0, False)
+    outcome = stored_comparison(name)
+    assert f"compared on {outcome['date']} by '{outcome['command']}'" in flat(out)
+    assert "3 of 256 known correction" in flat(out)
+    outcome["curves"][0]["verdict"] = "outside"
+    monkeypatch.setattr(
+        "smimbench.report.published.stored_comparison", lambda name: outcome
+    )
+    code, out, _ = call(capsys, "reproduce", name, *options, "--json")
+    assert (code, json.loads(out)["date"]) == (1, outcome["date"])
+
+
+def test_a_table_of_several_curves_in_the_axes_of_the_figure(capsys, tmp_path):
+    """The figure's x is twice alpha; rows of another rho belong to another curve."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    theory = smimbench.theory(
+        model="attention-indexed",
+        channel="linear",
+        prior="bilinear",
+        tokens=2,
+        symmetric=False,
+        noise=0.1,
+        rho=0.5,
+        alpha=0.1,
+        progress=False,
+    )
+    error = theory.problems[0].points[0].mse[0]
+    table = f"rho,x,mmse\n0.5,0.2,{error}\n2.0,0.2,9\n"
+    (folder / "several.csv").write_text(table)
+    text = (shipped_figures()["2410.18858-fig1-noisy"]).read_text()
+    text = re.sub(r'table    = "[^"]*"', 'table    = "several.csv"', text)
+    path = tmp_path / "several.toml"
+    path.write_text(text.replace('"alpha", "mmse"', '"x", "mmse"'))
+    options = ("--published", folder, "--results", tmp_path / "results", "--json")
+    _, out, _ = call(capsys, "reproduce", path, *options)
+    curves = {curve["curve"]: curve for curve in json.loads(out)["curves"]}
+    assert curves["rho = 0.5"]["verdict"] == "inside"
+    assert curves["rho = 0.5"]["points"] == 1
+    assert curves["rho = 2.0"]["deviation"] < -8
+    assert curves["rho = 0.1"]["verdict"] == "not compared"
 
 
 def test_the_list_is_a_table(capsys):
