@@ -84,7 +84,7 @@ def run(
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in (*suite.remarks, *campaign.remarks):
         warnings.warn(remark, stacklevel=2)
-    total = len(campaign.missing)
+    total = len(campaign.cells_to_run)
     with _progress_bar(progress) as show_progress:
         record_numbers = itertools.count(1)
 
@@ -140,7 +140,7 @@ def show(
 
     suite, store = _open_suite(suite, results)
     stored_results = Results(suite, store, backends)
-    if stored_results.rows and stored_results.answers.is_missing:
+    if stored_results.rows and stored_results.answers.has_missing_answers:
         warnings.warn(
             f"some theory of {suite.name} is not stored; smimbench.run solves it",
             stacklevel=2,
@@ -165,7 +165,9 @@ def _load_and_solve(
     from smimbench.run.theory_solver import TheorySolver
 
     solver = TheorySolver(
-        theory_folder(store), isolated=True, predictions=suite.needs_prediction_errors
+        theory_folder(store),
+        in_subprocess=True,
+        prediction_errors=suite.needs_prediction_errors,
     )
     results = Results(suite, store, backends, solver.answers)
     solver.answer(table_questions(results))
@@ -315,7 +317,7 @@ def theory(
             """Make a solver that keeps its answers in a folder (None: in memory)."""
             return TheorySolver(
                 folder,
-                predictions=predictions
+                prediction_errors=predictions
                 or bool(verify)
                 or suite.needs_prediction_errors,
                 on_progress=on_progress,

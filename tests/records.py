@@ -2,7 +2,7 @@
 
 import json
 
-from smimbench.run.record import plain, record_from
+from smimbench.run.record import json_value, record_from
 from smimbench.suite.cells import key_of
 
 ITEM = {"name": "any", "version": 1}
@@ -31,7 +31,7 @@ def record(*, cell=None, timing=None, **changes):
         "machine": {},
         "versions": {},
     }
-    return record_from(plain({**usual, **changes}))
+    return record_from(json_value({**usual, **changes}))
 
 
 def numbers(document):

@@ -85,7 +85,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         shares = [None if np.isnan(share) else float(share) for share in fractions]
         bound = bounds.get(axis)
         curves[axis] = Curve(x, seconds, memory, inputs, shares, bound)
-    return curves, store.read_shared()
+    return curves, store.read_run_json()
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:

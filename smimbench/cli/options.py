@@ -72,9 +72,9 @@ def print_json(document: object) -> None:
     try:
         text = json.dumps(document, indent=2, allow_nan=False, default=str)
     except ValueError:
-        from smimbench.run.record import plain
+        from smimbench.run.record import json_value
 
-        text = json.dumps(plain(document), indent=2)
+        text = json.dumps(json_value(document), indent=2)
     print_data(text + "\n")
 
 
@@ -280,7 +280,7 @@ class Request:
 
                 suite = tuned(suite, store)
             return suite
-        run_document = stored_settings.shared
+        run_document = stored_settings.run_json
         overrides = [*run_document.get("overrides", []), *self.overrides]
         only = self.only or run_document.get("only", [])
         if stored_settings.folder != Path(self.name) and (self.overrides or self.only):
@@ -315,7 +315,7 @@ class Request:
         SuiteError
             If the folder holds none, or several.
         """
-        from smimbench.run.store import settings_under, why_none
+        from smimbench.run.store import settings_under, why_no_runs
         from smimbench.suite import SuiteError
         from smimbench.suite.document import shipped_suites
 
@@ -331,7 +331,7 @@ class Request:
             )
             raise SuiteError(self.name, "", reason)
         if not runs:
-            raise SuiteError(self.name, "", why_none(folder))
+            raise SuiteError(self.name, "", why_no_runs(folder))
         return runs[0]
 
     def store(self, suite: Suite) -> Store:
@@ -348,7 +348,7 @@ class Request:
 
         return Answers(
             theory_folder(store),
-            predictions=suite.needs_prediction_errors,
+            prediction_errors=suite.needs_prediction_errors,
             on_remark=self.remark,
         )
 

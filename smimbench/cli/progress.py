@@ -166,7 +166,7 @@ def run_with_progress(campaign: Campaign, request: Request) -> None:
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     """Show the progress of a campaign, its slow cells, and why cells fail."""
-    suite_name, cell_count = campaign.suite.name, len(campaign.missing)
+    suite_name, cell_count = campaign.suite.name, len(campaign.cells_to_run)
     console = make_console(to_stderr=True)
     display = _choose_display(None if silent else LONG_WAIT)
     reported_failures: set[tuple[str, str]] = set()
@@ -248,9 +248,9 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
 
         self.solver = TheorySolver(
             folder,
-            isolated=True,
+            in_subprocess=True,
             deadline=deadline,
-            predictions=predictions or suite.needs_prediction_errors,
+            prediction_errors=predictions or suite.needs_prediction_errors,
             on_progress=self.on_progress,
             on_remark=request.remark,
         )

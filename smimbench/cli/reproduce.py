@@ -88,7 +88,7 @@ def reproduce(
     if suite.algorithms:
         store = request.store(suite)
         campaign = plan_campaign(
-            suite, store, workers=workers, isolated=True, dry_run=dry_run
+            suite, store, workers=workers, in_subprocess=True, dry_run=dry_run
         )
     if dry_run:
         return show_cost(campaign, request)

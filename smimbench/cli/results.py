@@ -41,7 +41,7 @@ def stored_results(
     ``any_code``: those of other code too, where the present code has run nothing.
     """
     from smimbench.report.results import Results
-    from smimbench.run.store import changed_code
+    from smimbench.run.store import changed_code_remarks
 
     suite = request.suite()
     store = request.store(suite)
@@ -49,7 +49,7 @@ def stored_results(
     results = Results(suite, store, backends, answers, any_code=any_code)
     request.remark(*store.complaints)
     if not any_code:
-        request.remark(*changed_code(results.other_versions))
+        request.remark(*changed_code_remarks(results.other_versions))
     if suite.choices:
         from smimbench.run.tuning import range_end_remarks
 
@@ -61,7 +61,7 @@ def stored_results(
 
 def remark_missing_theory(results: Results, request: Request) -> None:
     """Print which command solves theory that is needed but not stored."""
-    if results.answers.is_missing:
+    if results.answers.has_missing_answers:
         theory_command = request.command_line("theory")
         request.remark(f"some theory is not stored; '{theory_command}' solves it")
 
@@ -100,7 +100,7 @@ def _why_no_results(request: Request, results: Results) -> str:
         f"no results of {suite.name} {f'with {options} ' if options else ''}in {store.folder}"
     ]
     runs = settings_of_suite(store.folder)
-    same_option_folders = [run.folder for run in runs if run.words == options]
+    same_option_folders = [run.folder for run in runs if run.options == options]
     if version_messages := other_version_lines(results.other_versions):
         reasons += version_messages
     elif same_option_folders:
@@ -108,7 +108,9 @@ def _why_no_results(request: Request, results: Results) -> str:
             f"results of an earlier version of this suite exist: 'smimbench show {same_option_folders[0]}'"
         )
     other_options = [
-        run.words or "the suite's own settings" for run in runs if run.words != options
+        run.options or "the suite's own settings"
+        for run in runs
+        if run.options != options
     ]
     if other_options:
         reasons.append(f"there are some with {', or with '.join(other_options)}")
@@ -129,7 +131,7 @@ def load_stored_table(
     runs = settings_under(path if path.is_dir() else request.results / path.stem)
     if len(runs) != 1 or request.overrides or request.only:
         return None
-    folder, run_document = runs[0].folder, runs[0].shared
+    folder, run_document = runs[0].folder, runs[0].run_json
     is_suite_file = path.suffix == ".toml"
     if is_suite_file and unless(ValueError, read_text, path) != run_document["text"]:
         return None
@@ -164,7 +166,7 @@ def present_run(results: Results, request: Request, *, against: str | None) -> i
     from smimbench.run.store import Store
 
     table = results.table
-    write_table(results.folder / TABLE, table, Store(results.folder).read_shared())
+    write_table(results.folder / TABLE, table, Store(results.folder).read_run_json())
     try:
         table = compare_with(table, against)
     except click.BadParameter as error:  # no reason to hide what was run

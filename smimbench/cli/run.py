@@ -128,20 +128,22 @@ def run(
     limits = _take_limits(settings)
     shard_part = None if shard is None else _read_shard(shard)
     campaign = plan_campaign(
-        suite, store, backends, dry_run=dry_run, shard=shard_part, isolated=True, limits=limits, **settings
+        suite, store, backends, dry_run=dry_run, shard=shard_part, in_subprocess=True, limits=limits, **settings
     )  # fmt: skip
     if dry_run:
         request.remark(*campaign.remarks)
         return show_cost(campaign, request)
     run_with_progress(campaign, request)
-    missing_count = 0 if limits.end is None else campaign.count_missing()
+    missing_count = 0 if limits.deadline is None else campaign.count_missing()
     if missing_count:
         request.remark(
             f"time budget exhausted with {missing_count} cells left to run; rerun to continue"
         )
     if shard_part is not None:
         return _report_shard(campaign, shard_part, request)
-    progress = TheoryProgress(request, suite, theory_folder(store), deadline=limits.end)
+    progress = TheoryProgress(
+        request, suite, theory_folder(store), deadline=limits.deadline
+    )
     solver = progress.solver
     if "theory" in settings["retry"]:
         solver.set_aside(plan.problem for plan in suite.plans)
@@ -212,7 +214,7 @@ def tune(
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.tuning import search_all
 
-    settings |= {"isolated": True, "limits": _take_limits(settings)}
+    settings |= {"in_subprocess": True, "limits": _take_limits(settings)}
     if request.settings() is not None:
         raise click.UsageError(
             f"{request.name} is a folder of results; name the suite instead, or its file"
@@ -233,7 +235,7 @@ def tune(
         run_with_progress(campaign, request)
         return not campaign.count_missing()
 
-    searches = search_all(suite, store, backend, run_cells, retry=retry)
+    searches = search_all(suite, store, backend, run_cells, retry_statuses=retry)
     finished_searches = [search for search in searches if "rounds" in search]
     if earlier_backends := {search["backend"] for search in finished_searches} - {
         backend
@@ -259,12 +261,12 @@ def _show_tuning_cost(
     """Print the estimated cost of the remaining searches."""
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import trials_of
-    from smimbench.run.tuning import searches_ahead
+    from smimbench.run.tuning import remaining_searches
 
     store = request.store(suite)
     searches: list[JsonObject] = []
     all_cells: list[Cell] = []
-    for search, cells_ahead in searches_ahead(suite, store, backend):
+    for search, cells_ahead in remaining_searches(suite, store, backend):
         all_cells += cells_ahead
         searches.append(
             {
@@ -361,7 +363,7 @@ def show_cost(
             request, "nothing to run: the suite consists of theory only"
         )
     cost, cell_count = campaign.cost(), len(campaign.cells)
-    missing_count, workers = len(campaign.missing), campaign.workers
+    missing_count, workers = len(campaign.cells_to_run), campaign.workers
     if request.as_json:
         cell_counts = {
             "cells": cell_count,
@@ -376,10 +378,10 @@ def show_cost(
             f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
         )
     cost_sources = []
-    if cost.learned:
-        cost_sources.append(f"{cost.learned} from past runs")
-    if cost.tried:
-        cost_sources.append(f"{cost.tried} from short trials")
+    if cost.cells_from_past:
+        cost_sources.append(f"{cost.cells_from_past} from past runs")
+    if cost.cells_from_trials:
+        cost_sources.append(f"{cost.cells_from_trials} from short trials")
     sources_text = f" (cells: {', '.join(cost_sources)})" if cost_sources else ""
     click.echo(
         f"{cell_count} cells, {missing_count} of them to run, {workers} at a time"
@@ -399,10 +401,10 @@ def _duration_text(seconds: float) -> str:
 @command(SUITE, output_option("The .npz file to write."), JSON)
 def data(request: Request, output: Path) -> int:
     """Export an instance to solve in any language; --only picks which one (default: the first)."""
-    from smimbench.run.external import choose_points, write_instance
+    from smimbench.run.external import first_points, write_instance
 
     suite = request.suite()
-    instance_document = write_instance(suite, choose_points(suite)[0], output)
+    instance_document = write_instance(suite, first_points(suite)[0], output)
     if request.as_json:
         print_json(instance_document)
     elif not request.quiet:
@@ -445,12 +447,12 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
     from smimbench.report.theory_document import point_questions
-    from smimbench.run.campaign import shared_document
-    from smimbench.run.external import choose_points, keep_scores, score_record
+    from smimbench.run.campaign import run_json_document
+    from smimbench.run.external import first_points, score_record, store_scores
     from smimbench.run.store import Store, scores_of, settings_folder
 
     suite = request.suite()
-    points = choose_points(suite, len(paths))
+    points = first_points(suite, len(paths))
     records = [
         score_record(suite, point, path, label)
         for point, path in zip(points, paths, strict=True)
@@ -464,11 +466,11 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         for table in error_tables(rows):
             make_console().print(table, crop=False)
     store = request.store(suite)
-    keep_scores(store, records)
+    store_scores(store, records)
     # A folder of results says which suite it is of.
     settings_store = Store(settings_folder(suite, store))
-    if "suite" not in settings_store.read_shared():
-        settings_store.write_shared(shared_document(suite))
+    if "suite" not in settings_store.read_run_json():
+        settings_store.write_run_json(run_json_document(suite))
     if not request.silent:
         click.echo(
             f"kept in {scores_of(store).folder}; 'smimbench show {request.name}' lists it in its tables"

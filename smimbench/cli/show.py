@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from smimbench.report.results import Results, ResultsTable
     from smimbench.report.row import Row
     from smimbench.report.theory_document import ProblemTheory
-    from smimbench.run.record import SharedDocument
+    from smimbench.run.record import RunJson
     from smimbench.suite.cells import Suite
 
 
@@ -408,7 +408,7 @@ def show(
 
 def _read_table(
     request: Request, backends: Sequence[str]
-) -> tuple[ResultsTable, SharedDocument, Path, Results | None]:
+) -> tuple[ResultsTable, RunJson, Path, Results | None]:
     """Read the requested table, ``run.json``, its path, and the results unless only the table is stored."""
     from smimbench.report.results import is_packed
     from smimbench.run.store import Store
@@ -434,7 +434,7 @@ def _read_table(
         if stored_table is None:
             raise
         (table, folder), results = stored_table, None
-    return table, Store(folder).read_shared(), folder, results
+    return table, Store(folder).read_run_json(), folder, results
 
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
@@ -453,7 +453,7 @@ def report(request: Request, output: Path) -> int:
     check_writable(output)  # before the figures are drawn
     results = stored_results(request)
     charts = figures_progress(charts_of(results), silent=request.silent)
-    page_html = render_page(results, charts, Store(results.folder).read_shared())
+    page_html = render_page(results, charts, Store(results.folder).read_run_json())
     remark_missing_theory(results, request)
     write_atomically(output, page_html.encode())
     if not request.quiet:
@@ -468,17 +468,17 @@ RunKey = tuple[str, str]
 def _runs_in(path: Path) -> dict[RunKey, Path]:
     """Find all runs in a results folder, or all files of packed results."""
     from smimbench.report.packed import packed_under, read_pack
-    from smimbench.run.store import settings_under, why_none, words_of
+    from smimbench.run.store import options_text, settings_under, why_no_runs
 
-    runs = {(run.suite, run.words): run.folder for run in settings_under(path)}
+    runs = {(run.suite, run.options): run.folder for run in settings_under(path)}
     if runs:
         return runs
     for packed_file in packed_under(path):
         run_document = read_pack(packed_file)["run"]
-        runs[run_document["suite"], words_of(run_document)] = packed_file
+        runs[run_document["suite"], options_text(run_document)] = packed_file
     if not runs:
         raise click.UsageError(
-            f"{path}: {why_none(path)}, and there are no packed results there"
+            f"{path}: {why_no_runs(path)}, and there are no packed results there"
         )
     return runs
 

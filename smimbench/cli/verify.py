@@ -114,25 +114,29 @@ def _verify_folder(
     from smimbench.report.stored_table import TABLE, verified_table
     from smimbench.run.answers import Answers
     from smimbench.run.store import Store, settings_folder, theory_folder, trials_of
-    from smimbench.run.verification import choices, files, shared_documents
+    from smimbench.run.verification import (
+        run_json_differences,
+        verify_choices,
+        verify_files,
+    )
 
     suite = request.suite()
     store = request.store(suite)
     folder = settings_folder(suite, store)
-    if stored_tuning := Store(folder).read_shared().get("choices"):
+    if stored_tuning := Store(folder).read_run_json().get("choices"):
         suite = suite.with_choices(stored_tuning)
-    record_files = files(store)
+    record_files = verify_files(store)
     verifications = {"files": record_files}
-    document_errors = shared_documents(suite, folder)
+    document_errors = run_json_differences(suite, folder)
     if (folder / "run.json").exists():
         record_files.disagreements += document_errors
     else:
         record_files.missing += document_errors
-    predictions = suite.needs_prediction_errors
-    answers = Answers(theory_folder(store), predictions=predictions)
+    prediction_errors = suite.needs_prediction_errors
+    answers = Answers(theory_folder(store), prediction_errors=prediction_errors)
     results = Results(suite, store, (), answers)
     verifications |= _verify_scores(results)
-    trial_files = files(trials_of(store))
+    trial_files = verify_files(trials_of(store))
     stored_choices = trials_of(store).folder.glob("choices/[!.]*.json")
     if (
         trial_files.checked
@@ -140,7 +144,10 @@ def _verify_folder(
         or suite.choices
         or any(stored_choices)
     ):
-        verifications |= {"trials": trial_files, "choices": choices(suite, store)}
+        verifications |= {
+            "trials": trial_files,
+            "choices": verify_choices(suite, store),
+        }
     table_paths = {*store.folder.glob(TABLE), *store.folder.glob(f"settings/*/{TABLE}")}
     table_files = verified_files(sorted(table_paths))
     if table_files.checked:
@@ -168,9 +175,9 @@ def _verify_folder(
 def _verify_scores(results: Results) -> dict[str, Verification]:
     """Verify the files of scored external estimates, if there are any."""
     from smimbench.run.store import scores_of
-    from smimbench.run.verification import files
+    from smimbench.run.verification import verify_files
 
-    score_files = files(scores_of(results.store))
+    score_files = verify_files(scores_of(results.store))
     return (
         {"scores": score_files}
         if score_files.checked or score_files.disagreements
@@ -197,20 +204,20 @@ def _recompute(
     results: Results, recomputation: _Recomputation, *, trajectories: bool = True
 ) -> dict[str, Verification]:
     """Recompute the theory of results and a sample of their records."""
-    from smimbench.run.verification import rerun, stored_theory
+    from smimbench.run.verification import verify_reruns, verify_theory
 
     theory_folder = results.answers.folder
     assert theory_folder is not None
-    repeated_runs = rerun(
+    repeated_runs = verify_reruns(
         results.cells,
         results.store,
-        count=recomputation.cells,
+        cell_count=recomputation.cells,
         seed=recomputation.seed,
-        trajectories=trajectories,
+        compare_trajectories=trajectories,
     )
     if not repeated_runs.checked and recomputation.cells and results.records:
         repeated_runs.remarks.append("no stored cell can be run again")
-    verifications = stored_theory(
+    verifications = verify_theory(
         results.suite, theory_folder, solve=recomputation.theory
     )
     return {**verifications, "cells run again": repeated_runs}
@@ -263,7 +270,7 @@ def _verify_pack(
     with unpacked(path, pack) as results:
         _add_missing(pack_file, results)
         rows = results.rows
-        if results.answers.is_missing:
+        if results.answers.has_missing_answers:
             pack_file.missing.append(f"{path}: some theory of its rows is missing")
         verifications |= _verify_scores(results)
         if is_submission:
@@ -304,7 +311,7 @@ def submit(request: Request, by: str, output: Path) -> int:
 
     results = stored_results(request)
     run_document, left_out = submission(
-        results, Store(results.folder).read_shared(), by
+        results, Store(results.folder).read_run_json(), by
     )
     remark_missing_theory(results, request)
     write_packed(output, results, run_document, left_out=left_out, trajectories=False)

@@ -13,7 +13,7 @@ from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.row import component_word, grouped, largest_dimension_rows, letter
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
-from smimbench.run.answers import at_hand
+from smimbench.run.answers import stored_or_none
 from smimbench.theory.types import LineQuestion, PointsQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> Line
     else:
         margin = 0.05 * (high - low) if high > low else 0.2 * high
         start, end = max(low - margin, low / 2), high + margin
-    marks = threshold_marks(answers.thresholds_at_hand(problem))
+    marks = threshold_marks(answers.thresholds_or_empty(problem))
     breaks = [mark for mark, name in marks if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     offsets = 10.0 ** -np.array([1.5, 2, 2.5, 3, 4])
@@ -121,7 +121,7 @@ def _is_on_line(
     answers: Answers, problem: Problem, metric: str, grid: LineGrid
 ) -> bool:
     """Return whether stored theory on a line's grid includes a metric; it may lack generalization errors."""
-    line = answers.line_at_hand(problem, grid.fine) if has_fine_lines(problem) else None
+    line = answers.line_or_none(problem, grid.fine) if has_fine_lines(problem) else None
     if line is None:
         return False
     values, _ = _theory_of(metric, problem, line[0][0])
@@ -148,9 +148,9 @@ def theory_lines(
     grid = line_grid(answers, problem, used)
     is_fine = _is_on_line(answers, problem, metric, grid)
     if is_fine:
-        ratios, points = grid.fine, answers.line_at_hand(problem, grid.fine)
+        ratios, points = grid.fine, answers.line_or_none(problem, grid.fine)
     else:
-        ratios, points = grid.used, at_hand(answers.points, problem, grid.used)
+        ratios, points = grid.used, stored_or_none(answers.points, problem, grid.used)
     optimal: list[tuple[float, float, float]] = []
     uninformed: list[tuple[float, float, float]] = []
     was_apart = False
@@ -361,7 +361,7 @@ class _MetricPanel:
             series.append(self._runs(members, looks[name], name))
             series += self._predicted(members, looks[name], name)
         series += self._references()
-        thresholds, word = answers.thresholds_at_hand(problem), component_word(problem)
+        thresholds, word = answers.thresholds_or_empty(problem), component_word(problem)
         marks = threshold_marks(thresholds, word)
         upright = {
             "algorithm": [name for _, name in marks],
@@ -515,7 +515,7 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     lines: dict[str, list[tuple[float, float]]] = {}
     pairs = zip(parameters, suite.chosen_plans)
     for parameter, plan in sorted(pairs, key=lambda pair: pair[0]):
-        thresholds = answers.thresholds_at_hand(plan.problem)
+        thresholds = answers.thresholds_or_empty(plan.problem)
         for alpha, kind in threshold_marks(thresholds, component_word(plan.problem)):
             lines.setdefault(kind, []).append((alpha, parameter))
     if not lines:

@@ -27,7 +27,7 @@ from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import verdict_line, verdicts
 from smimbench.run.record import Record
-from smimbench.run.store import scores_of, settings_under, why_none
+from smimbench.run.store import scores_of, settings_under, why_no_runs
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def load_folder(folder: Path) -> Loaded:
     """
     runs = settings_under(folder)
     if not runs:
-        raise SuiteError(str(folder), "", why_none(folder))
+        raise SuiteError(str(folder), "", why_no_runs(folder))
     values: list[dict[str, object]] = []
     steps: list[dict[str, object]] = []
     stores = {run.store.folder: (run.suite, run.store) for run in runs}.values()

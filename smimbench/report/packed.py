@@ -33,16 +33,16 @@ from smimbench.report.row import grouped
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.record import (
     LongTrajectory,
-    Open,
+    OpenModel,
+    RunJson,
     SearchResult,
-    SharedDocument,
     check_model,
     digest_of,
-    document_text,
     file_stem,
-    plain,
-    sealed,
-    text_of,
+    indented_json,
+    json_value,
+    one_line_json,
+    with_digest,
 )
 from smimbench.run.store import Store, scores_of
 from smimbench.run.tuning import read_choice, searches
@@ -66,32 +66,32 @@ LARGEST = 1 << 28
 """Largest allowed size of decompressed packed results, in bytes. Doubled, a hostile file can use twice the memory."""
 
 
-class _Timing(Open):
+class _Timing(OpenModel):
     """Timing fields that name the file of a record."""
 
     trusted: bool = False
     machine: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 
 
-class _Record(Open):
+class _Record(OpenModel):
     """Fields that name the file of a record; the other fields are checked when the record is read."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
     timing: _Timing
 
 
-class _Answer(Open):
+class _Answer(OpenModel):
     """Fields that name the file of a stored answer of theory."""
 
     problem: object
     alpha: object
 
 
-class _Pack(Open):
+class _Pack(OpenModel):
     """Structure of a file of packed results."""
 
     packed: Literal[3]
-    run: SharedDocument
+    run: RunJson
     theory: dict[Literal["point", "thresholds", "own", "curve"], list[_Answer]]
     records: list[_Record]
     scored: list[_Record]
@@ -103,7 +103,7 @@ class _Pack(Open):
 def write_packed(
     path: Path,
     results: Results,
-    shared: SharedDocument,
+    shared: RunJson,
     *,
     left_out: Collection[tuple[str, str]] = (),
     trajectories: bool = True,
@@ -156,19 +156,19 @@ def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
     """Return the JSON document of a record, with its trajectory inlined or, on request, removed."""
     record = store.read(stem)
     if not trajectories:
-        return sealed({**record.document, "trajectory": None})
+        return with_digest({**record.document, "trajectory": None})
     if not isinstance(record.trajectory, LongTrajectory):
         return record.document
     columns = store.trajectory(record)
     if columns is None:
         raise SuiteError(store.complaints[-1], "", "this record cannot be packed")
     lists = {name: column.tolist() for name, column in columns.items()}
-    return sealed({**record.document, "trajectory": plain(lists)})
+    return with_digest({**record.document, "trajectory": json_value(lists)})
 
 
 def _text_of(pack: Mapping[str, object]) -> bytes:
     """Return the text of the file, with one line per record so that a change of one record changes one line."""
-    text = json.dumps(sealed(pack), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(with_digest(pack), allow_nan=False, separators=(",", ":"))
     return text.replace('{"format":', '\n{"format":').encode() + b"\n"
 
 
@@ -192,7 +192,7 @@ class PackedTable(NamedTuple):
     """Results table from a file of packed results, with its ``run.json`` and remarks on the file."""
 
     table: ResultsTable
-    shared: SharedDocument
+    shared: RunJson
     remarks: list[str]
 
 
@@ -212,7 +212,7 @@ def read_packed(path: Path) -> PackedTable:
             )
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
-        if results.answers.is_missing:
+        if results.answers.has_missing_answers:
             remarks.append("the file lacks some of the theory that its rows need")
         return PackedTable(table, pack["run"], remarks)
 
@@ -250,7 +250,7 @@ def read_pack(path: Path) -> JsonObject:
             raise ValueError(
                 "the file was changed after it was written (its digest does not match)"
             )
-        check_model(SharedDocument, pack.get("run"), "packed results of smimbench")
+        check_model(RunJson, pack.get("run"), "packed results of smimbench")
     return pack
 
 
@@ -306,7 +306,7 @@ def unpacked(
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
         store = Store(Path(temporary) / suite.name)
         answers = Answers(
-            Path(temporary) / "theory", predictions=suite.needs_prediction_errors
+            Path(temporary) / "theory", prediction_errors=suite.needs_prediction_errors
         )
         with _refused(path):
             check_model(_Pack, pack, "packed results of smimbench")
@@ -331,7 +331,7 @@ def unpacked(
 
 def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
     """Write the records, ``run.json`` and theory of packed results as the files of a results folder."""
-    files = {store.folder / "run.json": text_of(sealed(pack["run"]))}
+    files = {store.folder / "run.json": indented_json(with_digest(pack["run"]))}
     for records, folder in (
         (pack["records"], store.folder),
         (pack["scored"], scores_of(store).folder),
@@ -339,13 +339,13 @@ def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
         for record in records:
             timing = record["timing"]
             stem = file_stem(record["key"], timing["machine"], timing.get("trusted"))
-            files[folder / f"{stem}.json"] = text_of(record)
+            files[folder / f"{stem}.json"] = indented_json(record)
     for kind, answers in pack["theory"].items():
         for answer in answers:
             files[
                 theory
                 / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])
-            ] = document_text(answer)
+            ] = one_line_json(answer)
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -371,7 +371,7 @@ def verified_files(paths: Iterable[Path]) -> Verification:
 # -- submissions to the board ----------------------------------------------------------------------------------------------
 
 
-def obstacle(row: Row, shared: SharedDocument) -> str:
+def obstacle(row: Row, shared: RunJson) -> str:
     """Return the reason why others cannot run a row again; empty if they can.
 
     Parameters
@@ -412,8 +412,8 @@ def _third_party(identity: object) -> list[Specification]:
 
 
 def submission(
-    results: Results, shared: SharedDocument, by: str
-) -> tuple[SharedDocument, dict[tuple[str, str], str]]:
+    results: Results, shared: RunJson, by: str
+) -> tuple[RunJson, dict[tuple[str, str], str]]:
     """Make the ``run.json`` of a submission, and list why rows are excluded, by labels of problem and algorithm.
 
     Raises
@@ -460,13 +460,13 @@ def submission(
 
 
 def verified(
-    path: Path, rows: Sequence[Row], shared: SharedDocument, suite: Suite
+    path: Path, rows: Sequence[Row], shared: RunJson, suite: Suite
 ) -> Verification:
     """Check that others can run all rows again, and that tuned parameters are the best of the searches in the file."""
     verification = Verification()
     stored = {digest_of(search): search for search in shared.get("searches", [])}
     questions = (
-        {search.place: plain(search.question) for search in searches(suite)}
+        {search.labels: json_value(search.question) for search in searches(suite)}
         if stored
         else {}
     )

@@ -24,7 +24,7 @@ from smimbench.report.row import names_with_backend
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
 from smimbench.report.verdict import prediction_words, tied_words, verdict_line
-from smimbench.run.record import SharedDocument
+from smimbench.run.record import RunJson
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ NEEDS = ("jinja2", "matplotlib")
 """Packages that the HTML page needs, from the extra ``report``."""
 
 
-def render_page(
-    results: Results, charts: Iterable[Chart], shared: SharedDocument
-) -> str:
+def render_page(results: Results, charts: Iterable[Chart], shared: RunJson) -> str:
     """Render the page as HTML text.
 
     Raises
@@ -155,16 +153,14 @@ def _shown(verdict: Verdict) -> _ShownVerdict:
     return _ShownVerdict(verdict.problem, best, ties, line, agreement, ratio)
 
 
-def _when(shared: SharedDocument) -> str:
+def _when(shared: RunJson) -> str:
     written = shared.get("written")
     if not written:
         return ""
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(
-    suite: Suite, rows: Sequence[Row], shared: SharedDocument
-) -> dict[str, str]:
+def _made_with(suite: Suite, rows: Sequence[Row], shared: RunJson) -> dict[str, str]:
     """Return the versions and machines that produced the results."""
 
     def listed(table: Mapping[str, object]) -> str:
@@ -184,7 +180,7 @@ def _made_with(
     }
 
 
-def _reproduce(suite: Suite, shared: SharedDocument) -> str:
+def _reproduce(suite: Suite, shared: RunJson) -> str:
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
     commit = (shared.get("git_commit") or "").removesuffix("-dirty")
     run = f"smimbench run {suite.name} {options_of(suite)}".strip()

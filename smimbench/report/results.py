@@ -182,7 +182,7 @@ class Results:
     ) -> None:
         self.suite, self.store, self.records = suite, store, store.load()
         self.answers = answers or Answers(
-            theory_folder(store), predictions=suite.needs_prediction_errors
+            theory_folder(store), prediction_errors=suite.needs_prediction_errors
         )
         stored = sorted({record.cell["backend"] for record in self.records.values()})
         self.folder = settings_folder(suite, store)

@@ -62,8 +62,8 @@ from smimbench.report.statistics import (
     still_moving,
     values_of,
 )
-from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, at_hand
-from smimbench.run.external import EXTERNAL, Point, kept_scores
+from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, stored_or_none
+from smimbench.run.external import EXTERNAL, Point, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store, scores_of
@@ -174,7 +174,7 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
 
 def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
     """Return the Bayes-optimal theory at a sample ratio; None if it is not stored."""
-    branches = at_hand(answers.points, problem, [ratio])
+    branches = stored_or_none(answers.points, problem, [ratio])
     return branches[0][0] if branches else None
 
 
@@ -356,7 +356,7 @@ def error_rows(
     unsolved: dict[Problem, Exception] = {}
     for _, runs in places:
         try:
-            at_hand(answers.points, runs.problem, [runs.place.alpha])
+            stored_or_none(answers.points, runs.problem, [runs.place.alpha])
         except THEORY_ERRORS as error:  # its rows say so, the others stay
             unsolved.setdefault(runs.problem, error)
     example = next(iter(unsolved.values()), None)
@@ -422,7 +422,7 @@ def scored_rows(
     """Make the rows of external estimates stored by ``smimbench score``, for the metrics of the suite."""
     if not scores_of(store).folder.exists():
         return []
-    rows = rows_of_points(suite, *kept_scores(suite, store), answers, sized)
+    rows = rows_of_points(suite, *stored_scores(suite, store), answers, sized)
     return [row for row in rows if row.metric in suite.run.metrics]
 
 

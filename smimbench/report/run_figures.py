@@ -47,7 +47,7 @@ from smimbench.report.style import (
     looks_of,
 )
 from smimbench.report.verdict import errors, on_instance_data
-from smimbench.run.answers import at_hand
+from smimbench.run.answers import stored_or_none
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import FAILED_STATUSES
 from smimbench.theory.types import LineQuestion
@@ -330,10 +330,14 @@ class _CoursePanel:
     ) -> None:
         """Add the Bayes-optimal line at those of these sample ratios where theory is stored."""
         answers, problem = self.results.answers, self.problem
-        line = at_hand(answers.line, problem, ratios) if len(ratios) > 2 else None
+        line = (
+            stored_or_none(answers.line, problem, ratios) if len(ratios) > 2 else None
+        )
         optimum = [
             theory_of(self.metric, problem, branches[0], self.components)[0]
-            for branches in line or at_hand(answers.points, problem, ratios) or ()
+            for branches in line
+            or stored_or_none(answers.points, problem, ratios)
+            or ()
         ]
         values = np.array(optimum, dtype=float)
         if np.isfinite(values).any():

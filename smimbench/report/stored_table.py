@@ -18,8 +18,19 @@ from smimbench.files import JsonObject, write_atomically
 from smimbench.report.results import ResultsTable
 from smimbench.report.row import Row, Text, grouped, place, row_of
 from smimbench.run.loop import Status
-from smimbench.run.record import Open, SharedDocument, check_model, plain, sealed
-from smimbench.run.verification import OTHER_MACHINE, Verification, differences, untimed
+from smimbench.run.record import (
+    OpenModel,
+    RunJson,
+    check_model,
+    json_value,
+    with_digest,
+)
+from smimbench.run.verification import (
+    OTHER_MACHINE,
+    Verification,
+    differences,
+    rerun_without_time_limit,
+)
 from smimbench.suite.cells import Suite
 
 FORMAT = 2
@@ -28,7 +39,7 @@ TABLE = "table/rows.json"
 UNVERIFIABLE = "format 2: only metric values of single runs can be verified; means and other derived numbers are shown as stored"
 
 
-class _OtherVersion(Open):
+class _OtherVersion(OpenModel):
     """Number of stored cells that an older version of an item computed."""
 
     item: Text
@@ -37,7 +48,7 @@ class _OtherVersion(Open):
     cells: int
 
 
-class _About(Open):
+class _About(OpenModel):
     """Fields of a results table besides its rows."""
 
     suite: Text
@@ -49,23 +60,23 @@ class _About(Open):
     left_out: tuple[Text, ...] | list[Text] = ()
 
 
-class _RowsOfPlace(Open):
+class _RowsOfPlace(OpenModel):
     """Rows of one place: the fields that are equal in all of them, and the other fields of each row."""
 
     common: dict[str, object]
     rows: list[dict[str, object]]
 
 
-class _Table(Open):
+class _Table(OpenModel):
     """Structure of the file of a stored table."""
 
     packed: int
-    run: SharedDocument
+    run: RunJson
     document: _About
     places: list[_RowsOfPlace]
 
 
-def write_table(path: Path, table: ResultsTable, shared: SharedDocument) -> None:
+def write_table(path: Path, table: ResultsTable, shared: RunJson) -> None:
     """Write a results table and ``run.json`` into one file.
 
     Fields that all rows of one place (problem, algorithm, backend, sample ratio, dimension) share are written once. Whatever can
@@ -86,7 +97,7 @@ def write_table(path: Path, table: ResultsTable, shared: SharedDocument) -> None
         "document": table.about(),
         "places": places,
     }
-    write_atomically(path, text_of_table(plain(stored)).encode())
+    write_atomically(path, text_of_table(json_value(stored)).encode())
 
 
 def _factor_out(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -104,7 +115,7 @@ def _factor_out(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 def text_of_table(table: Mapping[str, object]) -> str:
     """Return the text of the file, with one line per place so that a change of one place changes one line."""
-    lines = json.dumps(sealed(table), allow_nan=False, separators=(",", ":"))
+    lines = json.dumps(with_digest(table), allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
 
 
@@ -142,7 +153,7 @@ def table_of(stored: JsonObject) -> ResultsTable:
 def rerun_values(
     path: Path,
     rows: Sequence[Row],
-    shared: SharedDocument,
+    shared: RunJson,
     suite: Suite,
     *,
     count: int,
@@ -168,7 +179,7 @@ def rerun_values(
         )
     ]
     order = np.random.default_rng(seed).permutation(len(cells))
-    for cell, record in untimed([cells[i] for i in order[:count]], 1):
+    for cell, record in rerun_without_time_limit([cells[i] for i in order[:count]], 1):
         name = f"{cell.seed}/{cell.replicate}"
         metrics = {} if record.status == Status.DIVERGED else record.metrics
         lines: list[str] = []
@@ -206,7 +217,7 @@ def verified_table(
         if computed_row is None:
             lines.append(f"{_label(path, row)}: no record belongs to this row")
         else:
-            document = plain(computed_row.document())
+            document = json_value(computed_row.document())
             lines += _differences(path, row, row.document(), document, OTHER_MACHINE)
     return lines
 

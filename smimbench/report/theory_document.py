@@ -28,7 +28,7 @@ from smimbench.report.rows import (
 )
 from smimbench.report.run_figures import course_questions
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
-from smimbench.run.external import Point, kept_scores
+from smimbench.run.external import Point, stored_scores
 from smimbench.run.loop import Status
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
@@ -417,7 +417,7 @@ def table_questions(results: Results) -> Iterator[Question]:
         if ratios:
             problem = results.suite.problems[label]
             yield PointsQuestion(problem, tuple(sorted(ratios)))
-    yield from point_questions(kept_scores(results.suite, results.store)[0])
+    yield from point_questions(stored_scores(results.suite, results.store)[0])
     for cell, runs in places:
         problem, records = runs.problem, runs.records
         if problem.no_theory is not None:

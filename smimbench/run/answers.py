@@ -1,4 +1,4 @@
-"""Answers of theory as they are stored: points, lines, thresholds and predictions of algorithms. Nothing is solved here."""
+"""Reads and writes stored theory results: points, lines of figures, thresholds, predictions for algorithms. Solves nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from smimbench.files import JsonObject, canonical_json, read_json, write_atomica
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import NoTheoryError, Problem, ProblemError
 from smimbench.run.record import (
-    Closed,
+    ClosedModel,
     Number,
     Numbers,
-    Open,
+    OpenModel,
     Text,
     check_model,
     digest_of,
-    document_text,
-    is_matrix,
-    sealed,
+    one_line_json,
+    require_matrix,
+    with_digest,
 )
 from smimbench.suite.cells import key_of
 from smimbench.theory.types import PredictionQuestion, TheoryPoint, Thresholds
@@ -50,12 +50,12 @@ computed again."""
 
 
 class TheoryError(RuntimeError):
-    """Raised in place of an error in a plugin's code while theory was solved; keeps its type name and message."""
+    """Error that replaces what a plugin's code raised while theory was solved; it keeps the type name and message."""
 
     @staticmethod
-    def named(name: str, message: str) -> TheoryError:
+    def with_type_name(type_name: str, message: str) -> TheoryError:
         """Create a TheoryError whose type has the given name."""
-        error: TheoryError = type(name, (TheoryError,), {})(message)
+        error: TheoryError = type(type_name, (TheoryError,), {})(message)
         return error
 
 
@@ -64,7 +64,7 @@ THEORY_ERRORS = (ProblemError, TheoryError)
 
 
 class NotStored(ProblemError):
-    """Raised if a theory result is requested that is not stored."""
+    """Error of a requested theory result that is not stored."""
 
 
 class AnswerKey(NamedTuple):
@@ -107,7 +107,7 @@ class Answers:
     ----------
     folder : Path or None
         Where answers and nodes are stored, one small file each; None: there is only memory.
-    predictions : bool
+    prediction_errors : bool
         Whether the answers that are asked for have errors of prediction.
     on_remark : callable
         Called with one line for every answer that cannot be used.
@@ -124,16 +124,20 @@ class Answers:
         self,
         folder: Path | None = None,
         *,
-        predictions: bool = True,
+        prediction_errors: bool = True,
         on_remark: Callable[[str], object] = lambda line: None,
         memory: Memory | None = None,
     ) -> None:
-        self.folder, self.predictions, self.on_remark = folder, predictions, on_remark
+        self.folder, self.prediction_errors, self.on_remark = (
+            folder,
+            prediction_errors,
+            on_remark,
+        )
         self.memory = Memory() if memory is None else memory
         self.missing: set[AnswerKey] = set()
 
     @property
-    def is_missing(self) -> bool:
+    def has_missing_answers(self) -> bool:
         """Whether some requested theory result was not stored."""
         return bool(self.missing)
 
@@ -152,38 +156,40 @@ class Answers:
             As all methods: if an answer is not stored; or the error with which its solution ended in this process.
         """
         keys = [key_of_point(problem, alpha) for alpha in alphas]
-        return [cast(Branches, self._stored(problem, key)) for key in keys]
+        return [cast(Branches, self._require_answer(problem, key)) for key in keys]
 
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Return the fixed points along a line of a figure, stored as one result; see ``points``."""
-        answer = self._stored(problem, key_of_line(problem, alphas))
+        answer = self._require_answer(problem, key_of_line(problem, alphas))
         return cast(list[Branches], answer)
 
     def thresholds(self, problem: Problem) -> Thresholds:
         """Return all thresholds (critical sample ratios) of a problem."""
-        return cast(Thresholds, self._stored(problem, key_of_thresholds(problem)))
+        return cast(
+            Thresholds, self._require_answer(problem, key_of_thresholds(problem))
+        )
 
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
         """Return the prediction of an algorithm's theory, or the reason why there is none.
 
         What the problem's own theory says is added to the conditions.
         """
-        answer = self._stored(question.problem, self._prediction_key(question))
+        answer = self._require_answer(question.problem, self._prediction_key(question))
         return cast(AlgorithmPrediction | str, answer)
 
-    def line_at_hand(
+    def line_or_none(
         self, problem: Problem, alphas: Sequence[float]
     ) -> list[Branches] | None:
         """Return a line of a figure, or None if it is not stored; the figure then connects the points instead."""
         if problem.components > 1 and not self._is_stored(key_of_line(problem, alphas)):
             return None
-        return at_hand(self.line, problem, alphas)
+        return stored_or_none(self.line, problem, alphas)
 
-    def thresholds_at_hand(self, problem: Problem) -> Thresholds:
+    def thresholds_or_empty(self, problem: Problem) -> Thresholds:
         """Return the thresholds for a figure, or empty ones if they are not stored yet."""
         if problem.components > 1 and not self._is_stored(key_of_thresholds(problem)):
             return Thresholds()
-        return at_hand(self.thresholds, problem) or Thresholds()
+        return stored_or_none(self.thresholds, problem) or Thresholds()
 
     def count_stored(
         self, problems: Iterable[tuple[Problem, Sequence[float]]]
@@ -222,32 +228,35 @@ class Answers:
             [question.algorithm, *fields.values()],
             PREDICTION_VERSION,
         ]
-        if not self.predictions:
+        if not self.prediction_errors:
             identity.append("without errors of prediction")
         text = canonical_json(identity)
         return AnswerKey("own", text, float(question.alpha))
 
-    def _stored(self, problem: Problem, key: AnswerKey) -> Answer:
-        answer = self._recall(problem, key)
+    def _require_answer(self, problem: Problem, key: AnswerKey) -> Answer:
+        """Return a stored theory result; otherwise note that it is missing and raise the reason."""
+        answer = self._from_memory_or_file(problem, key)
         if answer is not None:
             return answer
         if key in self.memory.errors:
             raise self.memory.errors[key]
         problem.require_theory()
         self.missing.add(key)
-        raise NotStored("theory", "this theory result is not stored")
+        raise NotStored(
+            "theory", "this theory result is not stored; 'smimbench theory' solves it"
+        )
 
-    def _recall(self, problem: Problem, key: AnswerKey) -> Answer | None:
+    def _from_memory_or_file(self, problem: Problem, key: AnswerKey) -> Answer | None:
         """Return a theory result from memory, or from its file (and remember it); None if there is none."""
-        answers, file = self.memory.answers, self._file(key)
-        if key not in answers and file is not None:
-            question = {"problem": json.loads(key.question), "alpha": key.ratio}
-            document = self._sound_answer(key.kind, file, question, problem.components)
+        answers, path = self.memory.answers, self._file(key)
+        if key not in answers and path is not None:
+            asked = {"problem": json.loads(key.question), "alpha": key.ratio}
+            document = self._trusted_answer(key.kind, path, asked, problem.components)
             if document is not None:
-                answers[key] = answer_from(key.kind, document)
+                answers[key] = answer_from_json(key.kind, document)
         return answers.get(key)
 
-    def _sound_answer(
+    def _trusted_answer(
         self, kind: str, file: Path, question: Mapping[str, object], components: int
     ) -> Any:
         """Read a stored theory result as JSON; None, with a remark, if its file cannot be trusted."""
@@ -258,21 +267,26 @@ class Answers:
         except OSError:
             return None
         except ValueError as error:
-            self._refuse(file, error)
+            self._report_unusable_file(file, error)
             return None
 
-    def _refuse(self, file: Path, error: ValueError) -> None:
+    def _report_unusable_file(self, file: Path, error: ValueError) -> None:
+        """Report a file whose theory result cannot be trusted."""
         self.on_remark(f"{file}: {error}; this file is not used")
 
     def _file(self, key: AnswerKey) -> Path | None:
+        """Return the path of the file of a theory result; None if there is no folder."""
         return None if self.folder is None else self.folder / answer_name(*key)
 
     def _is_stored(self, key: AnswerKey) -> bool:
+        """Whether a theory result is in memory or has a file."""
         file = self._file(key)
         return key in self.memory.answers or (file is not None and file.exists())
 
 
-def at_hand(read: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
+def stored_or_none(
+    read: Callable[P, T], *arguments: P.args, **options: P.kwargs
+) -> T | None:
     """Call a method of ``Answers``; None if the result is not stored or no theory is known."""
     with contextlib.suppress(NotStored, NoTheoryError):
         return read(*arguments, **options)
@@ -286,8 +300,8 @@ def key_of_point(problem: Problem, alpha: float) -> AnswerKey:
 
 def key_of_line(problem: Problem, alphas: Sequence[float]) -> AnswerKey:
     """Return the key of the fixed points along a line of sample ratios."""
-    line = tuple(float(alpha) for alpha in alphas)
-    return AnswerKey("curve", canonical_json(problem.spec), line)
+    ratios = tuple(float(alpha) for alpha in alphas)
+    return AnswerKey("curve", canonical_json(problem.spec), ratios)
 
 
 def key_of_thresholds(problem: Problem) -> AnswerKey:
@@ -295,7 +309,7 @@ def key_of_thresholds(problem: Problem) -> AnswerKey:
     return AnswerKey("thresholds", canonical_json(problem.spec), None)
 
 
-def answer_from(kind: str, document: Any) -> Answer:
+def answer_from_json(kind: str, document: Any) -> Answer:
     """Build a theory result of the given kind from its JSON document, which has been checked."""
     if kind == "thresholds":
         return Thresholds.read(document)
@@ -303,7 +317,9 @@ def answer_from(kind: str, document: Any) -> Answer:
         is_reason = isinstance(document, str)
         return document if is_reason else AlgorithmPrediction.of_point(document)
     if kind == "curve":
-        return [[TheoryPoint.read(p) for p in branches] for branches in document]
+        return [
+            [TheoryPoint.read(point) for point in branches] for branches in document
+        ]
     return [TheoryPoint.read(point) for point in document]
 
 
@@ -315,15 +331,15 @@ def document_of(answer: Answer | TheoryPoint) -> Any:
 
 
 def answer_name(
-    kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION
+    kind: str, problem_json: str, alpha: Ratio, version: int = THEORY_VERSION
 ) -> str:
-    """Name of the file of a theory result: its kind and a digest of its question; ``key`` is the problem as JSON."""
-    return f"{kind}-{key_of([version, kind, key, alpha])}.json"
+    """Name of the file of a theory result: its kind and a digest of its question; ``problem_json`` is the problem as JSON."""
+    return f"{kind}-{key_of([version, kind, problem_json, alpha])}.json"
 
 
-def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
+def nodes_name(problem_json: str, version: int = THEORY_VERSION) -> str:
     """Name of the folder that stores the nodes of a problem, given as canonical JSON."""
-    return key_of([version, key])
+    return key_of([version, problem_json])
 
 
 def node_answer(node: Uncertain) -> dict[str, object]:
@@ -357,7 +373,7 @@ FreeField = (
 )
 
 
-class StoredPrediction(Open):
+class StoredPrediction(OpenModel):
     """Theory's prediction for an algorithm, with one number per component or pair of components; other fields are free."""
 
     __pydantic_extra__: dict[str, FreeField]
@@ -382,17 +398,17 @@ class StoredPrediction(Open):
         P = len(self.overlap)
         if any(len(row) != P for row in self.overlap):
             raise ValueError("the field overlap must be a square matrix")
-        numbers = {name: getattr(self, name) for name in PER_COMPONENT}
-        for name, coefficients in (self.finite_size or {}).items():
-            numbers[f"finite_size.{name}"] = coefficients
-        for name, of_components in numbers.items():
-            if of_components is not None and np.size(of_components) != P:
+        fields = {field_name: getattr(self, field_name) for field_name in PER_COMPONENT}
+        for field_name, coefficients in (self.finite_size or {}).items():
+            fields[f"finite_size.{field_name}"] = coefficients
+        for field_name, per_component in fields.items():
+            if per_component is not None and np.size(per_component) != P:
                 raise ValueError(
-                    f"the field {name} must have one number for each of {P} components"
+                    f"the field {field_name} must have one number for each of {P} components"
                 )
         if len({len(column) for column in self.trajectory.values()}) > 1:
             raise ValueError(
-                "all lists in the field trajectory must have the same length"
+                "all columns in the field trajectory must have the same length"
             )
         return self
 
@@ -405,7 +421,7 @@ class StoredPoint(StoredPrediction):
     branch: Text
 
 
-class StoredThreshold(Open):
+class StoredThreshold(OpenModel):
     """Critical sample ratio with its numerical error."""
 
     value: float
@@ -415,7 +431,7 @@ class StoredThreshold(Open):
     informed: dict[str, float] | None = None
 
 
-class StoredThresholds(Closed):
+class StoredThresholds(ClosedModel):
     """Thresholds of a problem (critical sample ratios); null for one that does not exist."""
 
     weak_recovery: StoredThreshold | None
@@ -428,10 +444,10 @@ class StoredThresholds(Closed):
     reasons: dict[str, Text]
 
 
-class StoredNode(Closed):
+class StoredNode(ClosedModel):
     """Fisher information of the channel at one overlap, a matrix or a stack of matrices, with its error."""
 
-    value: Annotated[list[Any], pydantic.AfterValidator(is_matrix)]
+    value: Annotated[list[Any], pydantic.AfterValidator(require_matrix)]
     error: Any
     method: Text
 
@@ -456,9 +472,11 @@ FIELDS = {"problem", "answer", "digest"}
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless a theory result has the structure of its kind, a key of ``MODELS``."""
+    """Raise ValueError unless a theory result, as JSON, has the structure of its kind, such as "point" or "thresholds"."""
     if kind not in MODELS:
-        raise ValueError("this is not a stored theory result")
+        raise ValueError(
+            f"not a theory result of smimbench: its kind {kind!r} must be one of {', '.join(MODELS)}"
+        )
     check_model(MODELS[kind], answer, "an answer of theory")
     points: list[JsonObject] = []
     if kind == "point":
@@ -467,26 +485,26 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
         points = [point for branches in answer for point in branches]
     elif kind == "own" and isinstance(answer, dict):
         points = [answer]
-    sizes = {len(point["overlap"]) for point in points}
-    if components is not None and sizes - {components}:
+    component_counts = {len(point["overlap"]) for point in points}
+    if components is not None and component_counts - {components}:
         raise ValueError(
-            f"this is not a stored theory result: its overlap must have {components} components"
+            f"the overlap of the theory result must have {components} components, as the problem has"
         )
 
 
 def write_answer(file: Path, question: Mapping[str, object], answer: object) -> None:
-    """Write a theory result with its question, machine and versions."""
+    """Write a theory result to a file, with its question, machine, versions and digest."""
     document = {
         **question,
         "answer": answer,
         "machine": machine.fingerprint(),
         "versions": machine.versions(),
     }
-    write_atomically(file, document_text(sealed(document)).encode())
+    write_atomically(file, one_line_json(with_digest(document)).encode())
 
 
 def read_answer(file: Path, question: Mapping[str, object] | None = None) -> JsonObject:
-    """Read a theory result as it was written, without its digest.
+    """Read a stored theory result with its question, check its digest, and return it without that.
 
     Raises
     ------
@@ -497,15 +515,19 @@ def read_answer(file: Path, question: Mapping[str, object] | None = None) -> Jso
     """
     document = read_json(file)
     if not isinstance(document, dict) or not document.keys() >= FIELDS:
-        raise ValueError("this is not a stored theory result")
+        raise ValueError(
+            "not a theory result of smimbench: it must have the fields problem, answer and digest"
+        )
     if digest_of(document) != document.pop("digest"):
         raise ValueError(
             "the file was changed after it was written (its digest does not match)"
         )
     if question is not None:
-        answered = {name: document.get(name) for name in question}
-        if digest_of(answered) != digest_of(question):
+        stored_question = {
+            field_name: document.get(field_name) for field_name in question
+        }
+        if digest_of(stored_question) != digest_of(question):
             raise ValueError(
-                "the file was renamed: its name does not match the theory result inside"
+                "the file was renamed: its name does not match the question that it answers"
             )
     return document

@@ -1,4 +1,4 @@
-"""Running a suite: which cells are missing, how many run at a time and where (here or on a cluster), and ``run.json``."""
+"""Plans and runs the cells of a suite that have no record: how many at a time, on this machine or a cluster; ``run.json``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from smimbench.run.cell import run_cell
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
-from smimbench.run.processes import ClaimFiles, OnWait, in_processes
-from smimbench.run.record import Record, SharedDocument
+from smimbench.run.processes import ClaimFiles, OnWait, run_in_processes
+from smimbench.run.record import Record, RunJson
 from smimbench.run.store import (
     Store,
-    changed_code,
+    changed_code_remarks,
     changes_of,
     other_versions,
     settings_folder,
     theory_folder,
 )
-from smimbench.run.theory_solver import TheorySolver, is_third_party
+from smimbench.run.theory_solver import TheorySolver, has_third_party
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Choice, Suite
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Share of a suite's cells for one of several runs: part ``number`` (from 1) of ``count``."""
+    """Share of a suite's cells that one of several runs computes: number ``number`` (from 1) of ``count`` shares."""
 
     number: int
     count: int
@@ -45,9 +45,11 @@ class Shard:
 
         It takes every ``count``-th key: keys are hashes, so each part has a mixture of all algorithms and sizes.
         """
-        keys = sorted(cell.key for cell in cells)[self.number - 1 :: self.count]
-        selected = set(keys)
-        return [cell for cell in cells if cell.key in selected]
+        selected_keys = sorted(cell.key for cell in cells)[
+            self.number - 1 :: self.count
+        ]
+        key_set = set(selected_keys)
+        return [cell for cell in cells if cell.key in key_set]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Campaign:
 
     Attributes
     ----------
-    cells, missing : list of Cell
+    cells, cells_to_run : list of Cell
         All that the suite asks for, and those without a record.
     workers : int
         Cells at a time.
@@ -67,23 +69,25 @@ class Campaign:
     suite: Suite
     store: Store
     cells: list[Cell]
-    missing: list[Cell]
+    cells_to_run: list[Cell]
     workers: int
     remarks: list[str]
     dask: str | None = None
     timing: bool = False
     threads: int = 1
-    isolated: bool = False
+    in_subprocess: bool = False
     limits: Limits = NO_LIMITS
 
     def count_missing(self) -> int:
-        """Number of the campaign's cells that still have no record."""
+        """Count the campaign's cells that still have no record."""
         return len(missing_cells(self.cells, self.store.load(), timing=self.timing))
 
     def cost(self) -> Estimate:
-        """Rough time and memory of the campaign, from past runs of the suite and from trials."""
-        past = self.store.load(digests=False).values() if self.missing else ()
-        return estimate_cost(self.missing, self.workers, past)
+        """Estimate time and memory of the campaign, from past runs of the suite and from short trial runs."""
+        past_records = (
+            self.store.load(digests=False).values() if self.cells_to_run else ()
+        )
+        return estimate_cost(self.cells_to_run, self.workers, past_records)
 
     def run(
         self,
@@ -100,13 +104,13 @@ class Campaign:
         """
         self._refuse_inconsistent_items()
         return run_cells(
-            self.missing,
+            self.cells_to_run,
             self.store,
             workers=self.workers,
             timing=self.timing,
             threads=self.threads,
             dask=self.dask,
-            isolated=self.isolated,
+            in_subprocess=self.in_subprocess,
             limits=self.limits,
             on_record=on_record,
             on_progress=on_progress,
@@ -114,15 +118,17 @@ class Campaign:
         )
 
     def _refuse_inconsistent_items(self) -> None:
-        """Raise ProblemError for items that contradict themselves, before hours are spent on meaningless runs."""
-        labels = {cell.problem_label for cell in self.missing}
-        problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
-        if not all(is_third_party(*problem.spec.values()) for problem in problems):
+        """Raise ProblemError, before hours of runs, if third-party items fail their consistency tests in all problems."""
+        problem_labels = {cell.problem_label for cell in self.cells_to_run}
+        problems = [
+            plan.problem for plan in self.suite.plans if plan.label in problem_labels
+        ]
+        if not all(has_third_party(*problem.spec.values()) for problem in problems):
             return
         solver = TheorySolver(
-            theory_folder(self.store), isolated=True, deadline=self.limits.end
+            theory_folder(self.store), in_subprocess=True, deadline=self.limits.deadline
         )
-        complaints = []
+        inconsistencies = []
         for problem in problems:
             try:
                 solver.begin(problem)
@@ -131,11 +137,11 @@ class Campaign:
                 if error.key == "theory":
                     # Its process ended: rows say so, the runs may be good.
                     return
-                complaints.append(error)
+                inconsistencies.append(error)
             except TheoryError:  # its rows say so
                 return
-        if complaints:
-            raise complaints[0]
+        if inconsistencies:
+            raise inconsistencies[0]
 
 
 def plan_campaign(
@@ -147,7 +153,7 @@ def plan_campaign(
     timing: bool = False,
     threads: int = 1,
     dask: str | None = None,
-    isolated: bool = False,
+    in_subprocess: bool = False,
     retry: Sequence[str] = (),
     limits: Limits = NO_LIMITS,
     shard: Shard | None = None,
@@ -168,7 +174,7 @@ def plan_campaign(
         Write and move nothing.
     cells : sequence of Cell or None
         Run these instead of those of the suite.
-    timing, threads, dask, isolated, limits
+    timing, threads, dask, in_subprocess, limits
         As of ``run_cells``.
 
     Raises
@@ -179,9 +185,11 @@ def plan_campaign(
         If a backend is not there.
     """
     # With Dask the device is that of the workers.
-    local = [backend for backend in backends if not (dask and backend in DEVICES)]
-    devices = [get_backend(name, suite.run.dtype) for name in local]
-    device = next((device.name for device in devices if device.accelerated), None)
+    local_backends = [
+        backend for backend in backends if not (dask and backend in DEVICES)
+    ]
+    devices = [get_backend(name, suite.run.dtype) for name in local_backends]
+    accelerator = next((device.name for device in devices if device.accelerated), None)
     if not suite.algorithms:
         reason = "the suite has no algorithm, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
@@ -199,11 +207,15 @@ def plan_campaign(
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, digests=not dry_run)
     remarks = _tuning_remarks(suite, store, cells) if is_whole_suite else []
-    remarks += store.complaints + changed_code(other_versions(cells, records.values()))
+    remarks += store.complaints + changed_code_remarks(
+        other_versions(cells, records.values())
+    )
     if retry and not dry_run:
-        keys = {cell.key for cell in cells}
+        cell_keys = {cell.key for cell in cells}
         store.retire(
-            stem for stem, r in records.items() if r.status in retry and r.key in keys
+            stem
+            for stem, record in records.items()
+            if record.status in retry and record.key in cell_keys
         )
         records = store.load()
     missing = missing_cells(cells, records, timing=timing)
@@ -211,15 +223,19 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    memory = memory_of_a_cell(missing)
-    if not dask and not device:
-        _refuse_too_large(suite, memory)
-    option = "--timing" if timing else f"--backend {device}" if device else None
-    workers, remark = _cells_at_a_time(len(missing), memory, workers, option)
+    bytes_per_cell = memory_of_a_cell(missing)
+    if not dask and not accelerator:
+        _require_enough_memory(suite, bytes_per_cell)
+    serial_option = (
+        "--timing" if timing else f"--backend {accelerator}" if accelerator else None
+    )
+    workers, remark = _cells_at_a_time(
+        len(missing), bytes_per_cell, workers, serial_option
+    )
     if remark and not dask:
         remarks.append(remark)
     if not dry_run:
-        Store(settings_folder(suite, store)).write_shared(shared_document(suite))
+        Store(settings_folder(suite, store)).write_run_json(run_json_document(suite))
     return Campaign(
         suite,
         store,
@@ -230,67 +246,82 @@ def plan_campaign(
         dask,
         timing,
         threads,
-        isolated,
+        in_subprocess,
         limits,
     )
 
 
-def _refuse_too_large(suite: Suite, memory: int) -> None:
+def _require_enough_memory(suite: Suite, bytes_per_cell: int) -> None:
     """Raise SuiteError if a cell needs more memory than this machine has."""
-    total = psutil.virtual_memory().total
-    if memory > total:
-        sizes = f"{memory / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
+    machine_bytes = psutil.virtual_memory().total
+    if bytes_per_cell > machine_bytes:
+        sizes_text = f"{bytes_per_cell / 2**30:.3g} GB, this machine has {machine_bytes / 2**30:.3g}"
         raise SuiteError(
             suite.file,
             "grid",
-            f"a single run needs up to {sizes} of memory; lower dimension, alpha or tokens",
+            f"a single run needs up to {sizes_text} of memory; lower dimension, alpha or tokens",
         )
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Remarks on algorithms that could be tuned but are not, and on chosen values at the end of their range."""
+    """Return remarks on algorithms that could be tuned but are not, and on chosen values at the end of their range."""
     from smimbench.run.tuning import range_end_remarks, searches
 
-    tunable = {search.place for search in searches(suite)}
-    untuned = (
+    tunable_places = {search.labels for search in searches(suite)}
+    untuned_algorithms = (
         cell.algorithm_label
         for cell in cells
-        if cell.tuning is None and cell.place[:2] in tunable
+        if cell.tuning is None and cell.place[:2] in tunable_places
     )
-    names = ", ".join(dict.fromkeys(untuned))
+    untuned_names = ", ".join(dict.fromkeys(untuned_algorithms))
     hint = f"tune them with 'smimbench tune {suite.name}'"
-    remarks = [f"{names} ran with the suite's settings; {hint}"] if names else []
+    remarks = (
+        [f"{untuned_names} ran with the suite's settings; {hint}"]
+        if untuned_names
+        else []
+    )
     return remarks + range_end_remarks(suite, store)
 
 
 def _cells_at_a_time(
-    count: int, memory: int, requested: int | None, serial_option: str | None
+    cell_count: int,
+    bytes_per_cell: int,
+    requested_workers: int | None,
+    serial_option: str | None,
 ) -> tuple[int, str]:
     """Return the number of cells to run at a time, and a remark if it is fewer than one per core or than requested.
 
     Parameters
     ----------
-    count, memory : int
+    cell_count, bytes_per_cell : int
         Cells to run, and bytes that one of them takes at most.
-    requested : int or None
+    requested_workers : int or None
         ``--workers``.
     serial_option : str or None
         Option that runs one cell at a time.
     """
     if serial_option:
-        is_refused = requested is not None and requested > 1
+        is_ignored = requested_workers is not None and requested_workers > 1
         reason = f"{serial_option} runs one cell at a time"
-        return 1, f"--workers {requested} is not used: {reason}" if is_refused else ""
-    free = psutil.virtual_memory().available
+        return (
+            1,
+            f"--workers {requested_workers} is not used: {reason}"
+            if is_ignored
+            else "",
+        )
+    free_bytes = psutil.virtual_memory().available
     cores = machine.usable_cores()
-    workers = requested or max(1, min(cores, free // max(1, memory)))
-    sizes = (
-        f"a cell takes up to {memory / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+    workers = requested_workers or max(
+        1, min(cores, free_bytes // max(1, bytes_per_cell))
     )
-    if memory * min(workers, count) > free:
-        return workers, f"the memory may not suffice for {workers} at a time: {sizes}"
-    if not requested and workers < min(cores, count):
-        return workers, f"{workers} at a time instead of {cores}: {sizes}"
+    memory_text = f"a cell takes up to {bytes_per_cell / 2**30:.1f} GB and {free_bytes / 2**30:.1f} GB are free"
+    if bytes_per_cell * min(workers, cell_count) > free_bytes:
+        return (
+            workers,
+            f"the memory may not suffice for {workers} at a time: {memory_text}",
+        )
+    if not requested_workers and workers < min(cores, cell_count):
+        return workers, f"{workers} at a time instead of {cores}: {memory_text}"
     return workers, ""
 
 
@@ -299,10 +330,10 @@ def missing_cells(
 ) -> list[Cell]:
     """Return the cells without a record, or, in timing mode, without trusted times on this machine."""
     if timing:
-        suffix = f".timing-{machine.fingerprint()}"
-        return [cell for cell in cells if f"{cell.key}{suffix}" not in records]
-    keys = {stem.partition(".")[0] for stem in records}
-    return [cell for cell in cells if cell.key not in keys]
+        timing_suffix = f".timing-{machine.fingerprint()}"
+        return [cell for cell in cells if f"{cell.key}{timing_suffix}" not in records]
+    keys_with_record = {file_stem.partition(".")[0] for file_stem in records}
+    return [cell for cell in cells if cell.key not in keys_with_record]
 
 
 def run_cells(
@@ -313,7 +344,7 @@ def run_cells(
     timing: bool = False,
     threads: int = 1,
     dask: str | None = None,
-    isolated: bool = False,
+    in_subprocess: bool = False,
     limits: Limits = NO_LIMITS,
     on_record: Callable[[Record], None] | None = None,
     on_progress: OnProgress | None = None,
@@ -324,9 +355,9 @@ def run_cells(
     Parameters
     ----------
     workers : int
-        Processes at a time; 1 runs in this process, unless ``isolated`` or plugins of third parties are loaded. Timing mode
+        Processes at a time; 1 runs in this process, unless ``in_subprocess`` or plugins of third parties are loaded. Timing mode
         is always serial.
-    isolated : bool
+    in_subprocess : bool
         Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
     limits : Limits
         What a cell, and all of them, may take; kept from outside, so for cells in processes of their own only.
@@ -349,20 +380,20 @@ def run_cells(
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
             machine.peak_rates(backend, threads)
-    source: Iterator[Record]
+    new_records: Iterator[Record]
     claims = None
     if dask is not None:
-        source = on_dask(cells, dask, threads, limits)
+        new_records = on_dask(cells, dask, threads, limits)
     elif (
         workers <= 1
-        and not isolated
+        and not in_subprocess
         and limits == NO_LIMITS
         and not get_registry().has_third_party
     ):
-        source = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
+        new_records = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
         claims = None if timing else ClaimFiles(store.folder)
-        source = in_processes(
+        new_records = run_in_processes(
             cells,
             max(1, workers),
             threads,
@@ -373,7 +404,7 @@ def run_cells(
             on_wait=on_wait,
         )
     records = []
-    for record in source:
+    for record in new_records:
         store.write(record)
         if claims is not None:
             claims.release(record.key)
@@ -384,7 +415,7 @@ def run_cells(
     return records
 
 
-def shared_document(suite: Suite) -> SharedDocument:
+def run_json_document(suite: Suite) -> RunJson:
     """Return the content of ``run.json``: suite text, options, versions and machine."""
     choices: list[Choice] = [
         {
@@ -396,7 +427,7 @@ def shared_document(suite: Suite) -> SharedDocument:
         for (problem, label), choice in suite.choices.items()
     ]
     changes = changes_of(suite)
-    document: SharedDocument = {
+    document: RunJson = {
         "suite": suite.name,
         "title": suite.title,
         "text": suite.text,

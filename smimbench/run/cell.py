@@ -37,8 +37,8 @@ from smimbench.run.loop import (
     FreshSamples,
     LoopRun,
     Status,
-    metered,
-    planned,
+    counting_fresh_samples,
+    plan_and_visible_data,
     run_algorithm,
 )
 from smimbench.run.record import LONGEST, Record, new_record
@@ -72,33 +72,35 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     threads : int
         BLAS threads.
     """
-    started, begin = time.time(), time.perf_counter()  # the date may be set meanwhile
+    # Durations come from the timer: the clock of the system may be set meanwhile.
+    start_date, timer_start = time.time(), time.perf_counter()
     backend = partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
-    tries, seconds_lost = 0, 0.0
+    tries, seconds_of_failed_tries = 0, 0.0
     machine.reset_peak_memory()
 
     def record(outcome: JsonObject) -> Record:
-        timed = "timing" in outcome
-        times = {
-            "trusted": timing and timed,
+        """Build the record of this cell, with its times added."""
+        has_timing = "timing" in outcome
+        timing_fields = {
+            "trusted": timing and has_timing,
             "machine": machine.fingerprint(),
             "threads": threads,
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             "ceilings": machine.stored_peak_rates(cell.backend, threads)
-            if timed
+            if has_timing
             else None,
             "peak_memory": machine.peak_memory(),
-            "started": started,
-            "total_seconds": time.perf_counter() - begin,
+            "started": start_date,
+            "total_seconds": time.perf_counter() - timer_start,
             **outcome.get("timing", {}),
         }
-        return _record(cell, {**outcome, "timing": times})
+        return _record(cell, {**outcome, "timing": timing_fields})
 
     while True:
         # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
         try:
             with (
-                warnings.catch_warnings(record=True) as caught,
+                warnings.catch_warnings(record=True) as caught_warnings,
                 machine.blas_threads(threads),
                 reduced_chunks(0.5**tries),
             ):
@@ -107,40 +109,42 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             remarks = outcome.get("warnings", [])
             if tries and "placement" in outcome:
                 outcome["placement"]["tries"] = tries + 1
-                outcome["timing"]["lost_seconds"] += seconds_lost
+                outcome["timing"]["lost_seconds"] += seconds_of_failed_tries
                 remarks.append(
                     f"the device ran out of memory, so the cell was run again with chunks of 1/{2**tries} of their usual size"
                 )
-            for warning in caught:
-                text = " ".join(printable(warning.message, 2000).split())
-                remarks.append(f"{warning.category.__name__}: {text}")
+            for warning in caught_warnings:
+                warning_text = " ".join(printable(warning.message, 2000).split())
+                remarks.append(f"{warning.category.__name__}: {warning_text}")
             outcome["warnings"] = _without_repeats(remarks)
             return record(outcome)
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
                 raise
             tries += 1
-            trace = printable("".join(traceback.format_exception(error)), LONGEST)
-            failure = {
+            traceback_text = printable(
+                "".join(traceback.format_exception(error)), LONGEST
+            )
+            failed_outcome = {
                 "status": Status.FAILED.value,
                 "reason": error_line(error),
                 "where": error_place(error),
-                "traceback": trace,
+                "traceback": traceback_text,
             }
-            runs_again = (
+            will_retry = (
                 tries < MOST_TRIES
                 and not isinstance(error, BackendError)
                 and backend().ran_out(error)
             )
         _LATEST.clear()  # whoever raised may have written into it
-        if not runs_again:
-            return record(failure)
+        if not will_retry:
+            return record(failed_outcome)
         gc.collect()
         backend().release()
-        seconds_lost = time.perf_counter() - begin
+        seconds_of_failed_tries = time.perf_counter() - timer_start
 
 
-def answerer(
+def task_handler(
     setup: JsonObject, report: Callable[..., None]
 ) -> Callable[[Cell], JsonObject]:
     """Return the function with which a worker process runs a cell and returns its record as JSON."""
@@ -169,6 +173,7 @@ def lost_record(
 
 
 def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
+    """Build the record of a cell from the outcome of its run."""
     return new_record(
         cell.identity(), cell.problem_label, cell.algorithm_label, outcome
     )
@@ -176,10 +181,10 @@ def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
 
 def _without_repeats(lines: list[str]) -> list[str]:
     """Remove repeated lines and keep at most 100."""
-    distinct = list(dict.fromkeys(lines))
-    if len(distinct) <= 100:
-        return distinct
-    return [*distinct[:100], f"and {len(distinct) - 100} more"]
+    distinct_lines = list(dict.fromkeys(lines))
+    if len(distinct_lines) <= 100:
+        return distinct_lines
+    return [*distinct_lines[:100], f"and {len(distinct_lines) - 100} more"]
 
 
 def _outcome(
@@ -190,59 +195,64 @@ def _outcome(
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = make_backend()
-    threads = threading.active_count()
-    warm_data = None
+    active_threads = threading.active_count()
+    warm_up_data = None
     if timing:
-        warm_data = _warm_up(cell, problem, backend)
+        warm_up_data = _warm_up(cell, problem, backend)
         # What it started must not share the processor with the timed run.
-        machine.wait_for_threads(threads)
-    seconds_of_children = machine.seconds_of_children()
+        machine.wait_for_threads(active_threads)
+    child_cpu_seconds = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
     start_is_computed = cell.run.start not in STARTS
     clock = Clock(0.0)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     if start_is_computed:
-        start = clock.time(lambda: _start(cell, instance, backend), backend)
+        start = clock.time(lambda: _initial_estimate(cell, instance, backend), backend)
     else:
-        start = _start(cell, instance, backend)
+        start = _initial_estimate(cell, instance, backend)
     cpu_seconds = clock.cpu_seconds()
     backend.release()
-    data = metered(instance.data(backend, start))
+    data = counting_fresh_samples(instance.data(backend, start))
 
     def make_rng(attempt: int) -> np.random.Generator:
-        return _stream(cell, problem, canonical_json(cell.algorithm), str(attempt))
+        """Return the random generator of attempt 0 or 1."""
+        return _random_generator(
+            cell, problem, canonical_json(cell.algorithm), str(attempt)
+        )
 
     run = run_algorithm(
         problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds
     )
-    del warm_data
+    del warm_up_data
     cpu_seconds += run.cpu_seconds
-    cpu_seconds += machine.wait_for_threads(threads) if timing else 0.0
-    cpu_seconds += machine.seconds_of_children() - seconds_of_children
+    cpu_seconds += machine.wait_for_threads(active_threads) if timing else 0.0
+    cpu_seconds += machine.seconds_of_children() - child_cpu_seconds
     if run.status is not Status.DIVERGED:
         _measure(cell, problem, instance, run)
     if instance.checksum() != checksum:
         raise RuntimeError(
             "the algorithm wrote into the data that all algorithms share, so its result is discarded"
         )
-    fresh = cast("FreshSamples", data.fresh)
-    samples = int(instance.inputs.shape[0])
+    fresh_samples = cast("FreshSamples", data.fresh)
+    data_samples = int(instance.inputs.shape[0])
     # An algorithm that plans to draw fresh samples sees none of the data set, unless a start was computed from it.
     sees_data = start_is_computed or not run.plan.draws_fresh
-    used = fresh.count + (samples if sees_data else 0)
-    draws_there = cell.run.draw == "device" and backend.accelerated
-    cost = run.plan.cost(problem, data) if run.plan.cost else None
+    samples_used = fresh_samples.count + (data_samples if sees_data else 0)
+    draws_on_device = cell.run.draw == "device" and backend.accelerated
+    iteration_cost = run.plan.cost(problem, data) if run.plan.cost else None
     return {
         "status": run.status.value,
         "reason": run.reason,
         "metrics": run.metrics,
         **({"blank": run.blank} if run.blank else {}),
-        "sample_ratio": problem.model.sample_ratio(max(1, used), instance.dimension),
-        "samples": samples,
-        "fresh_samples": fresh.count,
+        "sample_ratio": problem.model.sample_ratio(
+            max(1, samples_used), instance.dimension
+        ),
+        "samples": data_samples,
+        "fresh_samples": fresh_samples.count,
         "placement": {
-            "drawn": "device" if draws_there else "host",
-            "inputs": _placement(data.inputs),
+            "drawn": "device" if draws_on_device else "host",
+            "inputs": _placement_of_inputs(data.inputs),
         },
         "iterations": run.iterations,
         "restarts": run.restarts,
@@ -255,7 +265,11 @@ def _outcome(
             "seconds": run.clock.seconds,
             "lost_seconds": run.lost_seconds,
             "cpu_seconds": cpu_seconds,
-            "cost": cost and {"flops": float(cost.flops), "bytes": float(cost.bytes)},
+            "cost": iteration_cost
+            and {
+                "flops": float(iteration_cost.flops),
+                "bytes": float(iteration_cost.bytes),
+            },
             "device_seconds": run.clock.device_seconds,
             "device_peak_memory": backend.peak_memory(),
             "first_iteration": run.durations[0] if run.durations else None,
@@ -268,16 +282,24 @@ def _outcome(
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
     """Measure the metrics that the suite lists, and those of claimed errors, on the final estimate of a run."""
-    listed = [name.partition("@")[0] for name in cell.run.metrics]
-    names = dict.fromkeys((*listed, *claimed_error_metrics(problem.model.name)))
-    measured, unmeasured, remarks = instance.measure(list(names), run.estimate, run.V)
-    run.metrics.update(measured)
-    run.blank |= {name: why for name, why in unmeasured.items() if name in listed}
+    suite_metrics = [name.partition("@")[0] for name in cell.run.metrics]
+    metric_names = dict.fromkeys(
+        (*suite_metrics, *claimed_error_metrics(problem.model.name))
+    )
+    measured_metrics, unmeasured_reasons, remarks = instance.measure(
+        list(metric_names), run.estimate, run.V
+    )
+    run.metrics.update(measured_metrics)
+    run.blank |= {
+        name: reason
+        for name, reason in unmeasured_reasons.items()
+        if name in suite_metrics
+    }
     run.warnings += [*instance.remarks, *remarks]
 
 
-def _placement(inputs: Array) -> str:
-    """Where the inputs are during a run: ``resident``, ``streamed`` or ``drawn anew``."""
+def _placement_of_inputs(inputs: Array) -> str:
+    """Return where the inputs are during a run: ``resident`` in memory, ``streamed`` or ``drawn anew``."""
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"
     if isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs):
@@ -297,19 +319,23 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
     cell = replace(cell, replicate=WARM_UP)
     instance, _ = _instance(cell, problem, backend)
     _LATEST.clear()
-    algorithm = build_algorithm(
-        cell.algorithm, problem
-    )  # a new one: what it keeps in itself is of these data
-    _, data = planned(
-        algorithm, metered(instance.data(backend, _start(cell, instance, backend)))
+    # A new object, because what it stores in itself belongs to these data.
+    algorithm = build_algorithm(cell.algorithm, problem)
+    _, data = plan_and_visible_data(
+        algorithm,
+        counting_fresh_samples(
+            instance.data(backend, _initial_estimate(cell, instance, backend))
+        ),
     )
-    rng = _stream(cell, problem, canonical_json(cell.algorithm))
+    rng = _random_generator(cell, problem, canonical_json(cell.algorithm))
     state, _ = algorithm.step(problem, data, algorithm.init(problem, data, rng))
     algorithm.estimate(state)
     if algorithm.variance is not None:
         algorithm.variance(state)
-    small = isinstance(instance.inputs, np.ndarray) and instance.inputs.nbytes <= HELD
-    return data if small else None
+    is_small = (
+        isinstance(instance.inputs, np.ndarray) and instance.inputs.nbytes <= HELD
+    )
+    return data if is_small else None
 
 
 def _instance(
@@ -317,30 +343,30 @@ def _instance(
 ) -> tuple[Instance, tuple[float, ...]]:
     """Draw the instance of a cell, or take it from the cache, and return it with its checksum."""
     device = backend if cell.run.draw == "device" and backend.accelerated else None
-    point = (cell.alpha, cell.dimension, cell.replicate)
-    name = canonical_json(
+    grid_point = (cell.alpha, cell.dimension, cell.replicate)
+    cache_key = canonical_json(
         [
             cell.problem,
-            *point,
+            *grid_point,
             cell.seed,
             cell.run.dtype,
             cell.backend if device else "host",
         ]
     )
-    if name not in _LATEST:
+    if cache_key not in _LATEST:
         _LATEST.clear()  # two large ones would not fit side by side
         instance = problem.instance(
-            *point, seed=cell.seed, dtype=cell.run.dtype, device=device
+            *grid_point, seed=cell.seed, dtype=cell.run.dtype, device=device
         )
-        _LATEST[name] = instance, instance.checksum()
-    return _LATEST[name]
+        _LATEST[cache_key] = instance, instance.checksum()
+    return _LATEST[cache_key]
 
 
-def _stream(
-    cell: Cell, problem: Problem, *name: str, bits: str = "PCG64DXSM"
+def _random_generator(
+    cell: Cell, problem: Problem, *stream_names: str, bit_generator: str = "PCG64DXSM"
 ) -> np.random.Generator:
-    """Return the random generator of an algorithm or of its start."""
-    branch = (
+    """Return the random generator of an algorithm or of its initial estimate, seeded by the grid point and stream names."""
+    seed_path = (
         problem.seed_name,
         cell.alpha,
         cell.dimension,
@@ -348,14 +374,16 @@ def _stream(
         "initialisation",
     )
     return np.random.Generator(
-        getattr(np.random, bits)(seed_sequence(cell.seed, *branch, *name))
+        getattr(np.random, bit_generator)(
+            seed_sequence(cell.seed, *seed_path, *stream_names)
+        )
     )
 
 
-def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
+def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
     """Return the initial estimate: None (the algorithm's own), a noisy teacher, or the result of another algorithm."""
     problem: Problem = instance.problem
-    rng = _stream(cell, problem, "start", bits="PCG64")
+    rng = _random_generator(cell, problem, "start", bit_generator="PCG64")
     if cell.run.start == "informed":
         # In units of the noise, information q / (1 - q) gives a Gaussian prior the overlap q.
         return problem.start(
@@ -363,8 +391,10 @@ def _start(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
         )
     if cell.run.start in STARTS:
         return None
-    entry = get_registry().get("algorithm", cell.run.start, problem.model.name)
-    start: Start = build(entry.item, "algorithm", {}).start(
-        problem, metered(instance.data(backend)), rng
+    algorithm_entry = get_registry().get(
+        "algorithm", cell.run.start, problem.model.name
     )
-    return start
+    initial_estimate: Start = build(algorithm_entry.item, "algorithm", {}).start(
+        problem, counting_fresh_samples(instance.data(backend)), rng
+    )
+    return initial_estimate

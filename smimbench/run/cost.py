@@ -1,4 +1,4 @@
-"""Estimated cost of cells: operations, seconds, memory."""
+"""Estimates what cells will cost before they run: operations, seconds and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smimbench.interfaces.problem import placeholder_data
 from smimbench.problem.problem import Problem
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
-from smimbench.run.processes import in_processes
+from smimbench.run.processes import run_in_processes
 from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
 
@@ -41,8 +41,8 @@ class Estimate:
 
     seconds: float
     peak_bytes: int
-    learned: int = 0
-    tried: int = 0
+    cells_from_past: int = 0
+    cells_from_trials: int = 0
 
 
 class _Speed(NamedTuple):
@@ -56,7 +56,7 @@ HOST = _Speed(1e10)
 """A core of a processor, where no run and no trial tells how fast it is; doubled, such cells are said to take half as long."""
 
 
-class _Past(NamedTuple):
+class _PastRun(NamedTuple):
     """Duration of an earlier run, with its sample ratio, dimension and iterations."""
 
     alpha: float
@@ -66,7 +66,7 @@ class _Past(NamedTuple):
 
 
 def estimate_cost(
-    cells: Sequence[Cell], workers: int, past: Iterable[Record] = ()
+    cells: Sequence[Cell], workers: int, past_records: Iterable[Record] = ()
 ) -> Estimate:
     """Estimate the cost of a suite before anything is drawn.
 
@@ -75,100 +75,125 @@ def estimate_cost(
 
     Parameters
     ----------
-    past : iterable of Record
+    past_records : iterable of Record
     """
-    seconds, peak, learned, tried = 0.0, 0, 0, 0
-    past_runs: dict[str, list[_Past]] = {}
-    for record in past:
-        identity, timing = record.cell, record.timing
+    seconds, peak_bytes, cells_from_past, cells_from_trials = 0.0, 0, 0, 0
+    past_runs: dict[str, list[_PastRun]] = {}
+    for record in past_records:
+        cell_identity, timing = record.cell, record.timing
         if (
             timing.machine == machine.fingerprint()
             and timing.total_seconds
             and record.iterations
         ):
-            run = _Past(
-                identity["alpha"],
-                identity["dimension"],
+            run = _PastRun(
+                cell_identity["alpha"],
+                cell_identity["dimension"],
                 record.iterations,
                 timing.total_seconds,
             )
-            name = canonical_json([identity.get(key) for key in GROUP])
-            past_runs.setdefault(name, []).append(run)
-    for name, group, problem, algorithm in _groups(cells):
-        refused, error = attempt(refusal, algorithm, problem)
-        if refused or error is not None:  # its cells end at once
+            group_key = canonical_json(
+                [cell_identity.get(field_name) for field_name in GROUP]
+            )
+            past_runs.setdefault(group_key, []).append(run)
+    for group_key, group, problem, algorithm in _cells_by_group(cells):
+        refusal_reason, error = attempt(refusal, algorithm, problem)
+        if refusal_reason or error is not None:  # its cells end at once
             continue
-        runs = past_runs.get(name, [])
-        trial = [] if runs else _trial(problem, algorithm, group)
-        usual = float(np.median([run.iterations for run in runs])) if runs else USUAL
-        paces = []
-        for run in runs or trial:
-            once, _ = _iteration(problem, algorithm, group[0], run.alpha, run.dimension)
-            paces.append(run.seconds / run.iterations / once)
-        pace = float(np.median(paces or [1.0]))
+        group_runs = past_runs.get(group_key, [])
+        trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group)
+        usual_iterations = (
+            float(np.median([run.iterations for run in group_runs]))
+            if group_runs
+            else USUAL
+        )
+        slowdowns = []
+        for run in group_runs or trial_runs:
+            ideal_seconds, _ = _estimate_iteration(
+                problem, algorithm, group[0], run.alpha, run.dimension
+            )
+            slowdowns.append(run.seconds / run.iterations / ideal_seconds)
+        slowdown = float(np.median(slowdowns or [1.0]))
         for cell in group:
-            once, steps = _iteration(
+            ideal_seconds, iterations = _estimate_iteration(
                 problem, algorithm, cell, cell.alpha, cell.dimension
             )
-            seconds += pace * once * (steps or min(usual, cell.run.max_iterations))
-            peak = max(peak, _memory(problem, cell))
-        learned += len(group) * bool(runs)
-        tried += len(group) * bool(trial)
-    return Estimate(seconds / max(1, workers), peak * max(1, workers), learned, tried)
+            seconds += (
+                slowdown
+                * ideal_seconds
+                * (iterations or min(usual_iterations, cell.run.max_iterations))
+            )
+            peak_bytes = max(peak_bytes, _memory_of(problem, cell))
+        cells_from_past += len(group) * bool(group_runs)
+        cells_from_trials += len(group) * bool(trial_runs)
+    return Estimate(
+        seconds / max(1, workers),
+        peak_bytes * max(1, workers),
+        cells_from_past,
+        cells_from_trials,
+    )
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Peak memory, in bytes, of the largest of the cells, including its process."""
-    largest = 0
-    for _, group, problem, _ in _groups(cells):
-        points = {(cell.alpha, cell.dimension): cell for cell in group}
-        largest = max(largest, *(_memory(problem, cell) for cell in points.values()))
-    return largest
+    largest_bytes = 0
+    for _, group, problem, _ in _cells_by_group(cells):
+        distinct_cells = {(cell.alpha, cell.dimension): cell for cell in group}
+        largest_bytes = max(
+            largest_bytes,
+            *(_memory_of(problem, cell) for cell in distinct_cells.values()),
+        )
+    return largest_bytes
 
 
-def _groups(
+def _cells_by_group(
     cells: Sequence[Cell],
 ) -> Iterator[tuple[str, list[Cell], Problem, Algorithm]]:
-    """Group cells by problem, algorithm and backend."""
+    """Yield groups of cells with the same problem, algorithm and backend, each with its key, problem and algorithm."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(
-            canonical_json([getattr(cell, key) for key in GROUP]), []
+            canonical_json([getattr(cell, field_name) for field_name in GROUP]), []
         ).append(cell)
-    for name, group in groups.items():
-        yield name, group, *group[0].rebuild()
+    for group_key, group in groups.items():
+        yield group_key, group, *group[0].rebuild()
 
 
-def _trial(
+def _timed_trial(
     problem: Problem, algorithm: Algorithm, group: Sequence[Cell]
-) -> list[_Past]:
+) -> list[_PastRun]:
     """Time some iterations on a smaller instance; return nothing if they fail."""
     cell = max(group, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while (
         dimension > 8
-        and _iteration(problem, algorithm, cell, cell.alpha, dimension)[0]
+        and _estimate_iteration(problem, algorithm, cell, cell.alpha, dimension)[0]
         > TRIAL + CALL
     ):
         dimension = int(0.7 * dimension)
-    foreign = (
-        cell.distributions()
-    )  # code of others, which need not come back, and compiles in its first iteration
-    clock = LONGEST_TRIAL / 2 if foreign else 0.5
-    smaller = cell.run.model_copy(
-        update={"timeout": clock, "max_iterations": min(cell.run.max_iterations, 8)}
+    # Third-party code may never return, and may compile in its first iteration.
+    has_third_party_code = bool(cell.distributions())
+    time_limit = LONGEST_TRIAL / 2 if has_third_party_code else 0.5
+    short_run = cell.run.model_copy(
+        update={
+            "timeout": time_limit,
+            "max_iterations": min(cell.run.max_iterations, 8),
+        }
     )
-    trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
-    if foreign:
-        (record,) = in_processes([trial], 1, 1, limits=Limits(seconds=LONGEST_TRIAL))
+    trial_cell = dataclasses.replace(cell, dimension=dimension, run=short_run)
+    if has_third_party_code:
+        (record,) = run_in_processes(
+            [trial_cell], 1, 1, limits=Limits(seconds=LONGEST_TRIAL)
+        )
     else:
-        run_cell(trial)  # what is compiled or tabulated once is no part of an iteration
-        record = run_cell(trial)
+        # The first run pays for what is compiled or tabulated once.
+        run_cell(trial_cell)
+        record = run_cell(trial_cell)
     seconds = record.timing.per_iteration or record.timing.first_iteration
-    return [_Past(cell.alpha, dimension, 1, seconds)] if seconds else []
+    return [_PastRun(cell.alpha, dimension, 1, seconds)] if seconds else []
 
 
-def _iteration(
+def _estimate_iteration(
     problem: Problem, algorithm: Algorithm, cell: Cell, alpha: float, dimension: int
 ) -> tuple[float, int | None]:
     """Estimate seconds per iteration and number of iterations (None if the algorithm decides) of a run.
@@ -180,31 +205,34 @@ def _iteration(
     plan = plan_of(algorithm, placeholder_data(samples, model.tokens, dimension, alpha))
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
-    read = _width(cell) * batch * model.tokens * dimension
+    bytes_read = _bytes_per_number(cell) * batch * model.tokens * dimension
     rate, bandwidth = _speed_of(cell)
     return max(
-        plan.students * (cost.flops + cost.denoiser) / rate, read / bandwidth
+        plan.students * (cost.flops + cost.denoiser) / rate, bytes_read / bandwidth
     ) + CALL, plan.steps or None
 
 
-def _memory(problem: Problem, cell: Cell) -> int:
-    """Estimate the memory, in bytes, of inputs, labels and a few copies of the signal."""
+def _memory_of(problem: Problem, cell: Cell) -> int:
+    """Estimate the memory of a cell in bytes: inputs, labels and a few copies of the signal."""
     model, D = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, D)
-    inputs = samples * model.tokens * D * _width(cell)
-    labels = 2 * samples * model.tokens**2 * 8
-    signals = 8 * math.prod(model.signal_shape(problem.components, D)) * 8
-    return 11 * inputs // 10 + labels + signals + 150 * 2**20
+    input_bytes = samples * model.tokens * D * _bytes_per_number(cell)
+    label_bytes = 2 * samples * model.tokens**2 * 8
+    signal_bytes = 8 * math.prod(model.signal_shape(problem.components, D)) * 8
+    return 11 * input_bytes // 10 + label_bytes + signal_bytes + 150 * 2**20
 
 
-def _width(cell: Cell) -> int:
-    """Size in bytes of one number of the inputs."""
+def _bytes_per_number(cell: Cell) -> int:
+    """Return the size in bytes of one number of the inputs."""
     return 8 if cell.run.dtype == "float64" else 4
 
 
 def _speed_of(cell: Cell) -> _Speed:
+    """Return the speed of the device of a cell: measured peak rates, or those of a usual processor core."""
     if not get_backend(cell.backend).accelerated:
         return HOST
-    rates = machine.peak_rates(cell.backend)
-    kind = "tf32" if cell.run.tf32 else cell.run.dtype
-    return _Speed(rates.get(kind, rates["float64"]), rates["bandwidth"])
+    peak_rates = machine.peak_rates(cell.backend)
+    precision = "tf32" if cell.run.tf32 else cell.run.dtype
+    return _Speed(
+        peak_rates.get(precision, peak_rates["float64"]), peak_rates["bandwidth"]
+    )

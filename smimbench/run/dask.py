@@ -53,69 +53,74 @@ def on_dask(
         raise BackendError(
             "dask: Dask is not installed; run pip install 'smimbench[dask]'"
         ) from None
-    for name in ("distributed", *logging.root.manager.loggerDict):
-        if (
-            name.partition(".")[0] == "distributed"
-        ):  # what goes wrong is said here, in one line
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    client, error = _attempt(Client, address, timeout=10)
+    for logger_name in ("distributed", *logging.root.manager.loggerDict):
+        # Errors are reported here, in one line.
+        if logger_name.partition(".")[0] == "distributed":
+            logging.getLogger(logger_name).setLevel(logging.CRITICAL)
+    client, error = _call_dask(Client, address, timeout=10)
     if error is not None:
         raise BackendError(
             f"dask: no scheduler answers at {address} ({error_line(error)})"
         )
-    watch, run = _Watch(client, address), uuid.uuid4().hex
-    ended: queue.Queue[Any] = queue.Queue()
-    running: dict[Any, tuple[Cell, int]] = {}
-    version, paths = machine.versions().get("smimbench"), get_registry().paths
+    monitor, run_id = _ClusterMonitor(client, address), uuid.uuid4().hex
+    finished_futures: queue.Queue[Any] = queue.Queue()
+    running_cells: dict[Any, tuple[Cell, int]] = {}
+    client_version, plugin_paths = (
+        machine.versions().get("smimbench"),
+        get_registry().paths,
+    )
 
-    def send(cell: Cell, chance: int) -> None:
+    def send(cell: Cell, attempt: int) -> None:
+        """Submit a cell to the cluster for the given attempt, counted from 1."""
         future = client.submit(
-            _work_anywhere,
+            _run_on_worker,
             cell,
             threads,
-            paths,
+            plugin_paths,
             cell.distributions(),
-            version,
+            client_version,
             limits,
-            run,
-            key=f"smimbench-{cell.key}-{chance}",
+            run_id,
+            key=f"smimbench-{cell.key}-{attempt}",
             pure=False,
             resources={"GPU": 1} if cell.backend in DEVICES else None,
         )
-        running[future] = (cell, chance)
-        future.add_done_callback(ended.put)
+        running_cells[future] = (cell, attempt)
+        future.add_done_callback(finished_futures.put)
 
     try:
         for cell in cells:
             send(cell, 1)
-        while running and not limits.is_over:
-            future = unless(queue.Empty, ended.get, True, 1.0)
+        while running_cells and not limits.is_over:
+            future = unless(queue.Empty, finished_futures.get, True, 1.0)
             if future is None:
-                watch.check({cell.backend in DEVICES for cell, _ in running.values()})
-            if future not in running:
+                monitor.require_workers(
+                    {cell.backend in DEVICES for cell, _ in running_cells.values()}
+                )
+            if future not in running_cells:
                 continue
-            cell, chance = running.pop(future)
-            record, error = _outcome(future)
+            cell, attempt = running_cells.pop(future)
+            record, error = _record_or_error(future)
             if error is None:
                 yield record
-            elif type(error).__name__ in LOST_ERRORS and chance < 5:
+            elif type(error).__name__ in LOST_ERRORS and attempt < 5:
                 # Dask itself sends it to other workers before. It went with its worker, or with the scheduler: a moment later
                 # it is known which.
                 time.sleep(1.0)
-                if watch.workers() is None:
-                    raise watch.gone()
-                send(cell, chance + 1)
+                if monitor.workers() is None:
+                    raise monitor.scheduler_lost_error()
+                send(cell, attempt + 1)
             else:
                 reason = f"the cluster lost the cell: {error_line(error)}"
                 yield lost_record(cell, threads, reason)
     finally:
-        for future in running:
-            _attempt(future.cancel)
+        for future in running_cells:
+            _call_dask(future.cancel)
         # All results are stored: a cluster that is gone already is no failure.
-        _attempt(client.close, timeout=2)
+        _call_dask(client.close, timeout=2)
 
 
-def _attempt(
+def _call_dask(
     function: Any, *arguments: Any, **options: Any
 ) -> tuple[Any, BaseException | None]:
     """Call Dask and return (result, None) or (None, error); it has many errors for the loss of a cluster."""
@@ -126,27 +131,27 @@ def _attempt(
         return None, error
 
 
-def _outcome(future: Any) -> tuple[Any, BaseException | None]:
+def _record_or_error(future: Any) -> tuple[Any, BaseException | None]:
     """Return the record that a worker sent, or the error due to which there is none."""
     if future.status == "error":
         return None, future.exception()
     if future.status != "finished":
         return None, TimeoutError(f"the task is {future.status}")
     # Its worker may have died since, with its results.
-    record, error = _attempt(future.result, timeout=PATIENCE / 4)
+    record, error = _call_dask(future.result, timeout=PATIENCE / 4)
     if error is None or type(error).__name__ in LOST_ERRORS:
         return record, error
     return None, TimeoutError(error_line(error))
 
 
-class _Watch:
+class _ClusterMonitor:
     """Monitors a Dask cluster and detects that its scheduler or all suitable workers are gone."""
 
     def __init__(self, client: Any, address: str) -> None:
         self._client, self._address = client, address
         self._last = time.monotonic()
 
-    def gone(self) -> BackendError:
+    def scheduler_lost_error(self) -> BackendError:
         """Return the error for a scheduler that does not respond."""
         return BackendError(
             f"dask: the scheduler at {self._address} does not respond any more; finished cells are stored"
@@ -156,50 +161,54 @@ class _Watch:
         """Return the workers of the scheduler, or None if it does not respond."""
         if self._client.status != "running":
             return None
-        scheduler, error = _attempt(self._client.scheduler_info, n_workers=-1)
+        scheduler, error = _call_dask(self._client.scheduler_info, n_workers=-1)
         if isinstance(error, TypeError):  # older versions give all of them
-            scheduler, error = _attempt(self._client.scheduler_info)
+            scheduler, error = _call_dask(self._client.scheduler_info)
         return None if error is not None else scheduler["workers"]
 
-    def check(self, needs_gpu: set[bool]) -> None:
+    def require_workers(self, needs_gpu: set[bool]) -> None:
         """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long."""
         workers = self.workers()
-        resources = [w.get("resources") or {} for w in (workers or {}).values()]
-        if any(False in needs_gpu or "GPU" in resource for resource in resources):
+        worker_resources = [
+            worker.get("resources") or {} for worker in (workers or {}).values()
+        ]
+        if any(
+            False in needs_gpu or "GPU" in resource for resource in worker_resources
+        ):
             self._last = time.monotonic()
         if time.monotonic() - self._last <= PATIENCE:
             return
         if workers is None:
-            raise self.gone()
-        kind = ' with the resource GPU (dask worker --resources "GPU=1")'
+            raise self.scheduler_lost_error()
+        gpu_hint = ' with the resource GPU (dask worker --resources "GPU=1")'
         raise BackendError(
-            f"dask: no worker{kind if workers else ''} at {self._address} for {PATIENCE:.0f} s; finished cells are stored"
+            f"dask: no worker{gpu_hint if workers else ''} at {self._address} for {PATIENCE:.0f} s; finished cells are stored"
         )
 
 
-def _work_anywhere(
+def _run_on_worker(
     cell: Cell,
     threads: int,
-    paths: tuple[str, ...],
+    plugin_paths: tuple[str, ...],
     distributions: frozenset[str],
-    version: str | None,
+    client_version: str | None,
     limits: Limits,
-    run: str,
+    run_id: str,
 ) -> Record:
     """Run a cell in a separate process on the machine of a Dask worker."""
-    installed = machine.versions().get("smimbench")
-    if installed != version:
-        reason = f"the worker has smimbench {installed}, the client {version}; install the same"
+    installed_version = machine.versions().get("smimbench")
+    if installed_version != client_version:
+        reason = f"the worker has smimbench {installed_version}, the client {client_version}; install the same"
         return lost_record(cell, threads, reason)
-    registry = SimpleNamespace(paths=paths, foreign_path=set())
-    executor = _take_idle_process(run) or Executor(
+    registry = SimpleNamespace(paths=plugin_paths, foreign_path=set())
+    executor = _take_idle_process(run_id) or Executor(
         1, threads, registry, WORKER, timing=False
     )
-    (ended,) = executor.run(
+    (ended_task,) = executor.run(
         [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
     )
-    _keep_idle_process(run, executor)
-    return record_of(ended, threads)
+    _keep_idle_process(run_id, executor)
+    return record_of(ended_task, threads)
 
 
 # -- idle processes next to a Dask worker -------------------------------------------------------------------------------------
@@ -208,23 +217,24 @@ _IDLE: dict[Executor, tuple[str, threading.Timer]] = {}
 """Each with its run, as other runs may have different code. Popping is atomic, so a thread has its process to itself."""
 
 
-def _take_idle_process(run: str) -> Executor | None:
+def _take_idle_process(run_id: str) -> Executor | None:
     """Take an idle process of this run, or return None if there is none."""
-    for executor, (owner, timer) in list(_IDLE.items()):
-        if owner == run and _IDLE.pop(executor, None) is not None:
+    for executor, (owner_run_id, timer) in list(_IDLE.items()):
+        if owner_run_id == run_id and _IDLE.pop(executor, None) is not None:
             timer.cancel()
             return executor
     return None
 
 
-def _keep_idle_process(run: str, executor: Executor) -> None:
+def _keep_idle_process(run_id: str, executor: Executor) -> None:
     """Keep a process idle for the next cell of its run; it ends after a while if none comes."""
 
-    def end() -> None:
+    def end_if_idle() -> None:
+        """Kill the process unless a cell has taken it meanwhile."""
         if _IDLE.pop(executor, None) is not None:
             executor.end()
 
-    timer = threading.Timer(IDLE_TIMEOUT, end)
+    timer = threading.Timer(IDLE_TIMEOUT, end_if_idle)
     timer.daemon = True
-    _IDLE[executor] = run, timer
+    _IDLE[executor] = run_id, timer
     timer.start()

@@ -33,7 +33,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from smimbench.files import JsonObject, printable, unless
-from smimbench.run.loop import STILL, Status, read_beat
+from smimbench.run.loop import STILL, Status, read_heartbeat
 from smimbench.run.record import LONGEST
 
 WorkerMessage = JsonObject
@@ -57,18 +57,18 @@ class Limits:
         Of a cell on the wall, from its first moment to its record; ``run.timeout`` counts the algorithm's clock only.
     memory : float or None
         Bytes of the process of a cell.
-    end : float or None
+    deadline : float or None
         Moment (``time.monotonic``) beyond which nothing goes on. What is not finished stays missing.
     """
 
     seconds: float | None = None
     memory: float | None = None
-    end: float | None = None
+    deadline: float | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the deadline of all cells has passed."""
-        return self.end is not None and time.monotonic() > self.end
+        return self.deadline is not None and time.monotonic() > self.deadline
 
 
 NO_LIMITS = Limits()
@@ -76,7 +76,7 @@ NO_LIMITS = Limits()
 
 @dataclass(eq=False)
 class Task:
-    """Task for a worker process.
+    """Work for a worker process: the arguments to answer, the packages it needs, and its limits.
 
     Attributes
     ----------
@@ -85,14 +85,14 @@ class Task:
     distributions : frozenset of str
         Packages of third parties whose code it needs.
     accept : callable
-        Makes of the answer what ``Ended.answer`` is; raises ValueError if it is none.
+        Makes of the answer what ``EndedTask.answer`` is; raises ValueError if it is none.
     on_event : callable
         Called with what the process reports on the way.
-    processes_allowed : int
+    max_processes : int
         Processes that it may lose before it is given up.
     timeout : float or None
         Seconds on the algorithm's clock; a step that does not return may take half as long again, at least 1 s.
-    patience : float or None
+    silence_limit : float or None
         Seconds without any message.
     """
 
@@ -100,13 +100,13 @@ class Task:
     distributions: frozenset[str]
     accept: Callable[[object], object] = lambda answer: answer
     on_event: Callable[[WorkerMessage], object] = lambda event: None
-    processes_allowed: int = 1
+    max_processes: int = 1
     timeout: float | None = None
-    patience: float | None = None
+    silence_limit: float | None = None
     processes_lost: int = field(default=0, init=False)
 
 
-class Ended(NamedTuple):
+class EndedTask(NamedTuple):
     """Outcome of a task: an answer or an error, or the reason why there is neither."""
 
     task: Task
@@ -119,12 +119,12 @@ class Ended(NamedTuple):
     @property
     def may_retry(self) -> bool:
         """Whether the task may be tried again, because its process died."""
-        died = self.event is None and self.status is None
-        return died and self.task.processes_lost < self.task.processes_allowed
+        has_died = self.event is None and self.status is None
+        return has_died and self.task.processes_lost < self.task.max_processes
 
 
 class RunningTask(NamedTuple):
-    """Running task, with its duration and number of iterations so far."""
+    """Task at work in a worker process, with its duration and number of iterations so far."""
 
     task: Task
     seconds: float
@@ -143,10 +143,10 @@ class Executor:
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
     module : str
-        Name of the module that answers tasks: its ``answerer(setup, report)`` is called once in each process and returns a
+        Name of the module that answers tasks: its ``task_handler(setup, report)`` is called once in each process and returns a
         function of the arguments of a task; ``report`` sends an event to the parent.
     setup : dict
-        Plain values for ``answerer``, besides ``threads``.
+        Plain values for ``task_handler``, besides ``threads``.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Executor:
         max_workers: int,
         threads: int,
         registry: Any,
-        module: str,
+        answering_module: str,
         **setup: object,
     ) -> None:
         self.workers: list[_Worker] = []
         self._max_workers = max_workers
         self._registry = registry
-        self._setup = {**setup, "module": module, "threads": threads}
+        self._setup = {**setup, "module": answering_module, "threads": threads}
         self._events: Events = queue.Queue()
 
     def run(
@@ -170,11 +170,11 @@ class Executor:
         *,
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_progress: OnProgress = lambda running: None,
-    ) -> Iterator[Ended]:
+    ) -> Iterator[EndedTask]:
         """Run tasks in order as processes become free, and yield each as it ends.
 
         If a process dies by itself (killed, out of memory), its task is the next to begin, up to
-        ``processes_allowed`` times in all. A task that is stopped at a limit ends there.
+        ``max_processes`` times in all. A task that is stopped at a limit ends there.
 
         Parameters
         ----------
@@ -185,97 +185,102 @@ class Executor:
         on_progress : callable
             Called several times a second with the running tasks.
         """
-        waiting = deque(tasks)
-        if len({task.distributions for task in waiting}) > SPARE:
+        waiting_tasks = deque(tasks)
+        if len({task.distributions for task in waiting_tasks}) > SPARE:
             # Otherwise nearly every task would start a process.
-            by_packages = sorted(waiting, key=lambda task: sorted(task.distributions))
-            waiting = deque(by_packages)
+            tasks_by_packages = sorted(
+                waiting_tasks, key=lambda task: sorted(task.distributions)
+            )
+            waiting_tasks = deque(tasks_by_packages)
         try:
-            while waiting or any(worker.task for worker in self.workers):
+            while waiting_tasks or any(worker.task for worker in self.workers):
                 if limits.is_over:
                     return
-                self._assign(waiting, may_begin)
-                ended = self._next_ended()
-                if ended is not None and ended.may_retry:
-                    waiting.appendleft(ended.task)
-                elif ended is not None:
-                    yield ended
-                self._enforce(limits)
-                on_progress([w.running_task() for w in self.workers if w.is_busy])
+                self._assign_tasks(waiting_tasks, may_begin)
+                ended_task = self._next_ended_task()
+                if ended_task is not None and ended_task.may_retry:
+                    waiting_tasks.appendleft(ended_task.task)
+                elif ended_task is not None:
+                    yield ended_task
+                self._enforce_limits(limits)
+                on_progress(
+                    [worker.running_task() for worker in self.workers if worker.is_busy]
+                )
         finally:
             # Nobody waits for these tasks any more.
             self._end_workers([worker for worker in self.workers if worker.task])
 
     def end(self) -> None:
-        """Kill all worker processes."""
+        """Kill all worker processes of the pool."""
         self._end_workers(list(self.workers))
 
     def _end_workers(self, workers: Iterable[_Worker]) -> None:
+        """Kill these worker processes and remove them from the pool."""
         for worker in workers:
             worker.end()
             self.workers.remove(worker)
 
-    def _assign(
-        self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]
+    def _assign_tasks(
+        self, waiting_tasks: deque[Task], may_begin: Callable[[Task], bool | None]
     ) -> None:
         """Assign waiting tasks to idle processes."""
-        for _ in range(len(waiting)):
-            worker = self._idle_worker(waiting[0].distributions)
+        for _ in range(len(waiting_tasks)):
+            worker = self._idle_worker(waiting_tasks[0].distributions)
             if worker is None:
                 return
-            task = waiting.popleft()
-            decision = may_begin(task)
-            if decision:
-                worker.begin(task)
-            elif decision is None:
-                waiting.append(task)
+            task = waiting_tasks.popleft()
+            begins_now = may_begin(task)
+            if begins_now:
+                worker.begin_task(task)
+            elif begins_now is None:
+                waiting_tasks.append(task)
 
     def _idle_worker(self, distributions: frozenset[str]) -> _Worker | None:
         """Return an idle process with the given plugins, started if needed; None if all processes are busy."""
-        idle = [worker for worker in self.workers if worker.is_idle]
-        if len(self.workers) - len(idle) >= self._max_workers:
+        idle_workers = [worker for worker in self.workers if worker.is_idle]
+        if len(self.workers) - len(idle_workers) >= self._max_workers:
             return None
-        for worker in idle:
+        for worker in idle_workers:
             if worker.distributions == distributions:
                 return worker
-        surplus = len(self.workers) - self._max_workers - SPARE + 1
-        self._end_workers(idle[: max(0, surplus)])
+        surplus_count = len(self.workers) - self._max_workers - SPARE + 1
+        self._end_workers(idle_workers[: max(0, surplus_count)])
         worker = _Worker(self._registry, distributions, self._setup, self._events)
         self.workers.append(worker)
         return worker
 
-    def _next_ended(self) -> Ended | None:
+    def _next_ended_task(self) -> EndedTask | None:
         """Wait briefly for a task to end and return its outcome, or None."""
-        event = unless(queue.Empty, self._events.get, True, 0.1)
-        if event is None or event[0] not in self.workers:  # its end was noticed before
+        worker_message = unless(queue.Empty, self._events.get, True, 0.1)
+        if worker_message is None:
             return None
-        worker, message = event
+        worker, message = worker_message
+        if worker not in self.workers:  # it was removed before
+            return None
         if message is not None:
-            return worker.receive(message)
+            return worker.handle_message(message)
         self.workers.remove(worker)
-        return worker.bury()
+        return worker.close_and_report()
 
-    def _enforce(self, limits: Limits) -> None:
+    def _enforce_limits(self, limits: Limits) -> None:
         """Stop tasks that exceed their limits; if memory runs out, stop the process that uses most of it."""
         for worker in self.workers:
             if worker.is_dead():
                 self._events.put((worker, None))
-        busy = [worker for worker in self.workers if worker.is_busy]
-        for worker in busy:
-            worker.enforce(limits)
-        memory = psutil.virtual_memory()
-        if busy and memory.available < RESERVE * memory.total:
-            largest = max(busy, key=_Worker.memory)
-            size = largest.memory()
-            if size > memory.total // 10:
-                reason = (
-                    f"the machine ran out of memory while it took {size / 2**30:.1f} GB"
-                )
-                largest.stop(Status.FAILED, reason)
+        busy_workers = [worker for worker in self.workers if worker.is_busy]
+        for worker in busy_workers:
+            worker.enforce_limits(limits)
+        machine_memory = psutil.virtual_memory()
+        if busy_workers and machine_memory.available < RESERVE * machine_memory.total:
+            largest_worker = max(busy_workers, key=_Worker.used_memory)
+            process_bytes = largest_worker.used_memory()
+            if process_bytes > machine_memory.total // 10:
+                reason = f"the machine ran out of memory while it took {process_bytes / 2**30:.1f} GB"
+                largest_worker.stop(Status.FAILED, reason)
 
 
 class _Worker:
-    """One worker process and its state."""
+    """Parent's side of one worker process: its pipes, the task at work, and its limits."""
 
     def __init__(
         self,
@@ -289,21 +294,31 @@ class _Worker:
         self._stopped: tuple[Status, str] | None = None
         self._task_began = self._last_message = math.inf
         self._death_noticed: float | None = None
-        with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-            file.write(STILL)
-        self._heartbeat = Path(file.name)
+        with tempfile.NamedTemporaryFile(
+            prefix="smimbench-", delete=False
+        ) as heartbeat_file:
+            heartbeat_file.write(STILL)
+        self._heartbeat = Path(heartbeat_file.name)
         self._output: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        path = [entry for entry in sys.path if entry not in registry.foreign_path]
-        environment = dict.fromkeys(names, str(setup["threads"])) | dict(os.environ)
-        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.executor import main; main()"
+        thread_variables = (
+            "OMP_NUM_THREADS",
+            "OPENBLAS_NUM_THREADS",
+            "MKL_NUM_THREADS",
+        )
+        import_path = [
+            entry for entry in sys.path if entry not in registry.foreign_path
+        ]
+        environment = dict.fromkeys(thread_variables, str(setup["threads"])) | dict(
+            os.environ
+        )
+        boot_code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.executor import main; main()"
         self.process = subprocess.Popen(
             [
                 sys.executable,
                 "-P",
                 "-c",
-                boot,
-                json.dumps(path),
+                boot_code,
+                json.dumps(import_path),
             ],  # nothing of the working folder comes first
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -311,18 +326,23 @@ class _Worker:
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
         )
-        plugins = {
+        plugin_setup = {
             "paths": registry.paths,
             "third_party": bool(distributions),
             "only": sorted(distributions),
         }
-        self._send(json.dumps({**setup, **plugins, "heartbeat": file.name}).encode())
-        listen(self.process.stdout, lambda message: events.put((self, message)))
+        self._send(
+            json.dumps(
+                {**setup, **plugin_setup, "heartbeat": heartbeat_file.name}
+            ).encode()
+        )
+        start_listening(
+            self.process.stdout, lambda message: events.put((self, message))
+        )
 
     def _send(self, message: bytes) -> None:
-        unless(
-            OSError, send, self.process.stdin, message
-        )  # if it is dead, the other pipe says so too
+        """Send a message to the process; if it is dead, the pipe of answers reports that too."""
+        unless(OSError, send, self.process.stdin, message)
 
     @property
     def is_idle(self) -> bool:
@@ -340,27 +360,29 @@ class _Worker:
         """Whether the process ended more than half a second ago, so that all its output has been read."""
         if self._death_noticed is None and self.process.poll() is not None:
             self._death_noticed = time.monotonic()
-        noticed = self._death_noticed
-        return noticed is not None and time.monotonic() - noticed > 0.5
+        notice_time = self._death_noticed
+        return notice_time is not None and time.monotonic() - notice_time > 0.5
 
-    def begin(self, task: Task) -> None:
+    def begin_task(self, task: Task) -> None:
         """Send a task to the process."""
         self.task = task
         # Until it answers that it has begun: it may still be starting.
         self._task_began = self._last_message = math.inf
         self._output.truncate(0)
-        with open(self._heartbeat, "r+b") as file:
-            file.write(STILL)
+        with open(self._heartbeat, "r+b") as heartbeat_file:
+            heartbeat_file.write(STILL)
         self._send(pickle.dumps(task.arguments))
 
-    def receive(self, message: bytes) -> Ended | None:
+    def handle_message(self, message: bytes) -> EndedTask | None:
         """Handle one message of the process; return the outcome of its task if the message ends it."""
         self._last_message = time.monotonic()
         task, answer = self.task, None
         try:
             event = json.loads(message)
             if task is None or not isinstance(event, dict):
-                raise ValueError("a message arrived although the process has no task")
+                raise ValueError(
+                    "the worker process sent a message without having a task"
+                )
             if "begun" in event:
                 self._task_began = self._last_message
             elif "answer" in event:
@@ -374,81 +396,95 @@ class _Worker:
         if not event.keys() & {"answer", "error"}:
             return None
         self.task = None
-        return Ended(task, self._printed_lines(), event, answer=answer)
+        return EndedTask(task, self._printed_lines(), event, answer=answer)
 
-    def enforce(self, limits: Limits) -> None:
+    def enforce_limits(self, limits: Limits) -> None:
         """Stop the process if its task exceeds a limit."""
         task: Any = self.task
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
-        seconds = time.monotonic() - self._task_began
-        silent = time.monotonic() - self._last_message
+        task_seconds = time.monotonic() - self._task_began
+        silent_seconds = time.monotonic() - self._last_message
         if task.timeout is not None:
-            clock = read_beat(self._heartbeat)[0]
-            if clock > task.timeout + max(1.0, 0.5 * task.timeout):
+            algorithm_seconds = read_heartbeat(self._heartbeat)[0]
+            if algorithm_seconds > task.timeout + max(1.0, 0.5 * task.timeout):
                 reason = f"{task.timeout:g} s reached in a step that did not return"
                 self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
-        if limits.seconds is not None and seconds > limits.seconds:
+        if limits.seconds is not None and task_seconds > limits.seconds:
             reason = f"the cell took more than {limits.seconds:g} s"
             self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
-        if task.patience is not None and silent > task.patience:
-            reason = f"no new number for {task.patience:g} s"
+        if task.silence_limit is not None and silent_seconds > task.silence_limit:
+            reason = f"no new number for {task.silence_limit:g} s"
             self.stop(Status.TIMEOUT, f"{reason}; ended from outside")
-        if limits.memory is not None and (size := self.memory()) > limits.memory:
-            sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
-            self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
+        if (
+            limits.memory is not None
+            and (process_bytes := self.used_memory()) > limits.memory
+        ):
+            memory_text = (
+                f"{process_bytes / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
+            )
+            self.stop(Status.FAILED, f"the cell took {memory_text}; ended from outside")
 
     def running_task(self) -> RunningTask:
         """Return the running task of the process."""
         assert self.task is not None
         seconds = max(0.0, time.monotonic() - self._task_began)
-        return RunningTask(self.task, seconds, read_beat(self._heartbeat)[1])
+        return RunningTask(self.task, seconds, read_heartbeat(self._heartbeat)[1])
 
     def stop(self, status: Status, reason: str) -> None:
         """Stop the process and its children; ``status`` and ``reason`` become the outcome of its task."""
         self._stopped = self._stopped or (status, reason)
         self._kill()
 
-    def bury(self) -> Ended | None:
+    def close_and_report(self) -> EndedTask | None:
         """Release a process that has ended or does not respond, and return the outcome of its task."""
-        printed = self._printed_lines()
+        printed_lines = self._printed_lines()
         if self._stopped is None:  # it may have closed its pipe and go on without
             unless(subprocess.TimeoutExpired, self.process.wait, 2.0)
-        reason = how_it_ended(self.process.returncode)
+        reason = exit_reason(self.process.returncode)
         self.end()
         task, self.task = self.task, None
         if task is None:
             return None
         if self._stopped is not None:
             status, reason = self._stopped
-            return Ended(task, printed, None, reason, status)
+            return EndedTask(task, printed_lines, None, reason, status)
         task.processes_lost += 1
-        return Ended(task, printed, None, reason)
+        return EndedTask(task, printed_lines, None, reason)
 
     def _printed_lines(self) -> str:
         """Return the last lines that the process has printed since its task began."""
         self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
         return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
 
-    def memory(self) -> int:
+    def used_memory(self) -> int:
         """Memory in bytes used by the process and its children."""
-        usage = [unless(psutil.Error, p.memory_info) for p in self._process_tree()]
-        return sum(memory.rss for memory in usage if memory is not None)
+        memory_infos = [
+            unless(psutil.Error, process.memory_info)
+            for process in self._process_tree()
+        ]
+        return sum(
+            memory_info.rss for memory_info in memory_infos if memory_info is not None
+        )
 
     def _process_tree(self) -> list[psutil.Process]:
         """Return the process and all its descendants, including those outside its process group."""
         if self.process.poll() is not None:
             return []
-        leader = unless(psutil.Error, psutil.Process, self.process.pid)
-        if leader is None:
+        root_process = unless(psutil.Error, psutil.Process, self.process.pid)
+        if root_process is None:
             return []
-        return [leader, *(unless(psutil.Error, leader.children, True) or ())]
+        return [
+            root_process,
+            *(unless(psutil.Error, root_process.children, True) or ()),
+        ]
 
     def _kill(self) -> None:
-        family = self._process_tree()
+        """Kill the process and all its descendants."""
+        process_tree = self._process_tree()
         if hasattr(os, "killpg"):  # there are groups on POSIX only
             unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
-        for process in family:
+        for process in process_tree:
             unless(psutil.Error, process.kill)
 
     def end(self) -> None:
@@ -470,36 +506,44 @@ def send(stream: IO[bytes], data: bytes) -> None:
     stream.flush()
 
 
-def listen(
-    stream: Any, receive: Callable[[bytes | None], object], longest: int = 1 << 32
+def start_listening(
+    stream: Any, on_message: Callable[[bytes | None], object], max_length: int = 1 << 32
 ) -> None:
-    """Start a thread that passes each message of a stream to ``receive``, and None at its end."""
+    """Start a thread that passes each message of a stream to ``on_message``, and None at its end."""
 
-    def read() -> None:
+    def read_messages() -> None:
+        """Read messages until the stream ends or holds something else."""
         try:
             with stream:
-                while len(head := stream.read(HEAD.size)) == HEAD.size:
-                    (length,) = HEAD.unpack(head)
-                    if length > longest or len(message := stream.read(length)) < length:
+                while len(header := stream.read(HEAD.size)) == HEAD.size:
+                    (length,) = HEAD.unpack(header)
+                    if (
+                        length > max_length
+                        or len(message := stream.read(length)) < length
+                    ):
                         break
-                    receive(message)
+                    on_message(message)
         finally:
-            receive(None)
+            on_message(None)
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read_messages, daemon=True).start()
 
 
-def how_it_ended(code: int | None) -> str:
+def exit_reason(exit_code: int | None) -> str:
     """Return a description of how a process ended, from its exit code."""
-    if code is None:
+    if exit_code is None:
         return "it closed its pipe"
-    if code >= 0:
-        return f"it left with exit code {code} before it was finished"
+    if exit_code >= 0:
+        return f"it left with exit code {exit_code} before it was finished"
     try:
-        name = signal.Signals(-code).name
+        signal_name = signal.Signals(-exit_code).name
     except ValueError:
-        name = f"signal {-code}"
-    return f"{name} (out of memory, or killed)" if name == "SIGKILL" else name
+        signal_name = f"signal {-exit_code}"
+    return (
+        f"{signal_name} (out of memory, or killed)"
+        if signal_name == "SIGKILL"
+        else signal_name
+    )
 
 
 # -- in the worker process ------------------------------------------------------------------------------------------------
@@ -513,54 +557,56 @@ def main() -> None:
     # Only a worker needs these, and the parent starts faster without.
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.loop import beat_to
+    from smimbench.run.loop import start_heartbeat
 
-    beat_to(Path(setup["heartbeat"]))
+    start_heartbeat(Path(setup["heartbeat"]))
     set_registry(
         Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
     )
-    pid = os.getpid()
+    worker_pid = os.getpid()
 
     def report(**event: object) -> None:
+        """Send an event to the parent."""
         message = json.dumps(event, default=plain_value).encode()
-        if os.getpid() != pid:  # a copy that a plugin has forked and forgotten
+        if os.getpid() != worker_pid:  # a copy that a plugin has forked and forgotten
             os._exit(0)
         send(outbox, message)
 
-    answer_to = importlib.import_module(setup["module"]).answerer(setup, report)
+    answer_task = importlib.import_module(setup["module"]).task_handler(setup, report)
     while True:
         arguments = pickle.loads(inbox.get())
         report(begun=True)
         try:
-            answer = answer_to(*arguments)
+            answer = answer_task(*arguments)
             for stream in (sys.stdout, sys.stderr):
-                if (
-                    stream is not None and not stream.closed
-                ):  # a plugin may have done either
+                # A plugin may have removed or closed it.
+                if stream is not None and not stream.closed:
                     stream.flush()
             report(answer=answer)
         except BaseException as error:  # a plugin may raise anything
-            name, _, message = error_line(error).partition(": ")
-            report(error=name, key=str(getattr(error, "key", "")), message=message)
+            error_name, _, message = error_line(error).partition(": ")
+            report(
+                error=error_name, key=str(getattr(error, "key", "")), message=message
+            )
 
 
 def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     """Return the pipes of tasks and answers, and redirect printed output to the file that the parent reads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
-    source, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    task_pipe, answer_pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    leave = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
+    exit_now = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
     # The end of the pipe is the end of the parent, or of its interest.
-    listen(
-        source,
-        lambda message: leave(1) if message is None else inbox.put(message),
+    start_listening(
+        task_pipe,
+        lambda message: exit_now(1) if message is None else inbox.put(message),
         sys.maxsize,
     )
-    return inbox, outbox
+    return inbox, answer_pipe
 
 
 def _end_with_parent() -> None:

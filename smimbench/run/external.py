@@ -37,7 +37,7 @@ EXTERNAL = "elsewhere"
 
 @dataclass(frozen=True)
 class Point:
-    """Grid point of one instance of a suite: problem, sample ratio, dimension and replicate."""
+    """Grid point of a suite that determines one instance: problem, sample ratio, dimension and replicate."""
 
     plan: ProblemPlan
     alpha: float
@@ -46,13 +46,13 @@ class Point:
 
     def instance(self, suite: Suite) -> Instance:
         """Draw the instance at this point."""
-        place = self.alpha, self.dimension, self.replicate
+        grid_point = self.alpha, self.dimension, self.replicate
         return self.plan.problem.instance(
-            *place, seed=suite.seed, dtype=suite.run.dtype
+            *grid_point, seed=suite.seed, dtype=suite.run.dtype
         )
 
 
-def choose_points(suite: Suite, count: int = 1) -> list[Point]:
+def first_points(suite: Suite, count: int = 1) -> list[Point]:
     """Return the first points of a suite that ``--only`` selects, with replicates of one sample ratio next to each other.
 
     Raises
@@ -61,16 +61,16 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
         If there are fewer, or if every problem has a theory only.
     """
     suite.plans_with_data()  # or the reason why there are none
-    points = list(itertools.islice(_points(suite), count))
+    points = list(itertools.islice(_grid_points(suite), count))
     if len(points) < count:
-        number = f"{len(points)} for {count} estimates" if points else "none"
+        count_text = f"{len(points)} for {count} estimates" if points else "none"
         raise SuiteError(
-            suite.file, "--only", f"selects too few points of this suite: {number}"
+            suite.file, "--only", f"selects too few points of this suite: {count_text}"
         )
     return points
 
 
-def _points(suite: Suite) -> Iterator[Point]:
+def _grid_points(suite: Suite) -> Iterator[Point]:
     """Yield the points of a suite for which data can be drawn; none if only theory exists for all problems."""
     for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
@@ -85,7 +85,7 @@ def _points(suite: Suite) -> Iterator[Point]:
                     yield Point(plan, alpha, dimension, seed)
 
 
-def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
+def write_instance(suite: Suite, point: Point, output_file: Path) -> JsonObject:
     """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
 
     Returns
@@ -94,7 +94,7 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
         Shapes and the description, for the terminal.
     """
     instance = point.instance(suite)
-    about = {
+    description = {
         "suite": suite.name,
         "problem": point.plan.problem.spec,
         "label": point.plan.label,
@@ -109,11 +109,11 @@ def write_instance(suite: Suite, point: Point, output: Path) -> JsonObject:
     arrays = {
         "inputs": instance.inputs,
         "labels": instance.labels,
-        "about": np.array(json.dumps(about)),
+        "about": np.array(json.dumps(description)),
     }
-    write_atomically(output, lambda file: np.savez(file, **arrays))
+    write_atomically(output_file, lambda file: np.savez(file, **arrays))
     return {
-        **about,
+        **description,
         "inputs": list(instance.inputs.shape),
         "labels": list(instance.labels.shape),
     }
@@ -143,9 +143,9 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
             str(path), "", f"the file cannot be read as .npz: {error_line(error)}"
         )
     if "estimate" not in arrays:
-        holds = ", ".join(list(arrays)[:20]) or "nothing"
+        array_names = ", ".join(list(arrays)[:20]) or "nothing"
         raise SuiteError(
-            str(path), "estimate", f"the array is missing; the file holds {holds}"
+            str(path), "estimate", f"the array is missing; the file holds {array_names}"
         )
     estimate: Array = np.asarray(arrays["estimate"])
     if estimate.dtype.kind not in "fiu":
@@ -163,10 +163,10 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     return np.asarray(estimate, dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
+def score_record(suite: Suite, point: Point, estimate_file: Path, label: str) -> Record:
     """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
     instance = point.instance(suite)
-    estimate = read_estimate(path, instance.signal.shape)
+    estimate = read_estimate(estimate_file, instance.signal.shape)
     defect, metrics = describe_nonfinite(estimate), None
     if not defect:
         with np.errstate(all="ignore"):
@@ -176,7 +176,7 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
         ):
             defect = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
     # Nobody here can tell one version of an estimate from another.
-    cell = _identity(suite, point) | {
+    cell_identity = _instance_identity(suite, point) | {
         "algorithm": {"name": label, "version": 0},
         "backend": EXTERNAL,
     }
@@ -190,11 +190,11 @@ def score_record(suite: Suite, point: Point, path: Path, label: str) -> Record:
         "trajectory": None,
         "timing": {"machine": machine.fingerprint()},
     }
-    return new_record(cell, point.plan.label, label, outcome)
+    return new_record(cell_identity, point.plan.label, label, outcome)
 
 
-def _identity(suite: Suite, point: Point) -> dict[str, object]:
-    """Return the part of a cell's identity that determines its instance."""
+def _instance_identity(suite: Suite, point: Point) -> dict[str, object]:
+    """Return the settings that determine the instance at a grid point, as cells store them."""
     return {
         "problem": point.plan.problem.spec,
         "alpha": point.alpha,
@@ -205,7 +205,7 @@ def _identity(suite: Suite, point: Point) -> dict[str, object]:
     }
 
 
-def keep_scores(store: Store, records: Sequence[Record]) -> None:
+def store_scores(store: Store, records: Sequence[Record]) -> None:
     """Store scores of estimates; an earlier score with the same label and instance is moved aside.
 
     Raises
@@ -213,35 +213,41 @@ def keep_scores(store: Store, records: Sequence[Record]) -> None:
     StoreError
         If the folder cannot be written to.
     """
-    scores = scores_of(store)
-    stored = scores.load()
-    scores.retire(record.key for record in records if record.key in stored)
+    score_store = scores_of(store)
+    stored_records = score_store.load()
+    score_store.retire(record.key for record in records if record.key in stored_records)
     for record in records:
-        scores.write(record)
-    scores.sync()
+        score_store.write(record)
+    score_store.sync()
 
 
-def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
-    """Yield the scored points of a suite that ``--only`` selects, each with its record."""
-    labels = [label for key, label in suite.only if key == "algorithm"]
+def stored_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
+    """Return the grid points of scored estimates that ``--only`` selects, and the records of their scores."""
+    algorithm_labels = [
+        algorithm_label
+        for selected_field, algorithm_label in suite.only
+        if selected_field == "algorithm"
+    ]
     by_instance: dict[str, list[Record]] = {}
     for record in scores_of(store).load().values():
-        if not labels or record.algorithm in labels:
+        if not algorithm_labels or record.algorithm in algorithm_labels:
             by_instance.setdefault(_instance_name(record.cell), []).append(record)
     points: list[Point] = []
     records: list[Record] = []
-    for point in _points(suite) if by_instance else ():
-        for record in by_instance.get(_instance_name(_identity(suite, point)), ()):
+    for point in _grid_points(suite) if by_instance else ():
+        for record in by_instance.get(
+            _instance_name(_instance_identity(suite, point)), ()
+        ):
             points.append(point)
             records.append(replace(record, problem=point.plan.label))
     return points, records
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
-    """Text that identifies an instance: all settings that its data depend on, without versions."""
-    items = {
+    """Return a text that identifies an instance: all settings that its data depend on, without versions."""
+    item_parameters = {
         kind: {key: item[key] for key in item if key not in CODE_KEYS}
         for kind, item in cell["problem"].items()
     }
-    settings = ("alpha", "dimension", "replicate", "seed", "dtype")
-    return canonical_json([items, *(cell.get(key) for key in settings)])
+    setting_names = ("alpha", "dimension", "replicate", "seed", "dtype")
+    return canonical_json([item_parameters, *(cell.get(key) for key in setting_names)])

@@ -81,9 +81,9 @@ def run_algorithm(
     data: Data,
     algorithm: Algorithm,
     make_rng: Callable[[int], np.random.Generator],
-    settings: RunOptions,
+    run_options: RunOptions,
     backend: Backend,
-    head_start: float = 0.0,
+    seconds_of_start: float = 0.0,
 ) -> LoopRun:
     """Run an algorithm on an instance until the stopping rule ends it.
 
@@ -91,34 +91,42 @@ def run_algorithm(
     ----------
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
-    settings : RunOptions
+    run_options : RunOptions
         ``tolerance``, ``max_iterations`` and ``timeout`` count here.
-    head_start : float
+    seconds_of_start : float
         Seconds that the start handed in has cost; the clock begins with them.
     """
-    data = metered(data)  # all attempts have one count
+    data = counting_fresh_samples(data)  # all attempts have one count
 
-    def run(version: Algorithm, number: int) -> LoopRun:
-        rng = make_rng(number)
+    def run_attempt(version: Algorithm, attempt: int) -> LoopRun:
+        """Run a version of the algorithm with the random numbers of an attempt."""
+        rng = make_rng(attempt)
         return LoopRun(
-            problem, instance, data, version, rng, settings, backend, head_start
+            problem,
+            instance,
+            data,
+            version,
+            rng,
+            run_options,
+            backend,
+            seconds_of_start,
         )
 
-    original = run(algorithm, 0)
-    is_bad = original.status in (Status.DIVERGED, Status.NOT_CONVERGED)
-    if original.restarts or not is_bad:
-        return original
-    version = original.clock.time(
-        lambda: algorithm.retry(problem, original.status), backend
+    first_run = run_attempt(algorithm, 0)
+    is_unsuccessful = first_run.status in (Status.DIVERGED, Status.NOT_CONVERGED)
+    if first_run.restarts or not is_unsuccessful:
+        return first_run
+    restart_version = first_run.clock.time(
+        lambda: algorithm.retry(problem, first_run.status), backend
     )
-    if version is None:
-        return original
-    restarted = run(version, 1)
-    restarted.warnings = list(dict.fromkeys(original.warnings + restarted.warnings))
-    restarted.restarts = 1
-    restarted.restart_reason = f"{original.status}: {original.reason}"
-    restarted.lost_seconds = original.clock.seconds
-    return restarted
+    if restart_version is None:
+        return first_run
+    second_run = run_attempt(restart_version, 1)
+    second_run.warnings = list(dict.fromkeys(first_run.warnings + second_run.warnings))
+    second_run.restarts = 1
+    second_run.restart_reason = f"{first_run.status}: {first_run.reason}"
+    second_run.lost_seconds = first_run.clock.seconds
+    return second_run
 
 
 class FreshSamples:
@@ -152,7 +160,7 @@ class FreshSamples:
         return inputs, labels
 
 
-def metered(data: Data) -> Data:
+def counting_fresh_samples(data: Data) -> Data:
     """Return the data with a source of fresh samples that counts them."""
     return (
         data
@@ -161,30 +169,31 @@ def metered(data: Data) -> Data:
     )
 
 
-def planned(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
-    """Return an algorithm's plan, made from the shapes of the data, and the data that it may see."""
+def plan_and_visible_data(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
+    """Return an algorithm's plan for data of these shapes, and the data that it may see: blank if it draws fresh samples."""
     n, tokens, dimension = data.inputs.shape
     plan = algorithm.plan(placeholder_data(n, tokens, dimension, data.sample_ratio))
     fresh: Any = data.fresh
     fresh.declared = plan.draws_fresh
-    return plan, _without_numbers(data) if plan.draws_fresh else data
+    return plan, _blank_data(data) if plan.draws_fresh else data
 
 
-def _without_numbers(data: Data) -> Data:
+def _blank_data(data: Data) -> Data:
     """Return data of the same shapes and types with NaN in place of all numbers (0 for integers); takes no memory."""
 
-    def empty_like(array: Array) -> Array:
+    def blank_like(array: Array) -> Array:
+        """Return an array of the same shape and type, all NaN or 0, that takes no memory."""
         xp = namespace(array)
-        is_real = xp.isdtype(array.dtype, ("real floating", "complex floating"))
-        value = xp.full((), math.nan if is_real else 0, **matching(array))
-        return xp.broadcast_to(value, array.shape)
+        is_floating = xp.isdtype(array.dtype, ("real floating", "complex floating"))
+        fill_value = xp.full((), math.nan if is_floating else 0, **matching(array))
+        return xp.broadcast_to(fill_value, array.shape)
 
-    inputs, labels = empty_like(data.inputs), empty_like(data.labels)
+    inputs, labels = blank_like(data.inputs), blank_like(data.labels)
     return replace(data, inputs=inputs, labels=labels)
 
 
 class LoopRun:
-    """One run of an algorithm in the loop, made by the constructor; its attributes hold the outcome.
+    """Run of an algorithm in the loop, performed by the constructor; the attributes hold its outcome.
 
     Attributes
     ----------
@@ -215,24 +224,26 @@ class LoopRun:
         data: Data,
         algorithm: Algorithm,
         rng: np.random.Generator,
-        settings: RunOptions,
+        run_options: RunOptions,
         backend: Backend,
-        head_start: float,
+        seconds_of_start: float,
     ) -> None:
         self._problem, self._algorithm, self._settings, self._backend = (
             problem,
             algorithm,
-            settings,
+            run_options,
             backend,
         )
-        self.clock = Clock(head_start)
+        self.clock = Clock(seconds_of_start)
         self.durations: list[float] = []
         self.plan, self._data = self.clock.time(
-            lambda: planned(algorithm, data), backend
+            lambda: plan_and_visible_data(algorithm, data), backend
         )
         plan, data = self.plan, self._data
         self._steps = plan.steps
-        self._last = plan.steps if plan.steps is not None else settings.max_iterations
+        self._last = (
+            plan.steps if plan.steps is not None else run_options.max_iterations
+        )
         self._readings = Readings(problem)
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._course = Trajectory(instance)
@@ -244,73 +255,86 @@ class LoopRun:
         self.iterations, self.broken_claim = 0, False
         self.restarts, self.lost_seconds = 0, 0.0
         self.restart_reason: str | None = None
-        iterations_made(0)
+        write_iterations(0)
         self._state = self.clock.time(
             lambda: algorithm.init(problem, data, rng), backend
         )
-        self._record_estimate(self._counted(self._readings.latest))
+        self._record_estimate(self._with_sample_count(self._readings.latest))
         self.start = {
             name: matrix.tolist()
             for name, matrix in instance.overlaps(self.estimate)._asdict().items()
         }
         self._over = self._last <= 0
         while not self._over:
-            begin = self.clock.seconds
+            iteration_begin = self.clock.seconds
             info = self.clock.time(self._step, backend)
             self.iterations += 1
-            iterations_made(self.iterations)
-            self._take(info)
-            self.durations.append(self.clock.seconds - begin)
+            write_iterations(self.iterations)
+            self._process_step(info)
+            self.durations.append(self.clock.seconds - iteration_begin)
         self._finish()
 
     def _record_estimate(self, info: Info) -> None:
-        """Compute the estimate, which is timed, and measure it, which is not."""
+        """Compute the estimate on the algorithm's clock, and record its metrics off the clock."""
         self.estimate = self.clock.time(
             lambda: self._algorithm.estimate(self._state), self._backend
         )
         self._course.record(self.estimate, self.iterations, self.clock.seconds, info)
 
     def _step(self) -> Info:
+        """Make one step of the algorithm and return its report; this is the one transfer of an iteration."""
         self._state, info = self._algorithm.step(self._problem, self._data, self._state)
-        return self._counted(
-            self._readings.read(info)
-        )  # the one transfer of an iteration
+        return self._with_sample_count(self._readings.read(info))
 
-    def _counted(self, info: Info) -> Info:
+    def _with_sample_count(self, info: Info) -> Info:
         """Return a step's report with the number of fresh samples that the engine has counted."""
         fresh: Any = self._data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
-    def _take(self, info: Info) -> None:
+    def _process_step(self, info: Info) -> None:
         """Record a step and its report, and decide whether the run ends."""
-        settings, iteration, steps = self._settings, self.iterations, self._steps
+        run_options, iteration, planned_steps = (
+            self._settings,
+            self.iterations,
+            self._steps,
+        )
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
             self.warnings.append(warning)
         self._over = iteration >= self._last
         if self._readings.divergence:
-            self._end(
+            self._end_run(
                 Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}"
             )
             return
         self._rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
-        ending = self._rule.ending(settings.tolerance) if steps is None else None
-        if steps is not None and self._over:
-            ending = f"all {steps} steps made"
-        late = settings.timeout is not None and self.clock.seconds > settings.timeout
-        if ending or late or self._over or _is_logged(iteration, self._last):
+        end_reason = (
+            self._rule.ending(run_options.tolerance) if planned_steps is None else None
+        )
+        if planned_steps is not None and self._over:
+            end_reason = f"all {planned_steps} steps made"
+        is_timed_out = (
+            run_options.timeout is not None and self.clock.seconds > run_options.timeout
+        )
+        if (
+            end_reason
+            or is_timed_out
+            or self._over
+            or _is_recorded(iteration, self._last)
+        ):
             self._record_estimate(info)
-        if ending:
+        if end_reason:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
-            self._end(
-                Status.NOT_CONVERGED if complaint else Status.OK, complaint or ending
+            self._end_run(
+                Status.NOT_CONVERGED if complaint else Status.OK,
+                complaint or end_reason,
             )
-        elif late:
-            self._end(
+        elif is_timed_out:
+            self._end_run(
                 Status.TIMEOUT,
-                f"{settings.timeout:g} s reached after {iteration} iterations",
+                f"{run_options.timeout:g} s reached after {iteration} iterations",
             )
         elif (
             self._over
@@ -321,24 +345,25 @@ class LoopRun:
 
     def _resume(self) -> None:
         """Continue an unconverged run for as many iterations again, if the algorithm provides a version for that."""
-        version = self.clock.time(
+        resumed_version = self.clock.time(
             lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend
         )
-        if version is not None:
-            self._algorithm, self._over = version, False
-            self.restarts, self.restart_reason = (
-                1,
-                f"{self.status}: {self.reason}, then resumed",
-            )  # and no time was lost
+        if resumed_version is not None:
+            self._algorithm, self._over = resumed_version, False
+            # Unlike a restart, this loses no time.
+            self.restarts = 1
+            self.restart_reason = f"{self.status}: {self.reason}, then resumed"
             self._last += self._settings.max_iterations
             self.reason = f"{self._last} iterations reached"
 
-    def _end(self, status: Status, reason: str) -> None:
+    def _end_run(self, status: Status, reason: str) -> None:
+        """Set the final status and its reason, and stop the loop."""
         self.status, self.reason, self._over = status, reason, True
 
     def _finish(self) -> None:
-        algorithm, spread = self._algorithm, {}
-        if not self._course.finite:
+        """Decide the final status, and collect findings, warnings, metrics and the claimed error V."""
+        algorithm, metric_spreads = self._algorithm, {}
+        if not self._course.is_finite:
             self.status, self.reason = (
                 Status.DIVERGED,
                 "the estimate is not made of finite numbers",
@@ -346,18 +371,18 @@ class LoopRun:
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
             if complaint := self._rule.complaint():
                 self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
-            elif self._steps is None and (settled := self._rule.settled()):
+            elif self._steps is None and (settled_reason := self._rule.settled()):
                 self.status, self.reason = (
                     Status.OK,
-                    f"{settled}, after {self._last} iterations",
+                    f"{settled_reason}, after {self._last} iterations",
                 )
-                spread = self._course.spread()
+                metric_spreads = self._course.metric_spreads()
         findings, remarks = _findings(algorithm, self._state)
-        self.final = {**self._readings.final(), **spread, **findings}
+        self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics, self.blank, self.trajectory = (
             self._course.metrics,
-            self._course.broken,
+            self._course.failed_metrics,
             self._course.trajectory,
         )
         self.V = None
@@ -369,15 +394,15 @@ class LoopRun:
 def _findings(
     algorithm: Algorithm, state: object
 ) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Return an algorithm's findings besides its estimate, and warnings for findings that cannot be stored."""
+    """Return the extra numbers that an algorithm reports besides its estimate, and warnings for those that cannot be stored."""
     findings: dict[str, list[float | None]] = {}
-    reported, error = attempt(lambda: dict(algorithm.findings(state)))
+    reported_findings, error = attempt(lambda: dict(algorithm.findings(state)))
     if error is not None:
         return findings, [f"it has no findings: {error_line(error)}"]
     remarks = []
-    for name, values in reported.items():
+    for name, entries in reported_findings.items():
         try:
-            numbers = [None if value is None else float(value) for value in values]
+            numbers = [None if entry is None else float(entry) for entry in entries]
             findings[printable(name)] = numbers
         except (TypeError, ValueError, OverflowError):
             remarks.append(
@@ -386,16 +411,16 @@ def _findings(
     return findings, remarks
 
 
-def _is_logged(iteration: int, max_iterations: int) -> bool:
-    """Whether an iteration is recorded: all of them at first, then about fifty per doubling."""
+def _is_recorded(iteration: int, max_iterations: int) -> bool:
+    """Whether the trajectory records an iteration: the first 50 all, then about fifty per doubling."""
     if max_iterations <= 200 or iteration <= 50:
         return True
-    stride: int = 2 ** max(0, int(math.log2(iteration / 50)))
-    return iteration % stride == 0
+    recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
+    return iteration % recording_interval == 0
 
 
 class Readings:
-    """Reads the reports of steps, with one transfer for all numbers on a device.
+    """Reader of the numbers that steps report, which moves them from the device in one transfer and detects divergence.
 
     Attributes
     ----------
@@ -415,12 +440,12 @@ class Readings:
 
     def read(self, info: Info) -> Info:
         """Return the numbers that a step reports, on the host: the residual as a float, others as float64 arrays."""
-        reported = [name for name in READINGS if getattr(info, name) is not None]
-        names = ["residual", *reported]
-        on_host = read_together(*(getattr(info, name) for name in names))
+        reported_names = [name for name in READINGS if getattr(info, name) is not None]
+        names = ["residual", *reported_names]
+        host_arrays = read_together(*(getattr(info, name) for name in names))
         readings = {
-            name: np.asarray(value, dtype=np.float64).ravel()
-            for name, value in zip(names, on_host)
+            name: np.asarray(array, dtype=np.float64).ravel()
+            for name, array in zip(names, host_arrays)
         }
         residual = float(readings.pop("residual")[0])
         self.latest = Info(
@@ -431,13 +456,13 @@ class Readings:
             **readings,
         )
         # Not max(): it would let a NaN go unnoticed.
-        errors = [self._coarsest, *readings.get("integration_error", ())]
-        self._coarsest = float(np.max(errors))
+        integration_errors = [self._coarsest, *readings.get("integration_error", ())]
+        self._coarsest = float(np.max(integration_errors))
         self.divergence = self._divergence(residual, readings)
         return self.latest
 
     def _divergence(self, residual: float, readings: dict[str, Host]) -> str:
-        """Return how a step has diverged, as text; empty if it has not."""
+        """Describe how the run diverged in a step; empty if it did not."""
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
         for name in ("predicted_overlap", "self_overlap", "squared_step"):
@@ -457,10 +482,14 @@ class Readings:
         ]
 
     def final(self) -> dict[str, object]:
-        """Return the last reported numbers in the form that a record stores."""
+        """Return the numbers that the last step reported, as lists that a record can store."""
         readings = {name: getattr(self.latest, name) for name in READINGS}
-        reported = {k: v.tolist() for k, v in readings.items() if v is not None}
-        return {"residual": self.latest.residual, **reported}
+        reported_lists = {
+            field_name: array.tolist()
+            for field_name, array in readings.items()
+            if array is not None
+        }
+        return {"residual": self.latest.residual, **reported_lists}
 
 
 @dataclass
@@ -470,47 +499,56 @@ class Trajectory:
     instance: Instance
     metrics: MetricValues = field(default_factory=dict)
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    failed_metrics: dict[str, str] = field(default_factory=dict)
 
     def record(
         self, estimate: Array, iteration: int, seconds: float, info: Info
     ) -> None:
         """Measure the estimate at an iteration and time, and store it with the report of the step."""
         samples, damping = (
-            math.nan if x is None else float(x) for x in (info.samples, info.damping)
+            math.nan if number is None else float(number)
+            for number in (info.samples, info.damping)
         )
         if info.damping is not None:  # the start was not damped
             self.trajectory.setdefault(
                 "damping", [math.nan] * len(self.trajectory["iteration"])
             )
-        self.metrics = values = self.instance.metrics(estimate, self.broken)
-        for name in self.broken:  # a metric that raised once has no trajectory
+        self.metrics = metric_values = self.instance.metrics(
+            estimate, self.failed_metrics
+        )
+        for name in self.failed_metrics:  # a metric that raised once has no trajectory
             self.trajectory.pop(name, None)
-        entries = {
+        row = {
             "iteration": iteration,
             "seconds": seconds,
-            **values,
+            **metric_values,
             "residual": info.residual,
             "samples": samples,
         }
         if "damping" in self.trajectory:
-            entries["damping"] = damping
-        for name, entry in entries.items():
-            self.trajectory.setdefault(name, []).append(entry)
+            row["damping"] = damping
+        for name, cell_value in row.items():
+            self.trajectory.setdefault(name, []).append(cell_value)
 
-    def spread(self) -> MetricValues:
-        """Standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""
+    def metric_spreads(self) -> MetricValues:
+        """Return the standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""
         iterations = self.trajectory["iteration"]
-        count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
+        point_count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
         return {
-            f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist()
-            for name in self.metrics
+            f"{metric}_spread": np.std(
+                self.trajectory[metric][-point_count:], axis=0
+            ).tolist()
+            for metric in self.metrics
         }
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the metrics measured last are finite numbers."""
-        return all(math.isfinite(v) for values in self.metrics.values() for v in values)
+        return all(
+            math.isfinite(component_value)
+            for component_values in self.metrics.values()
+            for component_value in component_values
+        )
 
 
 STILL = struct.pack("dd", 0.0, 0.0)
@@ -521,74 +559,75 @@ iterations made.
 _shared: mmap.mmap | None = None
 
 
-def beat_to(path: Path) -> None:
+def start_heartbeat(path: Path) -> None:
     """Write heartbeats of this process to a file from now on; called once in a worker."""
     global _shared
     with open(path, "r+b") as file:
         _shared = mmap.mmap(file.fileno(), len(STILL))
 
 
-def _beat(offset: int, value: float) -> None:
+def _write_heartbeat(offset: int, value: float) -> None:
+    """Write a number at a byte offset of the heartbeat file, if this process has one."""
     if _shared is not None:
         struct.pack_into("d", _shared, offset, value)
 
 
-def iterations_made(iterations: int) -> None:
+def write_iterations(iterations: int) -> None:
     """Write the number of iterations of the current run to the heartbeat file."""
-    _beat(8, iterations)
+    _write_heartbeat(8, iterations)
 
 
 @contextlib.contextmanager
-def running(seconds: float) -> Iterator[None]:
+def clock_running(seconds: float) -> Iterator[None]:
     """Context that marks the algorithm's clock, at the given seconds, as running in the heartbeat file."""
-    _beat(0, time.monotonic() - seconds)
+    _write_heartbeat(0, time.monotonic() - seconds)
     try:
         yield
     finally:
-        _beat(0, 0.0)
+        _write_heartbeat(0, 0.0)
 
 
-def read_beat(path: Path) -> tuple[float, int]:
+def read_heartbeat(path: Path) -> tuple[float, int]:
     """Read the heartbeat file of a process: seconds on its clock (0 while it is stopped) and iterations."""
-    origin, iterations = struct.unpack("dd", path.read_bytes())
-    return time.monotonic() - origin if origin else 0.0, int(iterations)
+    clock_zero, iterations = struct.unpack("dd", path.read_bytes())
+    return time.monotonic() - clock_zero if clock_zero else 0.0, int(iterations)
 
 
 class Clock:
-    """Clock that measures the time of an algorithm.
+    """Stopwatch of an algorithm, which runs only while the algorithm's own code runs.
 
     Attributes
     ----------
     seconds : float
-        On the wall, from ``head_start`` on, while the clock runs.
+        On the wall, from ``initial_seconds`` on, while the clock runs.
     device_seconds : float or None
         On the device; None where that cannot be told.
     """
 
-    def __init__(self, head_start: float) -> None:
-        self.seconds = head_start
+    def __init__(self, initial_seconds: float) -> None:
+        self.seconds = initial_seconds
         self.device_seconds: float | None = 0.0
         self._timed_here = 0.0
         self._process, self._thread = time.process_time(), time.thread_time()
 
     def time(self, work: Callable[[], T], backend: Backend) -> T:
         """Call ``work`` and add its duration to the clock."""
-        cpu = time.thread_time()
-        stop = backend.stopwatch()
-        with running(self.seconds):
-            returned = work()
-        duration, on_device = stop()
+        cpu_start = time.thread_time()
+        stop_stopwatch = backend.stopwatch()
+        with clock_running(self.seconds):
+            return_value = work()
+        duration, device_duration = stop_stopwatch()
         self.seconds += duration
-        self._timed_here += time.thread_time() - cpu
+        self._timed_here += time.thread_time() - cpu_start
         self.device_seconds = (
             None
-            if self.device_seconds is None or on_device is None
-            else self.device_seconds + on_device
+            if self.device_seconds is None or device_duration is None
+            else self.device_seconds + device_duration
         )
-        return returned
+        return return_value
 
     def cpu_seconds(self) -> float:
         """CPU time of this thread while the clock ran, plus that of all other threads since the clock was created."""
-        of_process = time.process_time() - self._process
-        other_threads = of_process - (time.thread_time() - self._thread)
-        return self._timed_here + other_threads
+        process_seconds = time.process_time() - self._process
+        other_thread_seconds = process_seconds - (time.thread_time() - self._thread)
+        return self._timed_here + other_thread_seconds

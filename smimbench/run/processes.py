@@ -20,7 +20,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import (
     NO_LIMITS,
-    Ended,
+    EndedTask,
     Executor,
     Limits,
     OnProgress,
@@ -40,7 +40,7 @@ STALE = 60.0
 """Seconds after which an untouched claim belongs to nobody; doubled, the cells of a killed run are taken up that much later."""
 
 
-def in_processes(
+def run_in_processes(
     cells: Sequence[Cell],
     workers: int,
     threads: int,
@@ -56,38 +56,46 @@ def in_processes(
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_progress`` is told
     several times a second what is being run, ``on_wait`` for whom there is nothing to do but wait, whenever that changes.
     """
-    unfinished = {cell.key for cell in cells}
-    owners: set[str] = set()
+    unfinished_keys = {cell.key for cell in cells}
+    claim_owners: set[str] = set()
 
     def may_begin(task: Task) -> bool | None:
+        """Whether a cell may run now: False if another run has finished it, None while another run has claimed it."""
         key = task.arguments[0].key
-        if claims is None or claims.take(key):
+        if claims is None or claims.claim(key):
             return True
         if claims.is_done(key):
-            unfinished.discard(key)
+            unfinished_keys.discard(key)
             return False
         return None  # of another run, until that is done with it
 
-    def look(underway: list[RunningTask]) -> None:
-        nonlocal owners
+    def report_progress(running_tasks: list[RunningTask]) -> None:
+        """Report running cells, renew the claims of this run, and report when there is nothing to do but wait."""
+        nonlocal claim_owners
         if on_progress is not None:
-            on_progress(underway)
+            on_progress(running_tasks)
         if claims is None:
             return
-        claims.touch()
-        if on_wait is not None and unfinished and unfinished == claims.others.keys():
-            previous, owners = owners, set(claims.others.values())
-            if owners != previous:
+        claims.renew()
+        if (
+            on_wait is not None
+            and unfinished_keys
+            and unfinished_keys == claims.others.keys()
+        ):
+            previous_owners, claim_owners = claim_owners, set(claims.others.values())
+            if claim_owners != previous_owners:
                 on_wait(
-                    f"waiting: all remaining cells are claimed by {', '.join(sorted(owners))}"
+                    f"waiting: all remaining cells are claimed by {', '.join(sorted(claim_owners))}"
                 )
 
     executor = Executor(workers, threads, get_registry(), WORKER, timing=timing)
     try:
         tasks = [cell_task(cell, cell.distributions()) for cell in cells]
-        for ended in executor.run(tasks, limits, may_begin=may_begin, on_progress=look):
-            unfinished.discard(ended.task.arguments[0].key)
-            yield record_of(ended, threads)
+        for ended_task in executor.run(
+            tasks, limits, may_begin=may_begin, on_progress=report_progress
+        ):
+            unfinished_keys.discard(ended_task.task.arguments[0].key)
+            yield record_of(ended_task, threads)
     finally:
         if claims is not None:
             claims.close()
@@ -95,43 +103,45 @@ def in_processes(
 
 
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
-    """Return the task of running a cell in a worker process."""
-    accept = partial(_record_of_cell, cell)
+    """Make the task that runs a cell in a worker process."""
+    parse_record = partial(_record_of_cell, cell)
     return Task(
-        (cell,), distributions, accept, processes_allowed=2, timeout=cell.run.timeout
+        (cell,), distributions, parse_record, max_processes=2, timeout=cell.run.timeout
     )
 
 
 def _record_of_cell(cell: Cell, document: object) -> Record:
     """Parse the record that a process sent for a cell; ValueError if it is not one."""
     if not isinstance(document, dict) or document.get("key") != cell.key:
-        raise ValueError("the process sent the record of another cell")
+        raise ValueError("the worker process sent the record of another cell")
     return record_from(document)
 
 
-def record_of(ended: Ended, threads: int) -> Record:
+def record_of(ended_task: EndedTask, threads: int) -> Record:
     """Return the record of a cell from the outcome of its task, even if its process died."""
-    if ended.event is not None and "answer" in ended.event:
-        record: Record = ended.answer
+    if ended_task.event is not None and "answer" in ended_task.event:
+        record: Record = ended_task.answer
     else:
-        times = (
-            f" {ended.task.processes_lost} times"
-            if ended.task.processes_lost > 1
+        times_text = (
+            f" {ended_task.task.processes_lost} times"
+            if ended_task.task.processes_lost > 1
             else ""
         )
         reason = (
-            ended.reason
-            if ended.status
-            else f"the worker process died{times}: {ended.reason}"
+            ended_task.reason
+            if ended_task.status
+            else f"the worker process died{times_text}: {ended_task.reason}"
         )
-        if ended.event is not None:
-            reason = f"{ended.event.get('error')}: {ended.event.get('message')}"
-        status = ended.status or Status.FAILED
-        record = lost_record(ended.task.arguments[0], threads, reason, status)
-    if not ended.output:
+        if ended_task.event is not None:
+            reason = (
+                f"{ended_task.event.get('error')}: {ended_task.event.get('message')}"
+            )
+        status = ended_task.status or Status.FAILED
+        record = lost_record(ended_task.task.arguments[0], threads, reason, status)
+    if not ended_task.output:
         return record
-    document = {**record.document, "output": ended.output}
-    return replace(record, output=ended.output, document=document)
+    document = {**record.document, "output": ended_task.output}
+    return replace(record, output=ended_task.output, document=document)
 
 
 class ClaimFiles:
@@ -159,23 +169,26 @@ class ClaimFiles:
         """Whether a cell has a record by now."""
         return (self.records / f"{key}.json").exists()
 
-    def take(self, key: str) -> bool:
+    def claim(self, key: str) -> bool:
         """Try to claim a cell for this run; True as well if the folder cannot be written to."""
         if key in self._own:
             return True
         self.others.pop(key, None)
         if self.is_done(key):
             return False
-        path = self.folder / key
+        claim_path = self.folder / key
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            about = unless(FileNotFoundError, path.stat)
-            if about is not None and abs(time.time() - about.st_mtime) > STALE:
-                path.unlink(missing_ok=True)
-            with open(path, "x", encoding="utf-8") as claim:
-                claim.write(f"process {os.getpid()} on {platform.node()}")
+            claim_status = unless(FileNotFoundError, claim_path.stat)
+            if (
+                claim_status is not None
+                and abs(time.time() - claim_status.st_mtime) > STALE
+            ):
+                claim_path.unlink(missing_ok=True)
+            with open(claim_path, "x", encoding="utf-8") as claim_file:
+                claim_file.write(f"process {os.getpid()} on {platform.node()}")
         except FileExistsError:
-            self.others[key] = self._owner(path)
+            self.others[key] = self._owner_of(claim_path)
             return False
         except OSError:
             return True
@@ -185,12 +198,12 @@ class ClaimFiles:
             return False
         return True
 
-    def _owner(self, path: Path) -> str:
-        """Read which process a claim file belongs to."""
-        name = (unless(OSError, path.read_bytes) or b"").decode(errors="replace")
-        return printable(name, 200) or "another run"
+    def _owner_of(self, claim_path: Path) -> str:
+        """Return the process that a claim file names."""
+        owner = (unless(OSError, claim_path.read_bytes) or b"").decode(errors="replace")
+        return printable(owner, 200) or "another run"
 
-    def touch(self) -> None:
+    def renew(self) -> None:
         """Renew the claims of this run from time to time, to show that its cells are still running."""
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()

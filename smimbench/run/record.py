@@ -36,20 +36,21 @@ Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
 T = TypeVar("T")
 
 
-def _is_given(value: object) -> object:
+def _refuse_null(value: object) -> object:
+    """Return a value, or raise ValueError if it is null."""
     if value is None:
         raise ValueError("the field must not be null; leave it out instead")
     return value
 
 
-def is_matrix(value: object) -> object:
+def require_matrix(value: object) -> object:
     """Return a value if it is a matrix or a stack of matrices; otherwise ValueError."""
     if np.asarray(value, dtype=float).ndim < 2:
         raise ValueError("the field must hold a matrix or a stack of matrices")
     return value
 
 
-class Open(pydantic.BaseModel):
+class OpenModel(pydantic.BaseModel):
     """Base class of stored structures that accept additional fields."""
 
     model_config = pydantic.ConfigDict(
@@ -57,7 +58,7 @@ class Open(pydantic.BaseModel):
     )
 
 
-class Closed(pydantic.BaseModel):
+class ClosedModel(pydantic.BaseModel):
     """Base class of stored structures that accept no additional fields."""
 
     model_config = pydantic.ConfigDict(
@@ -65,7 +66,7 @@ class Closed(pydantic.BaseModel):
     )
 
 
-Absent = Annotated[T | None, pydantic.BeforeValidator(_is_given)]
+Absent = Annotated[T | None, pydantic.BeforeValidator(_refuse_null)]
 """A value that a record may lack, and that is not null where it has it."""
 
 _OPEN = pydantic.with_config(pydantic.ConfigDict(extra="allow", strict=True))
@@ -87,7 +88,7 @@ class _FromMapping:
 
 @_OPEN
 class Specification(TypedDict):
-    """Model, channel and prior."""
+    """Model, channel and prior of a problem, as records store them."""
 
     model: ItemIdentity
     channel: ItemIdentity
@@ -164,20 +165,20 @@ class SearchOutcome(TypedDict):
 
 
 class SearchResult(SearchOutcome):
-    """Stored result of ``smimbench tune``, with all that was asked."""
+    """Stored result of ``smimbench tune`` for one algorithm and problem, with all settings that it depends on."""
 
     question: dict[str, object]
     digest: NotRequired[str]
 
 
 class Changes(TypedDict, total=False):
-    """What ``--set`` and ``--only`` changed in a suite."""
+    """Options ``--set`` and ``--only`` with which a suite was run."""
 
     overrides: list[str]
     only: list[str]
 
 
-class SharedDocument(Changes, total=False):
+class RunJson(Changes, total=False):
     """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
 
     A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
@@ -242,7 +243,7 @@ class Record(_FromMapping):
     iterations: Absent[int] = None
     restarts: int = 0
     start: Annotated[
-        dict[str, Annotated[list[Numbers], pydantic.AfterValidator(is_matrix)]],
+        dict[str, Annotated[list[Numbers], pydantic.AfterValidator(require_matrix)]],
         Field(description="Overlap matrices of the first estimate: truth, cross, own."),
     ] = field(default_factory=dict)
     restart_reason: Text | None = None
@@ -307,7 +308,7 @@ def new_record(
         "cell": json.loads(json.dumps(cell, default=plain_value)),
         "problem": problem,
         "algorithm": algorithm,
-        **plain(outcome),
+        **json_value(outcome),
     }
     record.setdefault("metrics", {})
     record |= {"machine": machine.machine_info(), "versions": machine.versions()}
@@ -315,7 +316,7 @@ def new_record(
 
 
 def record_schema() -> JsonObject:
-    """Return the JSON Schema of a record."""
+    """Return the JSON Schema of the file of a record."""
     schema = _adapter(Record).json_schema()
     schema["required"] += ["format", "digest"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -329,7 +330,7 @@ def record_from(document: JsonObject) -> Record:
     ValueError
         If a field has another type than that of a record.
     """
-    with _complaints("a record of smimbench"):
+    with _validation_complaints("a record of smimbench"):
         record: Record = _adapter(Record).validate_python(document)
     if record.fresh_samples is not None and record.sample_ratio is None:
         raise ValueError(
@@ -376,21 +377,21 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
 
 
 def check_model(model: object, value: object, kind: str) -> None:
-    """Raise ValueError, naming the first wrong field, unless a value matches a model."""
-    with _complaints(kind):
+    """Raise ValueError, naming the first wrong field, unless a JSON value matches a pydantic model."""
+    with _validation_complaints(kind):
         _adapter(model).validate_python(value, strict=True)
 
 
 @contextlib.contextmanager
-def _complaints(kind: str) -> Iterator[None]:
+def _validation_complaints(kind: str) -> Iterator[None]:
     """Context that turns a failed validation into a ValueError naming the first wrong field."""
     try:
         yield
     except pydantic.ValidationError as error:
         complaint = error.errors(include_url=False)[0]
-        place = "".join(f"{key}." for key in complaint["loc"]).removesuffix(".")
+        field_path = "".join(f"{key}." for key in complaint["loc"]).removesuffix(".")
         raise ValueError(
-            f"not {kind}: {place}{': ' if place else ''}{complaint['msg']}, got {short_repr(complaint['input'])}"
+            f"not {kind}: {field_path}{': ' if field_path else ''}{complaint['msg']}, got {short_repr(complaint['input'])}"
         ) from None
     except RecursionError:
         raise ValueError(
@@ -404,23 +405,27 @@ _adapter: Any = functools.cache(pydantic.TypeAdapter)
 
 def digest_of(document: Mapping[str, object]) -> str:
     """SHA-256 digest of a document, without its own digest, as JSON with sorted keys."""
-    body = {key: value for key, value in document.items() if key != "digest"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
+    undigested_fields = {
+        key: value for key, value in document.items() if key != "digest"
+    }
+    text = json.dumps(
+        undigested_fields, sort_keys=True, separators=(",", ":"), default=plain_value
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sealed(document: Mapping[str, object]) -> JsonObject:
-    """Return a document with its digest added."""
+def with_digest(document: Mapping[str, object]) -> JsonObject:
+    """Return a document with its SHA-256 digest added."""
     return {**document, "digest": digest_of(document)}
 
 
-def text_of(record: Mapping[str, object]) -> str:
-    """Return the exact text of a record's file."""
+def indented_json(record: Mapping[str, object]) -> str:
+    """Return a document as indented JSON, the exact text of the file of a record, ``run.json`` or search."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
-def plain(value: object) -> Any:
-    """Convert to a value that JSON can hold: NaN and infinity become null, unknown objects their text."""
+def json_value(value: object) -> Any:
+    """Convert a value to one that JSON can hold: NaN and infinity become null, unknown objects their text."""
     return to_jsonable_python(
         value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object
     )
@@ -435,6 +440,6 @@ def _plain_object(value: Any) -> object:
     return numbers
 
 
-def document_text(document: object) -> str:
-    """Return the exact text of the file of a document."""
+def one_line_json(document: object) -> str:
+    """Return a document as JSON on one line, the exact text of the file of a theory result."""
     return json.dumps(document, default=plain_value)

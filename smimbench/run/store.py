@@ -44,13 +44,13 @@ from smimbench.run.record import (
     Changes,
     LongTrajectory,
     Record,
-    SharedDocument,
+    RunJson,
     check_model,
     digest_of,
-    plain,
+    indented_json,
+    json_value,
     read_record,
-    sealed,
-    text_of,
+    with_digest,
 )
 from smimbench.suite.cells import Cell, Suite, is_same_setup
 
@@ -70,7 +70,7 @@ ASIDE = "set-aside"
 
 
 class Store:
-    """A folder of records of finished cells.
+    """Folder of records of finished cells.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Store:
         trajectory = document.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
             buffer = io.BytesIO()
-            np.savez_compressed(buffer, **_from_lists(trajectory))
+            np.savez_compressed(buffer, **_columns_from_lists(trajectory))
             data, file = buffer.getvalue(), f"{record.file_stem}.npz"
             write_atomically(self.folder / file, data)
             document["trajectory"] = {
@@ -98,30 +98,33 @@ class Store:
                 "sha256": hashlib.sha256(data).hexdigest(),
             }
         path = self.folder / f"{record.file_stem}.json"
-        write_atomically(path, text_of(sealed(document)).encode(), durable_name=False)
+        write_atomically(
+            path, indented_json(with_digest(document)).encode(), durable_name=False
+        )
         return path
 
     def sync(self) -> None:
-        """Make all record files durable, so that a power cut does not lose them."""
+        """Flush all record files to disk, so that a power cut does not lose them."""
         sync_folder(self.folder)
 
-    def write_shared(self, document: SharedDocument) -> None:
+    def write_run_json(self, document: RunJson) -> None:
         """Write ``run.json``, which holds what all cells share."""
         write_atomically(
-            self.folder / "run.json", text_of(sealed(plain(document))).encode()
+            self.folder / "run.json",
+            indented_json(with_digest(json_value(document))).encode(),
         )
 
-    def read_shared(self) -> SharedDocument:
-        """Read ``run.json``; empty if there is none, or, with a complaint, if it cannot be trusted."""
+    def read_run_json(self) -> RunJson:
+        """Read ``run.json``; return an empty dict if it is missing, or, with a complaint, if it cannot be trusted."""
         try:
-            return self.check_shared()
+            return self.require_run_json()
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
             self.complaints.append(f"{self.folder / 'run.json'}: {error}; not used")
-        return cast(SharedDocument, {})
+        return cast(RunJson, {})
 
-    def check_shared(self) -> SharedDocument:
+    def require_run_json(self) -> RunJson:
         """Read ``run.json`` and raise an error if it cannot be trusted.
 
         Raises
@@ -138,8 +141,8 @@ class Store:
             raise ValueError(
                 "the file was changed after it was written (its digest does not match); the same 'smimbench run' writes it again"
             )
-        check_model(SharedDocument, document, "a run.json of smimbench")
-        return cast(SharedDocument, document)
+        check_model(RunJson, document, "a run.json of smimbench")
+        return cast(RunJson, document)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -159,28 +162,28 @@ class Store:
         """
         self.complaints = []
         records: dict[str, Record] = {}
-        shared: dict[str, Any] = {}
+        shared_parts: dict[str, Any] = {}
         if not self.folder.is_dir():
             return records
-        collecting = gc.isenabled()
+        gc_was_enabled = gc.isenabled()
         gc.disable()  # nothing here is a cycle, and to look for one among all records again and again takes half of the time
         try:
-            for name in sorted(os.listdir(self.folder)):
+            for file_name in sorted(os.listdir(self.folder)):
                 if (
-                    not name.endswith(".json")
-                    or name.startswith(".")
-                    or name == "run.json"
+                    not file_name.endswith(".json")
+                    or file_name.startswith(".")
+                    or file_name == "run.json"
                 ):
                     continue
-                stem = name.removesuffix(".json")
+                stem = file_name.removesuffix(".json")
                 try:
                     record = self.read(stem, digests)
-                    records[stem] = _compacted(record, shared, digests)
+                    records[stem] = _compact_copy(record, shared_parts, digests)
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     reason = str(error) or type(error).__name__
-                    self._complain(self.folder / name, reason, set_aside)
+                    self._complain(self.folder / file_name, reason, set_aside)
         finally:
-            if collecting:
+            if gc_was_enabled:
                 gc.enable()
         return records
 
@@ -202,9 +205,9 @@ class Store:
         try:
             if isinstance(trajectory, LongTrajectory):
                 path = self.folder / trajectory.file
-                columns = _unpacked_npz(path, trajectory.sha256)
+                columns = _read_verified_npz(path, trajectory.sha256)
             else:
-                columns = _from_lists(trajectory)
+                columns = _columns_from_lists(trajectory)
             _check_columns(columns, record.metrics)
             return columns
         except FileNotFoundError:
@@ -227,10 +230,11 @@ class Store:
         return unless(OSError, os.path.getmtime, path) or 0.0
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
-        line = f"{path}: {reason}; not used"
+        """Note that a file is not used and why, and move it aside if asked to."""
+        complaint = f"{path}: {reason}; not used"
         if set_aside:
-            line += f", moved to {move_aside(path, self.folder)}"
-        self.complaints.append(line)
+            complaint += f", moved to {move_aside(path, self.folder)}"
+        self.complaints.append(complaint)
 
     def retire(self, stems: Iterable[str]) -> None:
         """Move records to ``set-aside/``, so that their cells run again; nothing is deleted."""
@@ -244,8 +248,10 @@ def move_aside(path: Path, folder: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Another run may have moved them already.
-        npz = path.with_suffix(".npz")
-        unless(FileNotFoundError, os.replace, npz, target.with_suffix(".npz"))
+        trajectory_file = path.with_suffix(".npz")
+        unless(
+            FileNotFoundError, os.replace, trajectory_file, target.with_suffix(".npz")
+        )
         unless(FileNotFoundError, os.replace, path, target)
     except OSError as error:
         raise StoreError(
@@ -254,18 +260,24 @@ def move_aside(path: Path, folder: Path) -> Path:
     return target
 
 
-def _compacted(record: Record, shared: dict[str, Any], trajectories: bool) -> Record:
-    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared``)."""
+def _compact_copy(
+    record: Record, shared_parts: dict[str, Any], keep_trajectory: bool
+) -> Record:
+    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``)."""
 
     def common(table: T) -> T:
-        return shared.setdefault(repr(table), table)  # type: ignore[no-any-return]
+        """Return the equal part of an earlier record if there is one, otherwise this part."""
+        return shared_parts.setdefault(repr(table), table)  # type: ignore[no-any-return]
 
-    cell: Any = {shared.setdefault(key, key): v for key, v in record.cell.items()}
-    cell |= {key: common(cell[key]) for key in ("problem", "algorithm")}
-    trajectory: Any = record.trajectory if trajectories else None
+    cell: Any = {
+        shared_parts.setdefault(setting, setting): setting_value
+        for setting, setting_value in record.cell.items()
+    }
+    cell |= {setting: common(cell[setting]) for setting in ("problem", "algorithm")}
+    trajectory: Any = record.trajectory if keep_trajectory else None
     if isinstance(trajectory, dict):
         # Rows of different lengths stay lists: ``Store.trajectory`` complains of them.
-        trajectory = unless(ValueError, _from_lists, trajectory) or trajectory
+        trajectory = unless(ValueError, _columns_from_lists, trajectory) or trajectory
     return replace(
         record,
         cell=cell,
@@ -276,34 +288,42 @@ def _compacted(record: Record, shared: dict[str, Any], trajectories: bool) -> Re
     )
 
 
-def _check_columns(arrays: Columns, metrics: Mapping[str, Sequence[object]]) -> None:
+def _check_columns(columns: Columns, metrics: Mapping[str, Sequence[object]]) -> None:
     """Raise ValueError unless the arrays are valid columns of a trajectory."""
-    if not len(arrays.get("iteration", ())):
-        raise ValueError("the trajectory has no iterations")
-    for name, values in arrays.items():
-        if values.ndim != (1 if name in SCALARS else 2) or values.dtype != np.float64:
-            raise ValueError("the trajectory has a column of the wrong shape")
-        if len(values) != len(arrays["iteration"]):
-            raise ValueError("the trajectory has columns of different lengths")
-        if name in metrics and values.shape[1] != len(metrics[name]):
+    if not len(columns.get("iteration", ())):
+        raise ValueError("the trajectory must have at least one recorded iteration")
+    for name, column in columns.items():
+        if column.ndim != (1 if name in SCALARS else 2) or column.dtype != np.float64:
             raise ValueError(
-                "the trajectory has a different number of components than its record"
+                "each column of the trajectory must hold one number, or one per component, for every iteration"
+            )
+        if len(column) != len(columns["iteration"]):
+            raise ValueError("all columns of the trajectory must have the same length")
+        if name in metrics and column.shape[1] != len(metrics[name]):
+            raise ValueError(
+                "the trajectory must have as many components as the metrics of its record"
             )
 
 
-def _from_lists(trajectory: Mapping[str, object]) -> Columns:
+def _columns_from_lists(trajectory: Mapping[str, object]) -> Columns:
     """Convert the columns of a trajectory from lists to arrays; null becomes NaN."""
-    return {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
+    return {
+        name: np.asarray(entries, dtype=float) for name, entries in trajectory.items()
+    }
 
 
-def _unpacked_npz(path: Path, sha256: str) -> Columns:
+def _read_verified_npz(path: Path, sha256: str) -> Columns:
     """Read the arrays of an ``.npz`` file; ValueError if its SHA-256 differs or it unpacks to too much memory."""
     if path.exists() and not path.is_file():
-        raise ValueError("the trajectory is not in a regular file")
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("the trajectory's file was changed after it was written")
-    return read_npz(io.BytesIO(data))
+        raise ValueError(
+            "the trajectory must be in a regular file, not in a folder or device"
+        )
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError(
+            "the trajectory's file was changed after it was written (its SHA-256 does not match)"
+        )
+    return read_npz(io.BytesIO(content))
 
 
 def trials_of(store: Store) -> Store:
@@ -318,8 +338,8 @@ def scores_of(store: Store) -> Store:
 
 def theory_folder(store: Store) -> Path:
     """Folder of stored theory results, which all suites under the same ``--results`` share."""
-    home = store.folder.parent if store.folder.name == TRIALS else store.folder
-    return home.parent / "theory"
+    suite_folder = store.folder.parent if store.folder.name == TRIALS else store.folder
+    return suite_folder.parent / "theory"
 
 
 @dataclass(frozen=True)
@@ -328,21 +348,21 @@ class Settings:
 
     folder: Path
     store: Store
-    shared: SharedDocument
+    run_json: RunJson
 
     @property
     def suite(self) -> str:
         """Name of the suite."""
-        return str(self.shared.get("suite", self.store.folder.name))
+        return str(self.run_json.get("suite", self.store.folder.name))
 
     @property
-    def words(self) -> str:
+    def options(self) -> str:
         """Command-line options of these settings; empty for the unchanged suite."""
-        return words_of(self.shared)
+        return options_text(self.run_json)
 
 
 def changes_of(suite: Suite) -> Changes:
-    """Return the ``--set`` and ``--only`` options of a suite, in the form that ``run.json`` stores."""
+    """Return the ``--set`` and ``--only`` options of a suite, as ``run.json`` stores them."""
     return {
         "overrides": list(suite.overrides),
         "only": [f"{key}={value}" for key, value in suite.only],
@@ -350,42 +370,44 @@ def changes_of(suite: Suite) -> Changes:
 
 
 def options_of(suite: Suite) -> str:
-    """Command-line options that changed a suite, as text."""
-    return words_of(changes_of(suite))
+    """Return the ``--set`` and ``--only`` options that changed a suite, as on the command line."""
+    return options_text(changes_of(suite))
 
 
-def words_of(shared: Changes) -> str:
-    """Command-line options that ``run.json`` names, as text."""
+def options_text(changes: Changes) -> str:
+    """Return the ``--set`` and ``--only`` options that ``run.json`` names, as on the command line."""
     return " ".join(
-        f"{option} {shlex.quote(text)}" for option, text in _sorted_options(shared)
+        f"{option} {shlex.quote(text)}" for option, text in _sorted_options(changes)
     )
 
 
-def _sorted_options(shared: Changes) -> list[tuple[str, str]]:
+def _sorted_options(changes: Changes) -> list[tuple[str, str]]:
     """Sort the options that ``run.json`` names, so that their order on the command line does not matter.
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
-    by_key: dict[str, str] = {}
-    for text in shared.get("overrides", []):
-        key = text.partition("=")[0].strip()
-        by_key[text if key.endswith("+") else key] = text
-    overrides = [("--set", by_key[key]) for key in sorted(by_key)]
+    text_of_key: dict[str, str] = {}
+    for text in changes.get("overrides", []):
+        option_key = text.partition("=")[0].strip()
+        text_of_key[text if option_key.endswith("+") else option_key] = text
+    overrides = [
+        ("--set", text_of_key[option_key]) for option_key in sorted(text_of_key)
+    ]
     return overrides + [
-        ("--only", text) for text in sorted(set(shared.get("only", [])))
+        ("--only", text) for text in sorted(set(changes.get("only", [])))
     ]
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
-    """Folder of ``run.json`` and figures of a suite, one for each set of ``--set`` and ``--only`` options."""
+    """Return the folder of ``run.json`` and figures of a suite; each set of ``--set`` and ``--only`` options has its own."""
     options = _sorted_options(changes_of(suite))
     if not options:
         return store.folder
-    text = " ".join(f"{option[2:]} {value}" for option, value in options)
-    values = " ".join(value for _, value in options)
-    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", values)[:24]
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return store.folder / FOLDER / f"{name}.{digest}"
+    options_text = " ".join(f"{option[2:]} {value}" for option, value in options)
+    values_text = " ".join(value for _, value in options)
+    folder_name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", values_text)[:24]
+    digest = hashlib.sha256(options_text.encode()).hexdigest()[:8]
+    return store.folder / FOLDER / f"{folder_name}.{digest}"
 
 
 def settings_under(folder: Path) -> list[Settings]:
@@ -393,32 +415,44 @@ def settings_under(folder: Path) -> list[Settings]:
     settings = _read_settings(folder)
     if settings is not None:
         return [settings]
-    if (of_suite := settings_of_suite(folder)) or not folder.is_dir():
-        return of_suite
-    suites = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-    return [settings for suite in suites for settings in settings_of_suite(suite)]
+    if (suite_settings := settings_of_suite(folder)) or not folder.is_dir():
+        return suite_settings
+    suite_folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [
+        settings
+        for suite_folder in suite_folders
+        for settings in settings_of_suite(suite_folder)
+    ]
 
 
 def settings_of_suite(folder: Path) -> list[Settings]:
-    """All settings under which a suite was run, unchanged settings first."""
-    changed = folder / FOLDER
-    folders = [folder, *(sorted(changed.iterdir()) if changed.is_dir() else ())]
+    """Return all settings with which a suite was run, from the suite's folder, unchanged settings first."""
+    changed_settings_folder = folder / FOLDER
+    folders = [
+        folder,
+        *(
+            sorted(changed_settings_folder.iterdir())
+            if changed_settings_folder.is_dir()
+            else ()
+        ),
+    ]
     return [settings for settings in map(_read_settings, folders) if settings]
 
 
 def _read_settings(folder: Path) -> Settings | None:
+    """Read the settings in the ``run.json`` of a folder; None if it cannot be trusted or there is none."""
     try:
-        shared = Store(folder).check_shared()
+        shared = Store(folder).require_run_json()
     except (OSError, ValueError):
         return None
     records = folder.parent.parent if folder.parent.name == FOLDER else folder
     return Settings(folder, Store(records), shared)
 
 
-def why_none(folder: Path) -> str:
-    """Reason why no runs were found under a folder."""
+def why_no_runs(folder: Path) -> str:
+    """Return the reason why no runs were found under a folder."""
     try:
-        Store(folder).check_shared()
+        Store(folder).require_run_json()
     except ValueError as error:
         return f"run.json cannot be used: {error}"
     except OSError:
@@ -430,7 +464,7 @@ def why_none(folder: Path) -> str:
 
 
 class OtherVersion(TypedDict):
-    """Number of stored cells that another version, or other code, of an item made."""
+    """Number of stored cells that were run with another version, or other code, of an item."""
 
     item: str
     then: int
@@ -450,15 +484,15 @@ def other_versions(
     """
     counts: Counter[tuple[str, int, int]] = Counter()
     for cell, record in made_by_other_code(cells, records):
-        current = _items(cell.identity())
-        for kind, recorded in _items(record.cell).items():
-            item = current[kind]
-            if any(recorded.get(key) != item.get(key) for key in CODE_KEYS):
-                name = f"{kind} {recorded['name']!r}"
-                counts[name, recorded["version"], item["version"]] += 1
+        current_items = _items_by_kind(cell.identity())
+        for kind, recorded_item in _items_by_kind(record.cell).items():
+            item = current_items[kind]
+            if any(recorded_item.get(key) != item.get(key) for key in CODE_KEYS):
+                name = f"{kind} {recorded_item['name']!r}"
+                counts[name, recorded_item["version"], item["version"]] += 1
     return [
-        {"item": item, "then": recorded, "now": current, "cells": count}
-        for (item, recorded, current), count in counts.items()
+        {"item": item, "then": recorded_item, "now": current_items, "cells": count}
+        for (item, recorded_item, current_items), count in counts.items()
     ]
 
 
@@ -469,47 +503,51 @@ def made_by_other_code(
 
     Files have no order of their own: the last bits of means, and the questions of theory, depend on the order of runs.
     """
-    keys = {cell.key for cell in cells}
-    unmatched = [record for record in records if record.key not in keys]
-    if not unmatched:
+    current_keys = {cell.key for cell in cells}
+    unmatched_records = [record for record in records if record.key not in current_keys]
+    if not unmatched_records:
         return []
     candidates: dict[str, list[tuple[dict[str, Any], int]]] = {}
-    for place, cell in enumerate(cells):
+    for cell_index, cell in enumerate(cells):
         identity = json.loads(canonical_json(cell.identity()))
-        name = _without_parameters(identity)
-        candidates.setdefault(name, []).append((identity, place))
-    matched = []
-    for record in unmatched:
-        for identity, place in candidates.get(_without_parameters(record.cell), ()):
+        setup_key = _setup_without_parameters(identity)
+        candidates.setdefault(setup_key, []).append((identity, cell_index))
+    indexed_records = []
+    for record in unmatched_records:
+        for identity, cell_index in candidates.get(
+            _setup_without_parameters(record.cell), ()
+        ):
             if is_same_setup(identity, record.cell):
-                matched.append((place, record))
+                indexed_records.append((cell_index, record))
                 break
-    matched.sort(key=lambda pair: pair[0])
-    return [(cells[place], record) for place, record in matched]
+    indexed_records.sort(key=lambda pair: pair[0])
+    return [(cells[cell_index], record) for cell_index, record in indexed_records]
 
 
-def _items(cell: Mapping[str, Any]) -> dict[str, Specification]:
-    """Return the items of a cell, keyed by kind."""
+def _items_by_kind(cell: Mapping[str, Any]) -> dict[str, Specification]:
+    """Return the items of a stored cell (model, channel, ..., algorithm), keyed by kind."""
     problem = cell["problem"]
     items = {kind: problem[kind] for kind in KINDS if kind in problem}
     return {**items, "algorithm": cell["algorithm"]}
 
 
-def _without_parameters(cell: Mapping[str, object]) -> str:
-    """Return the grid point, settings and item names of a cell, without parameters of items."""
-    left_out = ("problem", "algorithm", "metrics")
-    settings = {key: cell[key] for key in cell if key not in left_out}
-    return canonical_json([settings, [item["name"] for item in _items(cell).values()]])
+def _setup_without_parameters(cell: Mapping[str, object]) -> str:
+    """Return grid point, settings and item names of a stored cell as JSON text, without parameters of items."""
+    omitted_fields = ("problem", "algorithm", "metrics")
+    other_fields = {key: cell[key] for key in cell if key not in omitted_fields}
+    return canonical_json(
+        [other_fields, [item["name"] for item in _items_by_kind(cell).values()]]
+    )
 
 
-def changed_code(versions: Sequence[OtherVersion]) -> list[str]:
+def changed_code_remarks(versions: Sequence[OtherVersion]) -> list[str]:
     """Return one line for each item whose code has changed without a new version."""
     lines = []
-    for change in versions:
-        if change["then"] == change["now"]:
-            count = f"{change['cells']} cell{'' if change['cells'] == 1 else 's'}"
+    for version_change in versions:
+        if version_change["then"] == version_change["now"]:
+            count_text = f"{version_change['cells']} cell{'' if version_change['cells'] == 1 else 's'}"
             lines.append(
-                f"{change['item']} has other code under the same version {change['now']} than when {count} "
+                f"{version_change['item']} has other code under the same version {version_change['now']} than when {count_text} "
                 "of this suite ran: they are kept apart; raise its version when its numbers change"
             )
     return lines

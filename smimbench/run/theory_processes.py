@@ -18,7 +18,7 @@ from smimbench.run.theory_solver import (
     Progress,
     TheorySolver,
     answer_of,
-    is_third_party,
+    has_third_party,
 )
 from smimbench.suite.cells import build_problem
 from smimbench.theory.predictions import independent_parts, solve_part
@@ -32,53 +32,58 @@ def solve_in_parallel(
 
     The first error ends it, and is not raised here: the solver, asked next, meets it again.
     """
-    work = _work_by_problem(questions)
+    work_by_problem = _work_by_problem(questions)
 
-    def progress(problem: Problem) -> Progress:
-        alphas, thresholds = work[problem]
+    def progress_of(problem: Problem) -> Progress:
+        """Return the progress of a problem's theory, from what is stored in the folder."""
+        alphas, thresholds = work_by_problem[problem]
         points, has_thresholds, nodes = solver.count_stored([(problem, alphas)])
         solved = points + thresholds * has_thresholds
         return Progress(solved, len(alphas) + thresholds, nodes)
 
     def is_unsolved(problem: Problem) -> bool:
-        solved, total, *_ = progress(problem)
+        """Whether a point or the thresholds of a problem are still to be solved."""
+        solved, total, *_ = progress_of(problem)
         return solved < total
 
-    unsolved = list(filter(is_unsolved, work))
+    unsolved_problems = list(filter(is_unsolved, work_by_problem))
     last_report = time.monotonic()
 
-    def on_progress(underway: object) -> None:
+    def on_progress(running_tasks: object) -> None:
         """Report the progress of all problems, at most every second."""
         nonlocal last_report
         if time.monotonic() > last_report + 1:
             last_report = time.monotonic()
-            for problem in unsolved:
-                solver.on_progress(problem, progress(problem))
+            for problem in unsolved_problems:
+                solver.on_progress(problem, progress_of(problem))
 
     def task_of(problem: Problem, kind: str, *arguments: object) -> Task:
+        """Make the task of solving one kind of question about a problem in a worker process."""
+
         def on_event(event: WorkerMessage) -> None:
+            """Pass on the progress that a worker process reports."""
             if "progress" in event:
                 solver.on_progress(problem, Progress(*event["progress"]))
 
-        question = kind, problem.spec, solver.predictions, *arguments
+        question = kind, problem.spec, solver.prediction_errors, *arguments
         return Task(question, frozenset(), on_event=on_event)
 
     executor = Executor(workers, 1, get_registry(), WORKER, folder=str(solver.folder))
     try:
-        nodes, curves = {}, {}
-        for problem in unsolved:
+        node_tasks, curve_tasks = {}, {}
+        for problem in unsolved_problems:
             solver.begin(problem)
-            solver.on_progress(problem, progress(problem))
-            alphas, thresholds = work[problem]
-            for batch in independent_parts(problem, alphas):
-                nodes[task_of(problem, "part", batch)] = problem
-            curves[task_of(problem, "whole", list(alphas), thresholds)] = problem
+            solver.on_progress(problem, progress_of(problem))
+            alphas, thresholds = work_by_problem[problem]
+            for ratio_batch in independent_parts(problem, alphas):
+                node_tasks[task_of(problem, "part", ratio_batch)] = problem
+            curve_tasks[task_of(problem, "whole", list(alphas), thresholds)] = problem
         with contextlib.suppress(ProblemError):
-            for tasks in (nodes, curves):
-                for ended in executor.run(tasks, on_progress=on_progress):
-                    answer_of(ended)
-                    problem = tasks[ended.task]
-                    solver.on_progress(problem, progress(problem))
+            for tasks in (node_tasks, curve_tasks):
+                for ended_task in executor.run(tasks, on_progress=on_progress):
+                    answer_of(ended_task)
+                    problem = tasks[ended_task.task]
+                    solver.on_progress(problem, progress_of(problem))
     finally:
         executor.end()
 
@@ -87,18 +92,18 @@ def _work_by_problem(
     questions: Iterable[Question],
 ) -> dict[Problem, tuple[tuple[float, ...], bool]]:
     """Collect for each shipped problem with a theory its sample ratios and whether its thresholds are requested."""
-    work: dict[Problem, tuple[tuple[float, ...], bool]] = {}
+    work_by_problem: dict[Problem, tuple[tuple[float, ...], bool]] = {}
     for question in questions:
         problem = question.problem
-        if problem.no_theory is not None or is_third_party(*problem.spec.values()):
+        if problem.no_theory is not None or has_third_party(*problem.spec.values()):
             continue
-        alphas, thresholds = work.get(problem, ((), False))
+        alphas, with_thresholds = work_by_problem.get(problem, ((), False))
         if isinstance(question, PointsQuestion):
             ratios = dict.fromkeys((*alphas, *question.alphas))
-            work[problem] = tuple(ratios), thresholds
+            work_by_problem[problem] = tuple(ratios), with_thresholds
         elif isinstance(question, ThresholdsQuestion):
-            work[problem] = alphas, True
-    return work
+            work_by_problem[problem] = alphas, True
+    return work_by_problem
 
 
 class TheoryWorker:
@@ -108,20 +113,22 @@ class TheoryWorker:
     ----------
     folder : str or None
         Folder of answers and nodes.
-    tell : callable
+    send_event : callable
         Sends an event to the parent.
     """
 
-    def __init__(self, folder: str | None, tell: Callable[..., None]) -> None:
-        path = None if folder is None else Path(folder)
+    def __init__(self, folder: str | None, send_event: Callable[..., None]) -> None:
+        answer_folder = None if folder is None else Path(folder)
         self._solvers = {
-            predictions: TheorySolver(
-                path,
-                predictions=predictions,
-                on_progress=lambda problem, progress: tell(progress=list(progress)),
-                on_remark=lambda line: tell(remark=line),
+            prediction_errors: TheorySolver(
+                answer_folder,
+                prediction_errors=prediction_errors,
+                on_progress=lambda problem, progress: send_event(
+                    progress=list(progress)
+                ),
+                on_remark=lambda line: send_event(remark=line),
             )
-            for predictions in (False, True)
+            for prediction_errors in (False, True)
         }
         self._problems: dict[str, Problem] = {}
 
@@ -129,19 +136,19 @@ class TheoryWorker:
         self,
         kind: str,
         spec: dict[str, Specification],
-        predictions: bool,
+        prediction_errors: bool,
         *arguments: Any,
     ) -> Any:
-        """Answer one question about a problem; ``predictions`` as for ``TheorySolver``.
+        """Answer one question of a given kind about a problem's theory, as JSON; ``prediction_errors`` as for ``TheorySolver``.
 
         Raises
         ------
         ProblemError
         """
-        key = canonical_json(spec)
-        if key not in self._problems:
-            self._problems[key] = build_problem(spec)
-        problem, solver = self._problems[key], self._solvers[predictions]
+        problem_json = canonical_json(spec)
+        if problem_json not in self._problems:
+            self._problems[problem_json] = build_problem(spec)
+        problem, solver = self._problems[problem_json], self._solvers[prediction_errors]
         if problem.spec != spec:
             raise ProblemError(
                 "theory",
@@ -167,6 +174,8 @@ class TheoryWorker:
         return None
 
 
-def answerer(setup: JsonObject, report: Callable[..., None]) -> Callable[..., object]:
-    """Return the function with which a worker process answers a question."""
+def task_handler(
+    setup: JsonObject, report: Callable[..., None]
+) -> Callable[..., object]:
+    """Return the function with which a worker process answers questions of theory."""
     return TheoryWorker(setup["folder"], report).answer

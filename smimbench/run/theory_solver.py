@@ -1,4 +1,4 @@
-"""Solves questions of theory, each once, and stores answers and nodes, from which a later run resumes."""
+"""Solves theory that is not stored yet, each question once; stores answers and nodes, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from smimbench.run.answers import (
     Branches,
     Memory,
     TheoryError,
-    answer_from,
+    answer_from_json,
     check_answer,
     document_of,
     key_of_line,
@@ -41,8 +41,8 @@ from smimbench.run.answers import (
     node_answer,
     write_answer,
 )
-from smimbench.run.executor import Ended, Executor, Limits, Task, WorkerMessage
-from smimbench.run.record import LONGEST, document_text
+from smimbench.run.executor import EndedTask, Executor, Limits, Task, WorkerMessage
+from smimbench.run.record import LONGEST, one_line_json
 from smimbench.run.store import move_aside
 from smimbench.suite.cells import assumed_entries, build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """Progress of a problem's theory.
+    """Progress in solving a problem's theory.
 
     Attributes
     ----------
@@ -105,36 +105,37 @@ SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
 
 
-def _boundary(method: Callable[P, T]) -> Callable[P, T]:
+def _guarding_plugin_errors(method: Callable[P, T]) -> Callable[P, T]:
     """Decorator of methods that run plugins: only ``THEORY_ERRORS`` are raised, and the working folder is restored."""
 
     @functools.wraps(method)
     def guarded(*arguments: P.args, **options: P.kwargs) -> T:
+        """Call the method; turn any other error into a TheoryError."""
         try:
             with steady_folder():
                 return method(*arguments, **options)
         except (*THEORY_ERRORS, StoreError):
             raise
         except Exception as error:  # a plugin may raise anything
-            name, _, message = error_line(error).partition(": ")
-            raise TheoryError.named(name, message) from error
+            type_name, _, message = error_line(error).partition(": ")
+            raise TheoryError.with_type_name(type_name, message) from error
 
     return guarded
 
 
 class TheorySolver(Answers):
-    """Solves questions of theory whose answers are not stored yet.
+    """Solver of theory questions whose answers are not stored yet.
 
     Parameters
     ----------
     folder : Path or None
         Where answers and nodes are stored between processes; None stores nothing.
-    isolated : bool
+    in_subprocess : bool
         Whether what needs third-party code is solved in another process (``TheoryProcess``).
     deadline : float or None
         Moment (``time.monotonic``) after which nothing more is solved; then everything is solved in another process, which
         can be ended.
-    predictions : bool
+    prediction_errors : bool
         Whether points have errors of prediction; these are added to stored ones that lack them.
     on_progress : callable
         See ``OnProgress``.
@@ -148,17 +149,20 @@ class TheorySolver(Answers):
         self,
         folder: Path | None = None,
         *,
-        isolated: bool = False,
+        in_subprocess: bool = False,
         deadline: float | None = None,
-        predictions: bool = True,
+        prediction_errors: bool = True,
         on_progress: OnProgress = lambda problem, progress: None,
         on_remark: Callable[[str], object] = lambda line: None,
         memory: Memory | None = None,
     ) -> None:
         super().__init__(
-            folder, predictions=predictions, on_remark=on_remark, memory=memory
+            folder,
+            prediction_errors=prediction_errors,
+            on_remark=on_remark,
+            memory=memory,
         )
-        self.process = TheoryProcess(folder, deadline) if isolated else None
+        self.process = TheoryProcess(folder, deadline) if in_subprocess else None
         self.on_progress = on_progress
         self._consistent: set[str] = set()
 
@@ -172,7 +176,7 @@ class TheorySolver(Answers):
         """Read-only access to the stored answers, with the same memory."""
         return Answers(
             self.folder,
-            predictions=self.predictions,
+            prediction_errors=self.prediction_errors,
             on_remark=self.on_remark,
             memory=self.memory,
         )
@@ -201,37 +205,39 @@ class TheorySolver(Answers):
                     self.thresholds(problem)
         return self.answers
 
-    @_boundary
+    @_guarding_plugin_errors
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Find the competing fixed points at each sample ratio alpha, the Bayes-optimal one first."""
         keys = [key_of_point(problem, alpha) for alpha in alphas]
-        distinct = list(dict.fromkeys(keys))
-        missing = [key for key in distinct if not self._suffices(problem, key)]
-        solved, total = len(distinct) - len(missing), len(distinct)
+        distinct_keys = list(dict.fromkeys(keys))
+        unsolved_keys = [
+            key for key in distinct_keys if not self._has_stored_points(problem, key)
+        ]
+        solved, total = len(distinct_keys) - len(unsolved_keys), len(distinct_keys)
 
         def on_node(nodes: int, alpha: float | None) -> None:
             self.on_progress(problem, Progress(solved, total, nodes, alpha))
 
         self.on_progress(problem, Progress(solved, total))
-        if missing:
-            with self._solving(problem, missing, on_node):
-                ratios = [cast(float, key.ratio) for key in missing]
+        if unsolved_keys:
+            with self._solving(problem, unsolved_keys, on_node):
+                ratios = [cast(float, key.ratio) for key in unsolved_keys]
                 branches = self.solve("points", problem, ratios)
-                for key, alpha, document in zip(missing, ratios, branches):
-                    self._remember(problem, key, document)
+                for key, alpha, document in zip(unsolved_keys, ratios, branches):
+                    self._store_answer(problem, key, document)
                     solved += 1
                     on_node(self._nodes(problem).count, alpha)
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
-    def _suffices(self, problem: Problem, key: AnswerKey) -> bool:
+    def _has_stored_points(self, problem: Problem, key: AnswerKey) -> bool:
         """Whether points are stored, with their generalization errors if these are requested."""
-        points = cast(Branches | None, self._recall(problem, key))
+        points = cast(Branches | None, self._from_memory_or_file(problem, key))
         return points is not None and not (
-            self.predictions
+            self.prediction_errors
             and any(point.generalization_error is None for point in points)
         )
 
-    @_boundary
+    @_guarding_plugin_errors
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Solve the fixed points along a line of a figure, as one answer; see ``points``.
 
@@ -239,13 +245,13 @@ class TheorySolver(Answers):
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
         """
         key = key_of_line(problem, alphas)
-        self._solve_one("curve", problem, key, key.ratio)
+        self._solve_if_missing("curve", problem, key, key.ratio)
         return super().line(problem, alphas)
 
-    @_boundary
+    @_guarding_plugin_errors
     def thresholds(self, problem: Problem) -> Thresholds:
         """Solve all thresholds (critical sample ratios) of a problem."""
-        self._solve_one("thresholds", problem, key_of_thresholds(problem))
+        self._solve_if_missing("thresholds", problem, key_of_thresholds(problem))
         self.on_progress(problem, Progress(1, 1, self._nodes(problem).count))
         return super().thresholds(problem)
 
@@ -253,32 +259,36 @@ class TheorySolver(Answers):
         """Whether the components of a shipped problem are coupled, so that a curve takes minutes."""
         if problem.components == 1 or problem.no_theory is not None:
             return False
-        isolated = self.process is not None and self.process.takes(problem)
+        needs_process = self.process is not None and self.process.must_solve(problem)
         self._nodes(problem)
-        return isolated or isinstance(curve_of(problem), CoupledCurve)
+        return needs_process or isinstance(curve_of(problem), CoupledCurve)
 
-    @_boundary
+    @_guarding_plugin_errors
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
         """Solve the prediction of an algorithm's theory, or return the reason why there is none; see ``Answers``."""
         key, problem = self._prediction_key(question), question.problem
-        with self._errors_kept([key]):
+        with self._remembering_errors([key]):
             points = [
                 point.document() for point in self.points(problem, [question.alpha])[0]
             ]
-        if not self.predictions:  # stored points may have them all the same
+        if not self.prediction_errors:  # stored points may have them all the same
             for point in points:
-                for name in [n for n in point if n.startswith("generalization_error")]:
+                for name in [
+                    field_name
+                    for field_name in point
+                    if field_name.startswith("generalization_error")
+                ]:
                     del point[name]
         conditions = question.conditions._replace(points=tuple(points))
         arguments = question.algorithm, float(question.alpha), conditions
-        self._solve_one("own", problem, key, *arguments)
+        self._solve_if_missing("own", problem, key, *arguments)
         return super().prediction(question)
 
-    def _solve_one(
+    def _solve_if_missing(
         self, kind: str, problem: Problem, key: AnswerKey, *arguments: object
     ) -> None:
-        """Solve and store an answer that is not stored."""
-        if self._recall(problem, key) is not None:
+        """Solve an answer and store it, unless it is stored already."""
+        if self._from_memory_or_file(problem, key) is not None:
             return
 
         def on_node(nodes: int, alpha: float | None) -> None:
@@ -287,7 +297,7 @@ class TheorySolver(Answers):
         self.on_progress(problem, Progress(0, 1))
         with self._solving(problem, [key], on_node):
             (document,) = self.solve(kind, problem, *arguments)
-            self._remember(problem, key, document)
+            self._store_answer(problem, key, document)
 
     @contextlib.contextmanager
     def _solving(
@@ -296,17 +306,17 @@ class TheorySolver(Answers):
         keys: Sequence[AnswerKey],
         on_node: Callable[[int, float | None], None],
     ) -> Iterator[None]:
-        """Context for solving answers, which keeps their errors and reports solved nodes."""
+        """Context in which answers are solved: it remembers errors and reports every new node to ``on_node``."""
         for key in keys:  # it would take as long again
             if key in self.memory.errors:
                 raise self.memory.errors[key]
-        with self._errors_kept(keys), self._nodes(problem).watched(on_node):
+        with self._remembering_errors(keys), self._nodes(problem).watched(on_node):
             problem.require_theory()
             yield
 
     @contextlib.contextmanager
-    def _errors_kept(self, keys: Sequence[AnswerKey]) -> Iterator[None]:
-        """Context that stores the error due to which answers could not be solved."""
+    def _remembering_errors(self, keys: Sequence[AnswerKey]) -> Iterator[None]:
+        """Context that remembers, under these keys, the error due to which answers could not be solved."""
         try:
             yield
         except (KeyboardInterrupt, StoreError):
@@ -314,8 +324,8 @@ class TheorySolver(Answers):
         except Exception as error:
             theory_error = error
             if not isinstance(error, THEORY_ERRORS):
-                name, _, message = error_line(error).partition(": ")
-                theory_error = TheoryError.named(name, message)
+                type_name, _, message = error_line(error).partition(": ")
+                theory_error = TheoryError.with_type_name(type_name, message)
             for key in keys:
                 if key not in self.memory.answers:
                     self.memory.errors[key] = theory_error
@@ -324,12 +334,12 @@ class TheorySolver(Answers):
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
         """Solve answers now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise one answer."""
         algorithms = arguments[:1] if kind == "own" else ()
-        if self.process is not None and self.process.takes(problem, *algorithms):
-            report = functools.partial(self._report, problem)
-            answer = self.process.ask(
-                kind, problem, self.predictions, *arguments, on_event=report
+        if self.process is not None and self.process.must_solve(problem, *algorithms):
+            on_event = functools.partial(self._forward_event, problem)
+            solved_answer = self.process.ask(
+                kind, problem, self.prediction_errors, *arguments, on_event=on_event
             )
-            yield from answer if kind == "points" else [answer]
+            yield from solved_answer if kind == "points" else [solved_answer]
         elif kind == "own":
             spec, alpha, conditions = arguments
             algorithm = build_algorithm(spec, problem)
@@ -349,34 +359,37 @@ class TheorySolver(Answers):
     ) -> Iterator[Branches]:
         """Find the competing fixed points at each sample ratio; channel and prior are tested at their overlaps."""
         for ratios in curve_of(problem).batches(alphas):
-            solved = competing(problem, ratios)
-            overlaps = [(point.Q, point.V) for branches in solved for point in branches]
-            if is_third_party(*problem.spec.values()):
+            fixed_points = competing(problem, ratios)
+            overlaps = [
+                (point.Q, point.V) for branches in fixed_points for point in branches
+            ]
+            if has_third_party(*problem.spec.values()):
                 require_consistent_at(problem, overlaps, clock=time.perf_counter)
-            for branches in solved:
+            for branches in fixed_points:
                 yield [self._point(problem, point) for point in branches]
 
     def _point(self, problem: Problem, point: Prediction) -> TheoryPoint:
+        """Complete a fixed point with its derived quantities, and generalization errors if these are requested."""
         errors = None
-        if self.predictions:
+        if self.prediction_errors:
             errors = point_errors(problem, point.Q, point.V, point.error)
         return theory_point(problem, point, errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Find the competing fixed points along a line of sample ratios, with interpolated generalization errors."""
-        solved = competing(problem, alphas)
+        fixed_points = competing(problem, alphas)
         errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(None)
         if problem.components == 1:
-            points = [point for branches in solved for point in branches]
+            points = [point for branches in fixed_points for point in branches]
             overlaps = zip(*((point.Q, point.V, point.error) for point in points))
             errors = iter(curve_errors(problem, *overlaps))
         return [
             [theory_point(problem, point, next(errors)) for point in branches]
-            for branches in solved
+            for branches in fixed_points
         ]
 
-    def _report(self, problem: Problem, event: WorkerMessage) -> None:
-        """Forward a progress event or remark of the other process."""
+    def _forward_event(self, problem: Problem, event: WorkerMessage) -> None:
+        """Pass on a progress event or remark that the worker process sent."""
         if "progress" in event:
             self.on_progress(problem, Progress(*event["progress"]))
         else:
@@ -386,16 +399,21 @@ class TheorySolver(Answers):
 
     def set_aside(self, problems: Iterable[Problem]) -> None:
         """Move stored results and nodes of some problems aside, so that they are computed again."""
-        keys = {canonical_json(problem.spec) for problem in problems}
-        for key in [key for key in self.memory.answers if key.question in keys]:
+        problem_jsons = {canonical_json(problem.spec) for problem in problems}
+        for key in [
+            key for key in self.memory.answers if key.question in problem_jsons
+        ]:
             del self.memory.answers[key]
         if self.folder is not None:
             files = [
                 path
                 for path, problem in self._stored_problems()
-                if canonical_json(problem) in keys
+                if canonical_json(problem) in problem_jsons
             ]
-            for path in (*files, *filter(Path.is_dir, map(self.nodes_folder, keys))):
+            for path in (
+                *files,
+                *filter(Path.is_dir, map(self.nodes_folder, problem_jsons)),
+            ):
                 move_aside(path, self.folder)
 
     def _stored_problems(self) -> Iterator[tuple[Path, Any]]:
@@ -410,7 +428,7 @@ class TheorySolver(Answers):
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
-    @_boundary
+    @_guarding_plugin_errors
     def begin(self, problem: Problem) -> None:
         """Test third-party items of a problem once, then load its stored nodes.
 
@@ -419,41 +437,41 @@ class TheorySolver(Answers):
         ProblemError
             If an item is not consistent.
         """
-        if self.process is not None and self.process.takes(problem):
+        if self.process is not None and self.process.must_solve(problem):
             self.process.ask(
                 "begin",
                 problem,
-                self.predictions,
-                on_event=functools.partial(self._report, problem),
+                self.prediction_errors,
+                on_event=functools.partial(self._forward_event, problem),
             )
             return
-        key = canonical_json(problem.spec)
-        if key not in self._consistent:
-            if is_third_party(*problem.spec.values()):
+        problem_json = canonical_json(problem.spec)
+        if problem_json not in self._consistent:
+            if has_third_party(*problem.spec.values()):
                 require_consistent(problem, clock=time.perf_counter)
-            self._consistent.add(key)
-            self._compare_code(problem)
+            self._consistent.add(problem_json)
+            self._remark_changed_code(problem)
         self._nodes(problem)
 
-    def _compare_code(self, problem: Problem) -> None:
+    def _remark_changed_code(self, problem: Problem) -> None:
         """Report stored results that belong to this problem but were made with other code of its items."""
         spec = problem.spec
-        kinds = [kind for kind, item in spec.items() if "source" in item]
-        count, changed = 0, set()
-        for _, stored in self._stored_problems() if kinds else ():
-            if not isinstance(stored, dict) or stored == spec:
+        hashed_kinds = [kind for kind, item in spec.items() if "source" in item]
+        outdated_count, changed_kinds = 0, set()
+        for _, stored_spec in self._stored_problems() if hashed_kinds else ():
+            if not isinstance(stored_spec, dict) or stored_spec == spec:
                 continue
-            if without("source", stored) == without("source", spec):
-                count += 1
-                for kind in kinds:
-                    if stored[kind].get("source") != spec[kind]["source"]:
-                        changed.add(kind)
-        for kind in kinds:
-            if kind in changed:
+            if without("source", stored_spec) == without("source", spec):
+                outdated_count += 1
+                for kind in hashed_kinds:
+                    if stored_spec[kind].get("source") != spec[kind]["source"]:
+                        changed_kinds.add(kind)
+        for kind in hashed_kinds:
+            if kind in changed_kinds:
                 name, version = spec[kind]["name"], spec[kind]["version"]
                 self.on_remark(
-                    f"{kind} {name!r} has other code under the same version {version} than when {count} answers of theory were "
-                    "stored: those are not used; raise its version when its numbers change"
+                    f"{kind} {name!r} has other code under the same version {version} than when {outdated_count} "
+                    "answers of theory were stored: those are not used; raise its version when its numbers change"
                 )
 
     def _nodes(self, problem: Problem) -> Nodes:
@@ -462,10 +480,11 @@ class TheorySolver(Answers):
             return nodes_of(problem)
         folder, spec = self.nodes_folder(canonical_json(problem.spec)), problem.spec
 
-        def read() -> dict[str, Uncertain]:
+        def read_nodes() -> dict[str, Uncertain]:
+            """Read the nodes that are stored in the folder."""
             nodes = {}
             for path in folder.glob("[!.]*.json"):
-                answer = self._sound_answer(
+                answer = self._trusted_answer(
                     "nodes",
                     path,
                     {"problem": spec, "node": path.stem},
@@ -479,12 +498,13 @@ class TheorySolver(Answers):
                     nodes[path.stem] = Uncertain(value, error, answer["method"])
             return nodes
 
-        def evaluate(
-            name: str, work: Callable[[], Uncertain]
+        def evaluate_and_store(
+            name: str, compute: Callable[[], Uncertain]
         ) -> tuple[Uncertain, bool]:
-            begin = time.perf_counter()
-            node = work()
-            if time.perf_counter() - begin < SLOW:
+            """Evaluate a node; store it in the folder if that took long. Return it and whether it was stored."""
+            timer_start = time.perf_counter()
+            node = compute()
+            if time.perf_counter() - timer_start < SLOW:
                 return node, False
             write_answer(
                 folder / f"{name}.json",
@@ -493,37 +513,44 @@ class TheorySolver(Answers):
             )
             return node, True
 
-        return nodes_of(problem, lambda: Nodes(read, evaluate))
+        return nodes_of(problem, lambda: Nodes(read_nodes, evaluate_and_store))
 
-    def _refuse(self, file: Path, error: ValueError) -> None:
+    def _report_unusable_file(self, file: Path, error: ValueError) -> None:
         self.on_remark(f"{file}: {error}; not used, computed again")
         move_aside(file, file.parent)
 
-    def _remember(self, problem: Problem, key: AnswerKey, document: object) -> None:
+    def _store_answer(self, problem: Problem, key: AnswerKey, document: object) -> None:
         """Store an answer, after checking that it can be read again."""
-        document = json.loads(document_text(document))
+        document = json.loads(one_line_json(document))
         check_answer(key.kind, document, problem.components)
-        self.memory.answers[key] = answer_from(key.kind, document)
+        self.memory.answers[key] = answer_from_json(key.kind, document)
         if file := self._file(key):
             question = {"problem": json.loads(key.question), "alpha": key.ratio}
             write_answer(file, question, document)
 
 
-def is_third_party(*specs: Specification) -> bool:
+def has_third_party(*specs: Specification) -> bool:
     """Whether any of the items comes from a third-party package."""
     return any("distribution" in spec for spec in specs)
 
 
-def distributions_of(problem: Problem, *algorithms: Specification) -> frozenset[str]:
+def third_party_packages_of(
+    problem: Problem, *algorithms: Specification
+) -> frozenset[str]:
     """Third-party packages whose code the theory of a problem, and of algorithms on it, runs."""
     specs = [*problem.spec.values(), *algorithms]
-    assumed = [
+    assumed_items = [
         entry
         for spec in algorithms
         for entry in assumed_entries(spec, problem.model.name).values()
     ]
-    named = {str(spec["distribution"]) for spec in specs if "distribution" in spec}
-    return frozenset(named | {entry.distribution for entry in assumed} - {BUILT_IN})
+    named_distributions = {
+        str(spec["distribution"]) for spec in specs if "distribution" in spec
+    }
+    return frozenset(
+        named_distributions
+        | {entry.distribution for entry in assumed_items} - {BUILT_IN}
+    )
 
 
 class TheoryProcess:
@@ -554,20 +581,22 @@ class TheoryProcess:
 
     @functools.cached_property
     def executor(self) -> Executor:
-        """Executor of the one worker process."""
+        """Pool with the one worker process, made on first use."""
         executor = Executor(1, 1, get_registry(), WORKER, folder=self._folder)
         weakref.finalize(self, executor.end)
         return executor
 
-    def takes(self, problem: Problem, *algorithms: Specification) -> bool:
+    def must_solve(self, problem: Problem, *algorithms: Specification) -> bool:
         """Whether a question is solved in the process, because it needs third-party code or has a deadline."""
-        return self.deadline is not None or bool(distributions_of(problem, *algorithms))
+        return self.deadline is not None or bool(
+            third_party_packages_of(problem, *algorithms)
+        )
 
     def ask(
         self,
         kind: str,
         problem: Problem,
-        predicts: bool,
+        prediction_errors: bool,
         *arguments: Any,
         on_event: Callable[[WorkerMessage], object],
     ) -> Any:
@@ -582,45 +611,48 @@ class TheoryProcess:
             What a plugin raised.
         """
         algorithms = arguments[:1] if kind == "own" else ()
-        name = canonical_json([kind, problem.spec, *algorithms])
-        if name in self._given_up:  # not again at every sample ratio, for every figure
-            raise self._given_up[name]
-        question = kind, problem.spec, predicts, *arguments
+        question_json = canonical_json([kind, problem.spec, *algorithms])
+        # Not tried again at every sample ratio, for every figure.
+        if question_json in self._given_up:
+            raise self._given_up[question_json]
+        question = kind, problem.spec, prediction_errors, *arguments
         task = Task(
             question,
-            distributions_of(problem, *algorithms),
+            third_party_packages_of(problem, *algorithms),
             on_event=on_event,
-            patience=PATIENCE,
+            silence_limit=PATIENCE,
         )
-        for ended in self.executor.run([task], Limits(end=self.deadline)):
-            if ended.event is None:
-                self._given_up[name] = ProblemError("theory", reason_of(ended))
-            return answer_of(ended)
+        for ended_task in self.executor.run([task], Limits(deadline=self.deadline)):
+            if ended_task.event is None:
+                self._given_up[question_json] = ProblemError(
+                    "theory", reason_of(ended_task)
+                )
+            return answer_of(ended_task)
         self.is_late = True
         raise ProblemError(
             "theory", "time budget exhausted before this was solved; rerun to continue"
         )
 
 
-def reason_of(ended: Ended) -> str:
-    """Return the reason why a process gave no answer."""
+def reason_of(ended_task: EndedTask) -> str:
+    """Return the reason why a worker process gave no answer."""
     return (
-        ended.reason
-        if ended.status
-        else f"the process that solved it ended: {ended.reason}"
+        ended_task.reason
+        if ended_task.status
+        else f"the process that solved it ended: {ended_task.reason}"
     )
 
 
-def answer_of(ended: Ended) -> object:
-    """Return the answer of a process, or raise the error that it reported, under the same name."""
-    if ended.event is None:
-        raise ProblemError("theory", reason_of(ended))
-    if "answer" in ended.event:
-        return ended.event["answer"]
-    name, key, message = (
-        printable(ended.event.get(field, ""), LONGEST)
+def answer_of(ended_task: EndedTask) -> object:
+    """Return the answer that a worker process sent, or raise the error that it reported, under the same type name."""
+    if ended_task.event is None:
+        raise ProblemError("theory", reason_of(ended_task))
+    if "answer" in ended_task.event:
+        return ended_task.event["answer"]
+    error_name, error_key, message = (
+        printable(ended_task.event.get(field, ""), LONGEST)
         for field in ("error", "key", "message")
     )
-    if name == ProblemError.__name__ and key:
-        raise ProblemError(key, message.removeprefix(f"{key}: "))
-    raise TheoryError.named(name, message)
+    if error_name == ProblemError.__name__ and error_key:
+        raise ProblemError(error_key, message.removeprefix(f"{error_key}: "))
+    raise TheoryError.with_type_name(error_name, message)

@@ -35,9 +35,9 @@ from smimbench.run.record import (
     SearchRound,
     check_model,
     digest_of,
-    plain,
-    sealed,
-    text_of,
+    indented_json,
+    json_value,
+    with_digest,
 )
 from smimbench.run.store import Store, trials_of
 from smimbench.suite import SuiteError
@@ -70,21 +70,21 @@ class Search:
     space: SearchSpace
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Labels of problem and algorithm."""
+    def labels(self) -> tuple[str, str]:
+        """Labels of the problem and algorithm of the search."""
         return self.plan.label, self.algorithm.label
 
     @cached_property
     def question(self) -> dict[str, object]:
-        """All settings that the chosen one depends on, without the seeds of the suite."""
-        plan, algorithm, run = self.plan, self.algorithm, self.suite.run
+        """All that the result of the search depends on: problem, algorithm, ranges, grid and run options, but no seeds."""
+        plan, algorithm, run_options = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
         return {"problem": plan.problem.spec, "algorithm": spec, "tune": self.space.document(), "alpha": plan.alphas,
-                "dimension": plan.dimensions, "target": run.target, **run.of_cell(()).identity()}  # fmt: skip
+                "dimension": plan.dimensions, "target": run_options.target, **run_options.of_cell(()).identity()}  # fmt: skip
 
     @property
     def name(self) -> str:
-        """Name of the file that stores the result of the search."""
+        """Name of the file that stores the result of the search, a hash of its question."""
         return f"{key_of(self.question)}.json"
 
     @cached_property
@@ -98,28 +98,40 @@ class Search:
                 parameters = with_setting(algorithm.parameters, setting)
                 _, spec = make_algorithm(entry, parameters)
             except ParameterError as error:  # each value alone is allowed
-                place = f"algorithms: {algorithm.label}: tune"
+                toml_key = f"algorithms: {algorithm.label}: tune"
                 reason = f"{setting_text_of(setting)}: {error.key} {error.message}"
                 raise SuiteError(
                     self.suite.file,
-                    place,
+                    toml_key,
                     f"{reason}; remove this value from the search",
                 ) from None
             spec = with_versions(spec, self.plan.problem.model.name)
             trials.setdefault(canonical_json(spec), (setting, spec))
         return list(trials.values())
 
-    def cells(self, trial: int, seeds: int, backend: str) -> list[Cell]:
-        """Return the cells of a trial on the first ``seeds`` tuning seeds."""
+    def cells(self, trial: int, seed_count: int, backend: str) -> list[Cell]:
+        """Return the cells of a trial on the first ``seed_count`` tuning seeds."""
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
-        run = self.suite.run.of_cell(())
-        grid = itertools.product(range(seeds), self.plan.dimensions, self.plan.alphas)
+        run_options = self.suite.run.of_cell(())
+        grid = itertools.product(
+            range(seed_count), self.plan.dimensions, self.plan.alphas
+        )
         return [
-            Cell(problem, spec, alpha, D, seed, TUNING, backend, run, *self.place)
+            Cell(
+                problem,
+                spec,
+                alpha,
+                D,
+                seed,
+                TUNING,
+                backend,
+                run_options,
+                *self.labels,
+            )
             for seed, D, alpha in grid
         ]
 
-    def proceed(
+    def next_cells_or_outcome(
         self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], SearchOutcome | None]:
         """Return the cells that must run next, or the result of the search, given the errors of finished cells.
@@ -129,76 +141,87 @@ class Search:
         chosen is never worse on all seeds that were used. A trial of which a run has no estimate is out.
         """
         trials = range(len(self.trials))
-        candidates, count = list(trials), len(trials)
+        candidates, survivor_count = list(trials), len(trials)
         rounds: list[SearchRound] = []
-        runs = 0
-        seeds = max(1, 8 >> (count - 1).bit_length())
+        run_count = 0
+        seed_count = max(1, 8 >> (survivor_count - 1).bit_length())
         while True:
-            cells = {trial: self.cells(trial, seeds, backend) for trial in candidates}
-            in_round = list(itertools.chain.from_iterable(cells.values()))
-            missing = [cell for cell in in_round if cell.key not in log_errors]
-            if missing:
-                return missing, None
+            cells_of_trial = {
+                trial: self.cells(trial, seed_count, backend) for trial in candidates
+            }
+            round_cells = list(itertools.chain.from_iterable(cells_of_trial.values()))
+            unfinished_cells = [
+                cell for cell in round_cells if cell.key not in log_errors
+            ]
+            if unfinished_cells:
+                return unfinished_cells, None
             scores = {
-                trial: fmean(log_errors[cell.key] for cell in same)
-                for trial, same in cells.items()
+                trial: fmean(log_errors[cell.key] for cell in trial_cells)
+                for trial, trial_cells in cells_of_trial.items()
             }
             # Half of the seeds of later rounds have run before.
-            runs += len(in_round) // (2 if rounds else 1)
-            errors = [_rounded(scores.get(trial, math.inf)) for trial in trials]
-            rounds.append({"seeds": seeds, "errors": errors})
-            count = -(-count // 2)
-            usable = [trial for trial in candidates if math.isfinite(scores[trial])]
-            ranked = sorted(usable, key=scores.__getitem__)
-            candidates = ranked[:count]
+            run_count += len(round_cells) // (2 if rounds else 1)
+            errors = [_six_digit_error(scores.get(trial, math.inf)) for trial in trials]
+            rounds.append({"seeds": seed_count, "errors": errors})
+            survivor_count = -(-survivor_count // 2)
+            finite_trials = [
+                trial for trial in candidates if math.isfinite(scores[trial])
+            ]
+            ranked_trials = sorted(finite_trials, key=scores.__getitem__)
+            candidates = ranked_trials[:survivor_count]
             if len(candidates) < 2:
                 break
-            if AS_WRITTEN in ranked[count:]:
+            if AS_WRITTEN in ranked_trials[survivor_count:]:
                 candidates.append(AS_WRITTEN)
-            seeds *= 2
+            seed_count *= 2
         settings = [
-            {".".join(path): value for path, value in setting.items()}
+            {
+                ".".join(parameter_path): value
+                for parameter_path, value in setting.items()
+            }
             for setting, _ in self.trials
         ]
-        chosen = candidates[0] if candidates else None
+        best_trial = candidates[0] if candidates else None
         return [], {
             "backend": backend,
             "trials": settings,
             "rounds": rounds,
-            "runs": runs,
-            "chosen": chosen,
-            "algorithm": None if chosen is None else self.trials[chosen][1],
+            "runs": run_count,
+            "chosen": best_trial,
+            "algorithm": None if best_trial is None else self.trials[best_trial][1],
         }
 
-    def cells_ahead(self, log_errors: Mapping[str, float], backend: str) -> list[Cell]:
+    def remaining_cells(
+        self, log_errors: Mapping[str, float], backend: str
+    ) -> list[Cell]:
         """Return the largest set of cells that the search may still have to run."""
-        ahead: list[Cell] = []
-        expected = dict(log_errors)
-        while missing := self.proceed(expected, backend)[0]:
-            ahead += missing
-            for cell in missing:
-                as_written = cell.algorithm == self.trials[AS_WRITTEN][1]
-                expected[cell.key] = 20.0 if as_written else 0.0
-        return ahead
+        remaining_cells: list[Cell] = []
+        expected_log_errors = dict(log_errors)
+        while next_cells := self.next_cells_or_outcome(expected_log_errors, backend)[0]:
+            remaining_cells += next_cells
+            for cell in next_cells:
+                is_suite_setting = cell.algorithm == self.trials[AS_WRITTEN][1]
+                expected_log_errors[cell.key] = 20.0 if is_suite_setting else 0.0
+        return remaining_cells
 
 
-def _rounded(log_error: float) -> float | None:
-    """Round an error to six digits, on which all machines agree; None if it is not finite."""
+def _six_digit_error(log_error: float) -> float | None:
+    """Return an error, given as its logarithm, to six digits, on which all machines agree; None if it is not finite."""
     return float(f"{math.exp(log_error):.6g}") if math.isfinite(log_error) else None
 
 
 def searches(suite: Suite) -> list[Search]:
     """Return all searches of a suite, regardless of ``--only``."""
-    runnable = [plan for plan in suite.plans if not plan.theory_only]
+    plans_with_data = [plan for plan in suite.plans if not plan.theory_only]
     return [
         Search(suite, plan, algorithm, algorithm.search_space)
-        for plan, algorithm in itertools.product(runnable, suite.algorithms)
+        for plan, algorithm in itertools.product(plans_with_data, suite.algorithms)
         if algorithm.search_space
         and not attempt(refusal, build_algorithm(algorithm.spec, None), plan.problem)[0]
     ]
 
 
-def chosen_searches(suite: Suite) -> list[Search]:
+def require_selected_searches(suite: Suite) -> list[Search]:
     """Return the searches of a suite that ``--only`` selects.
 
     Raises
@@ -206,18 +229,19 @@ def chosen_searches(suite: Suite) -> list[Search]:
     SuiteError
         If there are none.
     """
-    selected = _selected_searches(suite)
-    if not selected:
+    selected_searches = _selected_searches(suite)
+    if not selected_searches:
         raise SuiteError(
             suite.file,
             "algorithms",
             "no algorithm names parameters to tune; add a table [algorithms.tune] below one, "
             "with learning_rate = { low = 0.01, high = 1.0, log = true }",
         )
-    return selected
+    return selected_searches
 
 
 def _selected_searches(suite: Suite) -> list[Search]:
+    """Return the searches of a suite that ``--only`` selects; there may be none."""
     plans, algorithms = suite.chosen_plans, suite.chosen_algorithms
     return [
         search
@@ -230,16 +254,16 @@ def search_all(
     suite: Suite,
     store: Store,
     backend: str,
-    run: Callable[[list[Cell], Store], bool],
-    retry: Collection[str] = (),
+    run_trials: Callable[[list[Cell], Store], bool],
+    retry_statuses: Collection[str] = (),
 ) -> list[JsonObject]:
     """Run the searches of a suite side by side, each only once.
 
     Parameters
     ----------
-    run : callable
+    run_trials : callable
         Runs cells, keeps their records in the store that it is given, and says whether all have been run.
-    retry : collection of str
+    retry_statuses : collection of str
         Trials of this status are run again, and all choices are made again.
 
     Returns
@@ -250,69 +274,77 @@ def search_all(
         out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
         that it makes.
     """
-    trials, selected = trials_of(store), chosen_searches(suite)
-    if retry:
-        stored = trials.load().items()
-        trials.retire(stem for stem, record in stored if record.status in retry)
-    results: dict[Search, SearchOutcome | None] = {
-        search: None if retry else read_choice(search, store) for search in selected
+    trial_store, selected_searches = trials_of(store), require_selected_searches(suite)
+    if retry_statuses:
+        stored_records = trial_store.load().items()
+        trial_store.retire(
+            stem for stem, record in stored_records if record.status in retry_statuses
+        )
+    outcomes: dict[Search, SearchOutcome | None] = {
+        search: None if retry_statuses else read_choice(search, store)
+        for search in selected_searches
     }
     while True:
-        log_errors = log_errors_in(suite, trials)
-        missing: list[Cell] = []
-        for search in selected:
-            if results[search] is None:
-                cells, result = search.proceed(log_errors, backend)
-                missing += cells
-                if result is not None and result["chosen"] is not None:
-                    result = keep_choice(search, store, result)
-                results[search] = result
-        if not missing or not run(missing, trials):
+        log_errors = log_errors_of_trials(suite, trial_store)
+        unfinished_cells: list[Cell] = []
+        for search in selected_searches:
+            if outcomes[search] is None:
+                cells, outcome = search.next_cells_or_outcome(log_errors, backend)
+                unfinished_cells += cells
+                if outcome is not None and outcome["chosen"] is not None:
+                    outcome = store_choice(search, store, outcome)
+                outcomes[search] = outcome
+        if not unfinished_cells or not run_trials(unfinished_cells, trial_store):
             break
     documents = []
-    for search, result in results.items():
-        problem, label = search.place
-        documents.append({"problem": problem, "label": label, **dict(result or {})})
+    for search, outcome in outcomes.items():
+        problem, label = search.labels
+        documents.append({"problem": problem, "label": label, **dict(outcome or {})})
     return documents
 
 
-def searches_ahead(
+def remaining_searches(
     suite: Suite, store: Store, backend: str
 ) -> list[tuple[Search, list[Cell]]]:
     """Return the searches of a suite, each with the cells that it may still have to run; nothing is written."""
-    log_errors = log_errors_in(suite, trials_of(store))
-    ahead = []
-    for search in chosen_searches(suite):
+    log_errors = log_errors_of_trials(suite, trials_of(store))
+    searches_with_cells = []
+    for search in require_selected_searches(suite):
         is_done = read_choice(search, store) is not None
-        cells = [] if is_done else search.cells_ahead(log_errors, backend)
-        ahead.append((search, cells))
-    return ahead
+        cells = [] if is_done else search.remaining_cells(log_errors, backend)
+        searches_with_cells.append((search, cells))
+    return searches_with_cells
 
 
 def log_error(record: Record, target: float) -> float:
-    """Logarithm of the error of a run, summed over components; infinity if it has no estimate.
+    """Return the logarithm of a run's error, summed over components; infinity if it has no estimate.
 
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """
-    errors = [math.nan if e is None else e for e in record.metrics.get("mse", ())]
-    if record.status in FAILED_STATUSES or not errors:
+    component_errors = [
+        math.nan if component_error is None else component_error
+        for component_error in record.metrics.get("mse", ())
+    ]
+    if record.status in FAILED_STATUSES or not component_errors:
         return math.inf
-    error = math.fsum(errors)
-    return math.log(max(error, target)) if math.isfinite(error) else math.inf
+    total_error = math.fsum(component_errors)
+    return (
+        math.log(max(total_error, target)) if math.isfinite(total_error) else math.inf
+    )
 
 
-def log_errors_in(suite: Suite, trials: Store) -> dict[str, float]:
-    """Logarithms of the errors of all finished trials, by key of their cell."""
+def log_errors_of_trials(suite: Suite, trials: Store) -> dict[str, float]:
+    """Return the logarithms of the errors of all finished trial runs, by key of their cell."""
     target = suite.run.target
     return {record.key: log_error(record, target) for record in trials.load().values()}
 
 
-def keep_choice(
-    search: Search, store: Store, result: SearchOutcome
+def store_choice(
+    search: Search, store: Store, outcome: SearchOutcome
 ) -> SearchResult | None:
     """Store the result of a search and return the chosen setting."""
-    document = sealed(plain({"question": search.question, **result}))
-    write_atomically(choice_file(search, store), text_of(document).encode())
+    document = with_digest(json_value({"question": search.question, **outcome}))
+    write_atomically(choice_file(search, store), indented_json(document).encode())
     return read_choice(search, store)
 
 
@@ -352,26 +384,26 @@ def tuned(suite: Suite, store: Store) -> Suite:
     """Return the suite with the settings that ``smimbench tune`` has chosen so far."""
     choices: dict[tuple[str, str], TunedAlgorithm] = {}
     for search in searches(suite):
-        stored = read_choice(search, store)
-        if stored and stored["algorithm"]:
-            choices[search.place] = choice_of(search, stored)
+        outcome = read_choice(search, store)
+        if outcome and outcome["algorithm"]:
+            choices[search.labels] = choice_of(search, outcome)
     return replace(suite, choices=choices)
 
 
 def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[str]:
     """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
     lines = []
-    chosen = {} if chosen_trial is None else trials[chosen_trial]
-    for name, value in chosen.items():
-        tried: set[Any] = {
+    chosen_setting = {} if chosen_trial is None else trials[chosen_trial]
+    for name, value in chosen_setting.items():
+        tried_values: set[Any] = {
             trial.get(name)
             for trial in trials
             if isinstance(trial.get(name), (int, float))
         }
-        if len(tried) > 2 and value in (min(tried), max(tried)):
-            end = "smallest" if value == min(tried) else "largest"
+        if len(tried_values) > 2 and value in (min(tried_values), max(tried_values)):
+            extreme = "smallest" if value == min(tried_values) else "largest"
             lines.append(
-                f"the {end} {name} that was tried, {value:g}, was chosen: widen its range"
+                f"the {extreme} {name} that was tried, {value:g}, was chosen: widen its range"
             )
     return lines
 
@@ -380,20 +412,20 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     """Return remarks on tuned settings of a suite that lie at the end of their range."""
     lines = []
     for search in _selected_searches(suite):
-        choice = read_choice(search, store) if search.place in suite.choices else None
+        choice = read_choice(search, store) if search.labels in suite.choices else None
         if (
             choice is not None
-            and choice["digest"] == suite.choices[search.place].tuning["search"]
+            and choice["digest"] == suite.choices[search.labels].tuning["search"]
         ):
             lines += [
-                f"{': '.join(search.place)}: {line}"
+                f"{': '.join(search.labels)}: {line}"
                 for line in range_ends(choice["trials"], choice["chosen"])
             ]
     return lines
 
 
 def choice_of(search: Search, stored: SearchResult) -> TunedAlgorithm:
-    """Return the setting that a stored search chose, with a record of the search, as cells store them."""
+    """Return the algorithm with the setting that a search chose, and a summary of the search, as cells store them."""
     algorithm = stored["algorithm"]
     assert algorithm is not None
     tuning: Tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),

@@ -30,24 +30,24 @@ from smimbench.run.answers import (
     nodes_name,
     read_answer,
 )
-from smimbench.run.campaign import shared_document
+from smimbench.run.campaign import run_json_document
 from smimbench.run.executor import Limits
 from smimbench.run.loop import Status
-from smimbench.run.processes import in_processes
+from smimbench.run.processes import run_in_processes
 from smimbench.run.record import (
     LongTrajectory,
     Record,
-    document_text,
-    plain,
-    sealed,
-    text_of,
+    indented_json,
+    json_value,
+    one_line_json,
+    with_digest,
 )
 from smimbench.run.store import Store, trials_of
 from smimbench.run.theory_solver import OnProgress, Progress, TheorySolver
 from smimbench.run.tuning import (
     choice_file,
     choice_of,
-    log_errors_in,
+    log_errors_of_trials,
     read_choice,
     searches,
 )
@@ -94,7 +94,7 @@ class Verification:
             self.remarks.append(f"{count} {remark}")
 
 
-def files(store: Store) -> Verification:
+def verify_files(store: Store) -> Verification:
     """Verify every record, trajectory and ``run.json`` byte by byte, and name the files that were changed."""
     verification, records = Verification(), store.load()
     verification.checked += len(records)
@@ -102,15 +102,16 @@ def files(store: Store) -> Verification:
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
         verification.disagreements += plugin_warnings(
-            path, lambda p: text_of(read_json(p)), path
+            path, lambda p: indented_json(read_json(p)), path
         )
         if isinstance(record.trajectory, LongTrajectory):
-            count = len(store.complaints)
+            earlier_complaints = len(store.complaints)
             store.trajectory(record)
-            verification.add(store.complaints[count:])
+            verification.add(store.complaints[earlier_complaints:])
 
     def shared_text(folder: Path) -> str:
-        return text_of(sealed(Store(folder).check_shared()))
+        """Return the exact text that ``run.json`` in a folder must have."""
+        return indented_json(with_digest(Store(folder).require_run_json()))
 
     folder = store.folder
     for path in sorted({*folder.glob("run.json"), *folder.glob("settings/*/run.json")}):
@@ -118,54 +119,61 @@ def files(store: Store) -> Verification:
     return verification
 
 
-def shared_documents(suite: Suite, folder: Path) -> list[str]:
+def run_json_differences(suite: Suite, folder: Path) -> list[str]:
     """Return the differences between ``run.json`` in a folder and its suite, one line each."""
     path = folder / "run.json"
     try:
-        shared = Store(folder).check_shared()
+        shared = Store(folder).require_run_json()
     except FileNotFoundError:
         return [f"{path} is missing; the same 'smimbench run' writes it again"]
-    except (OSError, ValueError):  # ``files`` says so
+    except (OSError, ValueError):  # ``verify_files`` says so
         return []
-    written = plain(shared_document(suite))
-    names = ("suite", "title", "text", "overrides", "only", "run")
-    stored = {name: shared.get(name) for name in names}
-    lines = differences(stored, {name: written[name] for name in names}, 0.0)
+    current_document = json_value(run_json_document(suite))
+    field_names = ("suite", "title", "text", "overrides", "only", "run")
+    stored_fields = {name: shared.get(name) for name in field_names}
+    lines = differences(
+        stored_fields, {name: current_document[name] for name in field_names}, 0.0
+    )
     return [f"{path}: {line}" for line in itertools.islice(lines, 3)]
 
 
-def choices(suite: Suite, store: Store) -> Verification:
+def verify_choices(suite: Suite, store: Store) -> Verification:
     """Verify every choice of ``smimbench tune`` against the records of its trials and the settings of the cells."""
     verification, trials = Verification(), trials_of(store)
-    log_errors = log_errors_in(suite, trials)
+    log_errors = log_errors_of_trials(suite, trials)
     for search in searches(suite):
-        path, used = choice_file(search, store), suite.choices.get(search.place)
+        path, used_choice = choice_file(search, store), suite.choices.get(search.labels)
         stored = read_choice(search, store)
         if stored is None:
-            if used is not None:
+            if used_choice is not None:
                 verification.missing.append(
-                    f"{path} is missing, which stores how the setting of {search.place[1]} was chosen"
+                    f"{path} is missing, which stores how the setting of {search.labels[1]} was chosen"
                 )
             continue
-        missing, again = search.proceed(log_errors, stored["backend"])
+        unfinished_cells, repeated_outcome = search.next_cells_or_outcome(
+            log_errors, stored["backend"]
+        )
         lines = []
-        if missing:
-            lines = [f"{path}: {len(missing)} runs of its trials are missing"]
+        if unfinished_cells:
+            lines = [f"{path}: {len(unfinished_cells)} runs of its trials are missing"]
         elif (
-            again is None
-            or sealed(plain({"question": search.question, **again})) != stored
+            repeated_outcome is None
+            or with_digest(
+                json_value({"question": search.question, **repeated_outcome})
+            )
+            != stored
         ):
             lines = [f"{path}: the records of its trials lead to another choice"]
-        elif used is not None and used != choice_of(search, stored):
+        elif used_choice is not None and used_choice != choice_of(search, stored):
             lines = [
-                f"{path}: the suite was run with another setting of {search.place[1]}"
+                f"{path}: the suite was run with another setting of {search.labels[1]}"
             ]
         verification.add(lines)
     return verification
 
 
 def plugin_warnings(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
-    """Return the defects of a file, found by comparing it byte by byte with the ``text`` of its content."""
+    """Compare a file byte by byte with the ``text`` of its content; return one line if they differ."""
     try:
         is_same = text(content).encode() == path.read_bytes()
     except (OSError, ValueError) as error:
@@ -208,7 +216,9 @@ class StoredAnswer:
         for version in range(THEORY_VERSION, 0, -1):
             if self._is_named(key, version):
                 return version == THEORY_VERSION
-        raise ValueError("the file name does not match the theory result inside")
+        raise ValueError(
+            "the file was renamed: its name does not match the question that it answers"
+        )
 
     def _is_named(self, key: str, version: int) -> bool:
         """Whether the file's name is that of its question in the given version of theory."""
@@ -220,22 +230,34 @@ class StoredAnswer:
 
     def compare(self, solved: Any) -> list[str]:
         """Return the differences between the stored result and one that was solved again, given as JSON."""
-        solved = json.loads(document_text(solved))
+        solved = json.loads(one_line_json(solved))
         if isinstance(self.document["answer"], str) and isinstance(solved, str):
             return []  # both say that there is no prediction, and words may change
-        relative, absolute = ROUNDED, ROUNDED / 100
-        made_here = machine.fingerprint(), machine.versions()
-        if (self.document.get("machine"), self.document.get("versions")) != made_here:
-            errors = [float(np.max(point["mse_error"])) for point in _points_in(solved)]
-            relative, absolute = OTHER_MACHINE, 4 * max(errors, default=0.0) + 1e-9
-        stored_answer, solved = map(_without_reasons, (self.document["answer"], solved))
-        lines = differences(stored_answer, solved, relative, absolute=absolute)
+        relative_tolerance, absolute_tolerance = ROUNDED, ROUNDED / 100
+        this_machine = machine.fingerprint(), machine.versions()
+        if (
+            self.document.get("machine"),
+            self.document.get("versions"),
+        ) != this_machine:
+            errors = [
+                float(np.max(point["mse_error"])) for point in _points_of_answer(solved)
+            ]
+            relative_tolerance, absolute_tolerance = (
+                OTHER_MACHINE,
+                4 * max(errors, default=0.0) + 1e-9,
+            )
+        stored_answer, solved = map(
+            _without_reason_texts, (self.document["answer"], solved)
+        )
+        lines = differences(
+            stored_answer, solved, relative_tolerance, absolute=absolute_tolerance
+        )
         return [
             f"{self.path}: solved again, {line}" for line in itertools.islice(lines, 3)
         ]
 
 
-def _without_reasons(answer: Any) -> Any:
+def _without_reason_texts(answer: Any) -> Any:
     """Replace the texts that say why an answer lacks a threshold or a trajectory, whose words may change."""
     if not isinstance(answer, dict):
         return answer
@@ -247,7 +269,7 @@ def _without_reasons(answer: Any) -> Any:
     return answer
 
 
-def stored_theory(
+def verify_theory(
     suite: Suite, folder: Path, *, solve: bool = True
 ) -> dict[str, Verification]:
     """Verify every stored theory result byte by byte, and solve those of the suite again from scratch.
@@ -255,57 +277,71 @@ def stored_theory(
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
     curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
     """
-    unchanged, solved, evaluated = Verification(), Verification(), Verification()
+    byte_check, answer_check, node_check = (
+        Verification(),
+        Verification(),
+        Verification(),
+    )
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    stored: dict[str, list[StoredAnswer]] = {}
-    outdated = foreign = 0
+    stored_by_problem: dict[str, list[StoredAnswer]] = {}
+    outdated_count = foreign_count = 0
     answers, nodes = folder.glob("[!.]*-*.json"), folder.glob("nodes/*/[!.]*.json")
     for path in sorted([*answers, *nodes]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
             answer = StoredAnswer(path, kind, read_answer(path))
-            key = canonical_json(answer.problem)
+            problem_json = canonical_json(answer.problem)
             if not answer.is_current:
-                outdated += 1
+                outdated_count += 1
                 continue
-            components = problems[key].components if key in problems else None
+            components = (
+                problems[problem_json].components if problem_json in problems else None
+            )
             check_answer(kind, answer.document["answer"], components)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            unchanged.add([f"{path}: {error}"])
+            byte_check.add([f"{path}: {error}"])
             continue
-        lines = plugin_warnings(path, document_text, sealed(answer.document))
-        unchanged.add(lines)
-        if key not in problems:
-            foreign += not lines
+        lines = plugin_warnings(path, one_line_json, with_digest(answer.document))
+        byte_check.add(lines)
+        if problem_json not in problems:
+            foreign_count += not lines
         elif not lines:
-            stored.setdefault(key, []).append(answer)
-    unchanged.remark(foreign, "of other suites")
-    unchanged.remark(outdated, "of older versions, not read")
+            stored_by_problem.setdefault(problem_json, []).append(answer)
+    byte_check.remark(foreign_count, "of other suites")
+    byte_check.remark(outdated_count, "of older versions, not read")
     if solve:
-        count = 0
-        for key, problem in problems.items():
-            solver = _SolverAgain(problem, stored.get(key, []))
-            count += solver.compare(solved, evaluated)
-        evaluated.remark(count, "not needed for the stored answers: bytes only")
+        unevaluated_nodes = 0
+        for problem_json, problem in problems.items():
+            solver = _RepeatSolver(problem, stored_by_problem.get(problem_json, []))
+            unevaluated_nodes += solver.compare(answer_check, node_check)
+        node_check.remark(
+            unevaluated_nodes, "not needed for the stored answers: bytes only"
+        )
     return {
-        "files of theory": unchanged,
-        "answers of theory solved again": solved,
-        "nodes of theory evaluated again": evaluated,
+        "files of theory": byte_check,
+        "answers of theory solved again": answer_check,
+        "nodes of theory evaluated again": node_check,
     }
 
 
-class _SolverAgain:
-    """Solves the stored answers of a problem again, without reading any stored file."""
+class _RepeatSolver:
+    """Solver that repeats the stored answers of a problem without reading any stored file."""
 
     def __init__(self, problem: Problem, stored: Sequence[StoredAnswer]) -> None:
         self.problem, self.stored = problem, stored
         # Some answers have no errors of prediction.
         self.solvers = {
-            predictions: TheorySolver(isolated=True, predictions=predictions)
-            for predictions in (False, True)
+            prediction_errors: TheorySolver(
+                in_subprocess=True, prediction_errors=prediction_errors
+            )
+            for prediction_errors in (False, True)
         }
         self.alphas = sorted(
-            {float(s.document["alpha"]) for s in stored if s.kind == "point"}
+            {
+                float(answer.document["alpha"])
+                for answer in stored
+                if answer.kind == "point"
+            }
         )
 
     def solve(self, stored: StoredAnswer) -> Any:
@@ -320,102 +356,113 @@ class _SolverAgain:
             return document_of(self.solvers[True].line(problem, document["alpha"]))
         if stored.kind == "own":
             return self._prediction(document)
-        predictions = any("generalization_error" in p for p in document["answer"])
-        points = self.solvers[predictions].points(problem, self.alphas)
+        prediction_errors = any(
+            "generalization_error" in point for point in document["answer"]
+        )
+        points = self.solvers[prediction_errors].points(problem, self.alphas)
         return document_of(points[self.alphas.index(document["alpha"])])
 
     def _prediction(self, document: JsonObject) -> Any:
-        _, asked_of, _, *brief = document["problem"]
-        spec, dimension, start, starts, iterations, _, trajectory = asked_of
+        """Repeat a stored prediction for an algorithm, with the conditions that its file names."""
+        _, algorithm_question, _, *variant_marks = document["problem"]
+        spec, dimension, start, starts, iterations, _, trajectory = algorithm_question
         overlaps = tuple(Overlaps(*matrices) for matrices in starts)
         conditions = Conditions(
             dimension, start, overlaps, iterations, trajectory=trajectory
         )
         question = PredictionQuestion(self.problem, spec, document["alpha"], conditions)
-        return document_of(self.solvers[not brief].prediction(question))
+        return document_of(self.solvers[not variant_marks].prediction(question))
 
-    def compare(self, solved: Verification, evaluated: Verification) -> int:
-        """Compare all results, then nodes; return the number of nodes that were not evaluated."""
-        count, failed = 0, set()
-        for stored in sorted(self.stored, key=lambda s: KINDS.index(s.kind)):
+    def compare(self, answer_check: Verification, node_check: Verification) -> int:
+        """Compare all stored results, then nodes, with repeated ones; return the number of nodes that were not evaluated."""
+        unevaluated_nodes, failed_names = 0, set()
+        for stored in sorted(self.stored, key=lambda answer: KINDS.index(answer.kind)):
             name = self.problem.spec["channel"]["name"]
             if stored.kind == "own":
                 name = stored.document["problem"][1][0]["name"]
             try:
-                answer = None if name in failed else self.solve(stored)
+                answer = None if name in failed_names else self.solve(stored)
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
+                # An algorithm may have a theory at other points.
                 if stored.kind != "own":
-                    failed.add(name)  # an algorithm may have a theory at other points
-                solved.remarks.append(f"{name}: its theory raised {error_line(error)}")
+                    failed_names.add(name)
+                answer_check.remarks.append(
+                    f"{name}: its theory raised {error_line(error)}"
+                )
                 continue
             is_node = stored.kind == "nodes"
-            count += is_node and answer is None
+            unevaluated_nodes += is_node and answer is None
             if answer is not None:
-                (evaluated if is_node else solved).add(stored.compare(answer))
-        return count
+                (node_check if is_node else answer_check).add(stored.compare(answer))
+        return unevaluated_nodes
 
 
 KINDS = ("point", "thresholds", "curve", "own", "nodes")
 """Stored answers in the order in which they are solved again."""
 
 
-def _points_in(answer: Any) -> Iterator[JsonObject]:
+def _points_of_answer(answer: Any) -> Iterator[JsonObject]:
     """Yield the points in a theory result: itself, its branches, or the branches along a line."""
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
     if isinstance(answer, list):
         for element in answer:
-            yield from _points_in(element)
+            yield from _points_of_answer(element)
 
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
     """Return one line for each cell of a suite without a record, naming the file that would hold it."""
-    keys = {stem.partition(".")[0] for stem in store.load()}
+    keys_with_record = {file_stem.partition(".")[0] for file_stem in store.load()}
     return [
         f"{store.folder / cell.key}.json is missing: {cell.problem_label}, {cell.algorithm_label}, alpha {cell.alpha:.5g}, "
         f"D = {cell.dimension}, replicate {cell.replicate}, {cell.backend}"
         for cell in cells
-        if cell.key not in keys
+        if cell.key not in keys_with_record
     ]
 
 
-def rerun(
+def verify_reruns(
     cells: Sequence[Cell],
     store: Store,
     *,
-    count: int,
+    cell_count: int,
     seed: int,
-    trajectories: bool = True,
+    compare_trajectories: bool = True,
 ) -> Verification:
     """Run a random sample of the stored cells again, and compare everything except times.
 
     Parameters
     ----------
-    trajectories : bool
+    compare_trajectories : bool
         Whether the records have trajectories; those of a submission have none.
     """
     verification, records = Verification(), store.load()
-    by_key = {cell.key: cell for cell in cells}
-    stems: dict[str, list[str]] = {}  # trusted times are in records of their own
+    cell_of_key = {cell.key: cell for cell in cells}
+    stems_of_key: dict[str, list[str]] = {}  # trusted times are in records of their own
     for stem, record in records.items():
-        if record.key in by_key and _has_backend(by_key[record.key], verification):
-            stems.setdefault(record.key, []).append(stem)
-    keys = list(stems)
-    by_threads: dict[tuple[int, bool], list[Cell]] = {}
-    for i in np.random.default_rng(seed).permutation(len(keys))[:count]:
-        record = records[stems[keys[i]][0]]
+        if record.key in cell_of_key and _has_backend(
+            cell_of_key[record.key], verification
+        ):
+            stems_of_key.setdefault(record.key, []).append(stem)
+    keys = list(stems_of_key)
+    cells_by_setting: dict[tuple[int, bool], list[Cell]] = {}
+    for index in np.random.default_rng(seed).permutation(len(keys))[:cell_count]:
+        record = records[stems_of_key[keys[index]][0]]
         setting = _threads_of(record), _was_killed(record)
-        by_threads.setdefault(setting, []).append(by_key[keys[i]])
-    for (threads, killed), chosen in by_threads.items():
-        run_again = _with_limits if killed else untimed
-        for cell, repeated in run_again(chosen, threads):
-            for stem in stems[cell.key]:
-                lines = _unreproduced(
-                    records[stem], repeated, store, trajectories=trajectories
+        cells_by_setting.setdefault(setting, []).append(cell_of_key[keys[index]])
+    for (threads, was_killed), chosen_cells in cells_by_setting.items():
+        run_again = _rerun_with_time_limit if was_killed else rerun_without_time_limit
+        for cell, repeated in run_again(chosen_cells, threads):
+            for stem in stems_of_key[cell.key]:
+                lines = _record_differences(
+                    records[stem],
+                    repeated,
+                    store,
+                    compare_trajectories=compare_trajectories,
                 )
-                place = f"{store.folder / stem}.json: run again"
+                prefix = f"{store.folder / stem}.json: run again"
                 verification.add(
-                    [f"{place}, {line}" for line in itertools.islice(lines, 3)]
+                    [f"{prefix}, {line}" for line in itertools.islice(lines, 3)]
                 )
     return verification
 
@@ -433,7 +480,7 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
 
 
 def _threads_of(record: Record) -> int:
-    """Number of BLAS threads of a run, limited to the cores of this machine."""
+    """Return the number of BLAS threads of a stored run, limited to the cores of this machine."""
     return max(1, min(record.timing.threads or 1, os.cpu_count() or 1))
 
 
@@ -442,41 +489,51 @@ def _was_killed(record: Record) -> bool:
     return record.status == Status.TIMEOUT and not record.metrics
 
 
-def untimed(cells: Iterable[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
+def rerun_without_time_limit(
+    cells: Iterable[Cell], threads: int
+) -> Iterator[tuple[Cell, Record]]:
     """Run cells again without a time limit, which a busy machine would reach earlier; yield cells and records."""
-    free = [
+    unlimited_cells = [
         (replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell)
         for cell in cells
     ]
-    again = {variant.key: cell for variant, cell in free}
-    for record in in_processes([variant for variant, _ in free], 1, threads):
-        yield again[record.key], record
+    original_cell = {
+        unlimited_cell.key: cell for unlimited_cell, cell in unlimited_cells
+    }
+    for record in run_in_processes(
+        [unlimited_cell for unlimited_cell, _ in unlimited_cells], 1, threads
+    ):
+        yield original_cell[record.key], record
 
 
-def _with_limits(cells: Sequence[Cell], threads: int) -> Iterator[tuple[Cell, Record]]:
+def _rerun_with_time_limit(
+    cells: Sequence[Cell], threads: int
+) -> Iterator[tuple[Cell, Record]]:
     """Run cells again with the suite's time limit, at most ``LONGEST_RERUN``; yield cells and records."""
-    again = {cell.key: cell for cell in cells}
-    for record in in_processes(cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)):
-        yield again[record.key], record
+    cell_of_key = {cell.key: cell for cell in cells}
+    for record in run_in_processes(
+        cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)
+    ):
+        yield cell_of_key[record.key], record
 
 
-def _unreproduced(
-    stored: Record, repeated: Record, store: Store, *, trajectories: bool
+def _record_differences(
+    stored: Record, repeated: Record, store: Store, *, compare_trajectories: bool
 ) -> Iterator[str]:
-    """Return the differences, in words, between a record and that of the same cell run again."""
+    """Yield the differences, in words, between a stored record and that of the same cell run again."""
     is_same_machine = (
         stored.timing.machine == machine.fingerprint()
         and stored.versions == repeated.versions
     )
     expected, actual = (
-        _reproducible(record, store, exact=is_same_machine)
+        _reproducible_fields(record, store, numbers_in_texts=is_same_machine)
         for record in (stored, repeated)
     )
     is_shorter = (stored.iterations or 0) < (repeated.iterations or 0)
-    if not trajectories:
+    if not compare_trajectories:
         del expected["trajectory"], actual["trajectory"]
     elif stored.status == Status.TIMEOUT and is_shorter and expected["trajectory"]:
-        expected, actual = _until_the_clock(expected, actual)
+        expected, actual = _steps_before_time_limit(expected, actual)
     return differences(expected, actual, 0.0 if is_same_machine else OTHER_MACHINE)
 
 
@@ -489,84 +546,97 @@ NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; 
 """What no second run can confirm."""
 
 
-def _reproducible(record: Record, store: Store, *, exact: bool) -> dict[str, Any]:
-    """Return the part of a record that suite, seed and code determine; unless ``exact``, without numbers in texts."""
+def _reproducible_fields(
+    record: Record, store: Store, *, numbers_in_texts: bool
+) -> dict[str, Any]:
+    """Return the part of a record that suite, seed and code determine; unless ``numbers_in_texts``, without numbers in texts."""
     columns = store.trajectory(record) or {}
-    fields = {name: getattr(record, name) for name in REPRODUCIBLE}
-    fields["where"] = PurePath(
+    reproducible_fields = {name: getattr(record, name) for name in REPRODUCIBLE}
+    reproducible_fields["where"] = PurePath(
         record.where or ""
     ).name  # without the folder of an installation
-    fields["cost"] = plain(record.timing.cost)
-    fields["trajectory"] = {
+    reproducible_fields["cost"] = json_value(record.timing.cost)
+    reproducible_fields["trajectory"] = {
         name: column.tolist() for name, column in columns.items() if name != "seconds"
     }
-    if not exact:
+    if not numbers_in_texts:
         for name in ("reason", "restart_reason"):
-            fields[name] = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", fields[name] or "")
-        fields["warnings"] = [
+            reproducible_fields[name] = re.sub(
+                r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reproducible_fields[name] or ""
+            )
+        reproducible_fields["warnings"] = [
             re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
-            for line in fields["warnings"] or ()
+            for line in reproducible_fields["warnings"] or ()
         ]
-    return json.loads(json.dumps(fields))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(reproducible_fields))  # type: ignore[no-any-return]
 
 
-def _until_the_clock(
+def _steps_before_time_limit(
     stopped: dict[str, Any], full: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the part of a run ended by a time limit that the full run shares: start and recorded steps.
 
     The values at its end are those of its last step.
     """
-    recorded = set(full["trajectory"]["iteration"])
-    shared = []
+    recorded_iterations = set(full["trajectory"]["iteration"])
+    common_fields = []
     for fields in (stopped, full):
         trajectory = fields["trajectory"]
-        rows = [
-            row
-            for row, step in enumerate(trajectory["iteration"])
-            if step in recorded and step <= stopped["iterations"]
+        common_rows = [
+            index
+            for index, iteration in enumerate(trajectory["iteration"])
+            if iteration in recorded_iterations and iteration <= stopped["iterations"]
         ]
         columns = {
-            name: [column[row] for row in rows] for name, column in trajectory.items()
+            name: [column[index] for index in common_rows]
+            for name, column in trajectory.items()
         }
-        start = {name: fields[name] for name in ("samples", "start", "cost")}
-        shared.append({**start, "trajectory": columns})
+        start_fields = {name: fields[name] for name in ("samples", "start", "cost")}
+        common_fields.append({**start_fields, "trajectory": columns})
     metrics = stopped["metrics"]
-    ends = {
+    last_metrics = {
         name: column[-1]
         for name, column in stopped["trajectory"].items()
         if name in metrics
     }
-    shared[0]["metrics"] = {name: metrics[name] for name in ends}
-    shared[1]["metrics"] = ends
-    return shared[0], shared[1]
+    common_fields[0]["metrics"] = {name: metrics[name] for name in last_metrics}
+    common_fields[1]["metrics"] = last_metrics
+    return common_fields[0], common_fields[1]
 
 
 def differences(
     stored: Any, repeated: Any, tolerance: float, *, absolute: float | None = None
 ) -> Iterator[str]:
-    """Return the differences, in words, between two documents, up to a relative or ``absolute`` tolerance of numbers."""
-    expected, actual = dict(_leaves(stored)), dict(_leaves(repeated))
-    allowed = tolerance if absolute is None else absolute
+    """Yield the differences, in words, between two JSON documents, up to a relative or ``absolute`` tolerance of numbers."""
+    expected, actual = (
+        dict(_paths_and_leaves(stored)),
+        dict(_paths_and_leaves(repeated)),
+    )
+    absolute_tolerance = tolerance if absolute is None else absolute
     for path in {**expected, **actual}:
-        a, b = expected.get(path), actual.get(path)
-        is_same = a == b
-        if isinstance(a, float) and isinstance(b, float):
-            are_nan = math.isnan(a) and math.isnan(b)
-            is_close = math.isclose(a, b, rel_tol=tolerance, abs_tol=allowed)
+        stored_leaf, repeated_leaf = expected.get(path), actual.get(path)
+        is_same = stored_leaf == repeated_leaf
+        if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
+            are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)
+            is_close = math.isclose(
+                stored_leaf,
+                repeated_leaf,
+                rel_tol=tolerance,
+                abs_tol=absolute_tolerance,
+            )
             is_same = are_nan or is_close
         if not is_same:
-            yield f"{path or 'it'} is {b!r}, stored is {a!r}"
+            yield f"{path or 'it'} is {repeated_leaf!r}, stored is {stored_leaf!r}"
 
 
-def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every number, text or null in a document, with its path."""
+def _paths_and_leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of every number, text or null in a JSON document."""
     if isinstance(document, dict):
-        for key, field_ in document.items():
-            yield from _leaves(field_, f"{path}.{key}".removeprefix("."))
+        for key, member in document.items():
+            yield from _paths_and_leaves(member, f"{path}.{key}".removeprefix("."))
     elif isinstance(document, list):
-        for i, element in enumerate(document):
-            yield from _leaves(element, f"{path}[{i}]")
+        for index, element in enumerate(document):
+            yield from _paths_and_leaves(element, f"{path}[{index}]")
     else:
         yield path, document
 
@@ -575,7 +645,7 @@ def _leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class DrawnTheory(Protocol):
-    """Protocol of a problem's theory whose points are checked by draws (``ProblemTheory`` is one)."""
+    """Protocol of a problem's theory whose points are checked by Monte Carlo draws (``ProblemTheory`` is one)."""
 
     @property
     def points(self) -> Sequence[TheoryPoint]:
@@ -591,7 +661,7 @@ class DrawnTheory(Protocol):
 def draw_checks(
     suite: Suite,
     theories: Sequence[DrawnTheory],
-    resolve: float = RESOLVE,
+    resolution: float = RESOLVE,
     on_progress: OnProgress = lambda problem, progress: None,
 ) -> list[list[Check]]:
     """Check the theory of a suite's problems by Monte Carlo draws at every point.
@@ -600,12 +670,12 @@ def draw_checks(
     ----------
     theories : sequence
         Of every problem; of its algorithms those with wrong assumptions are drawn.
-    resolve : float
+    resolution : float
         As many draws are made as show a relative error of this size.
     """
     return [
         [
-            *_checks_of_points(plan, theory.points, resolve, on_progress),
+            *_checks_of_points(plan, theory.points, resolution, on_progress),
             *_checks_of_assumptions(suite, plan, theory.predicted),
         ]
         for plan, theory in zip(suite.chosen_plans, theories)
@@ -615,34 +685,35 @@ def draw_checks(
 def _checks_of_points(
     plan: ProblemPlan,
     points: Sequence[TheoryPoint],
-    resolve: float,
+    resolution: float,
     on_progress: OnProgress,
 ) -> Iterator[Check]:
-    """Yield Monte Carlo checks of the points of a problem."""
-    for k, point in enumerate(points):
-        count = 0
+    """Yield Monte Carlo checks of a problem's points of theory."""
+    for index, point in enumerate(points):
+        draw_count = 0
 
-        def on_draws(draws: int, k: int = k) -> None:
-            nonlocal count
-            count += draws
-            note = f"{count} draws at this point"
-            on_progress(plan.problem, Progress(k, len(points), note=note))
+        def on_draws(draws: int, index: int = index) -> None:
+            """Report how many Monte Carlo draws were made at this point."""
+            nonlocal draw_count
+            draw_count += draws
+            note = f"{draw_count} draws at this point"
+            on_progress(plan.problem, Progress(index, len(points), note=note))
 
-        on_progress(plan.problem, Progress(k, len(points)))
+        on_progress(plan.problem, Progress(index, len(points)))
         checks = verify_point(
-            plan.problem, point, resolve, clock=time.perf_counter, on_draws=on_draws
+            plan.problem, point, resolution, clock=time.perf_counter, on_draws=on_draws
         )
         for check in checks:
             yield replace(check, alpha=point.alpha, branch=point.branch)
-        on_progress(plan.problem, Progress(k + 1, len(points)))
+        on_progress(plan.problem, Progress(index + 1, len(points)))
 
 
 def _checks_of_assumptions(
-    suite: Suite, plan: ProblemPlan, places: Sequence[tuple[str, float]]
+    suite: Suite, plan: ProblemPlan, predicted_places: Sequence[tuple[str, float]]
 ) -> Iterator[Check]:
     """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior."""
     specs = {plan.label: plan.spec for plan in suite.algorithms}
-    for label, alpha in places:
+    for label, alpha in predicted_places:
         algorithm = build_algorithm(specs[label], plan.problem)
         if not isinstance(algorithm, AlgorithmWithAssumption):
             continue

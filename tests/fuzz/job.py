@@ -42,7 +42,7 @@ from smimbench.report.results import Results  # noqa: E402
 from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
-from smimbench.run.record import sealed  # noqa: E402
+from smimbench.run.record import with_digest  # noqa: E402
 from smimbench.run.store import Store, theory_folder  # noqa: E402
 from smimbench.run.theory_solver import TheorySolver  # noqa: E402
 from smimbench.suite import SuiteError  # noqa: E402
@@ -302,7 +302,7 @@ def write_resealed(file, document):
     """A document with the digest that belongs to it, where it can have one."""
     if isinstance(document, dict):
         with contextlib.suppress(ValueError, TypeError):
-            document = sealed(document)
+            document = with_digest(document)
     file.write_text(json.dumps(document))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
-from smimbench.run.record import sealed  # noqa: E402
+from smimbench.run.record import with_digest  # noqa: E402
 from tests.fuzz.job import (  # noqa: E402
     NASTY,
     change_structure,
@@ -98,21 +98,21 @@ def change_pack(file, dice):
     )
     pack[name] = changed_somewhere(pack[name], dice)
     if pack["packed"] == 2:
-        file.write_text(json.dumps(sealed(pack)))
+        file.write_text(json.dumps(with_digest(pack)))
         return
     if isinstance(pack["records"], list):
         pack["records"] = [
-            sealed(record) if isinstance(record, dict) else record
+            with_digest(record) if isinstance(record, dict) else record
             for record in pack["records"]
         ]
     if isinstance(pack["theory"], dict):
         for kind, answers in pack["theory"].items():
             if isinstance(answers, list):
                 pack["theory"][kind] = [
-                    sealed(answer) if isinstance(answer, dict) else answer
+                    with_digest(answer) if isinstance(answer, dict) else answer
                     for answer in answers
                 ]
-    file.write_text(json.dumps(sealed(pack)))
+    file.write_text(json.dumps(with_digest(pack)))
 
 
 def change_file(file, dice):
@@ -126,7 +126,7 @@ def change_file(file, dice):
     else:
         document = changed_somewhere(json.loads(file.read_text()), dice)
         if isinstance(document, dict):
-            document = sealed(document)
+            document = with_digest(document)
         file.write_text(json.dumps(document))
 
 

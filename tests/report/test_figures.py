@@ -316,7 +316,7 @@ class Theory(TheorySolver):
     def thresholds(self, problem):
         return self.FOUND
 
-    thresholds_at_hand = thresholds
+    thresholds_or_empty = thresholds
 
     def points(self, problem, alphas):
         return [
@@ -331,7 +331,7 @@ class Theory(TheorySolver):
             )
         ]
 
-    line = line_at_hand = points
+    line = line_or_none = points
 
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.report import packed
 from smimbench.report.stored_table import text_of_table
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import indented_json, with_digest
 from tests.helpers import (
     SUITE,
     answer,
@@ -210,7 +210,7 @@ def test_numbers_that_overflow_are_none(made, tmp_path, capsys):
     for i, path in enumerate(records_in(tmp_path / "results" / "small")):
         record = json.loads(path.read_text())
         record["metrics"] = {name: [(1 + i) * 1e200] for name in record["metrics"]}
-        path.write_text(text_of(sealed(record)))
+        path.write_text(indented_json(with_digest(record)))
     words = (made / "small.toml", "--results", tmp_path / "results")
     out = output(capsys, "show", *words, "--json", "--pack", tmp_path / "large.json")
     assert {row["sem"] for row in json.loads(out)["rows"]} == {None}

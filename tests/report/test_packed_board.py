@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.registry.registry import Registry, using
 from smimbench.report.packed import _text_of, obstacle
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import indented_json, with_digest
 from smimbench.suite.cells import key_of
 from tests.helpers import (
     LINE,
@@ -66,8 +66,10 @@ def made_by(results, **changes):
     """Change what ``run.json`` says of the run; the tests run in a checkout, which may have changes."""
     path = results / "small" / "run.json"
     path.write_text(
-        text_of(
-            sealed({**json.loads(path.read_text()), "git_commit": COMMIT, **changes})
+        indented_json(
+            with_digest(
+                {**json.loads(path.read_text()), "git_commit": COMMIT, **changes}
+            )
         )
     )
 
@@ -118,7 +120,7 @@ def changed(made, path, change):
     """A copy of the submission with a change of its document, under digests that fit."""
     pack = json.loads((made / "a.json").read_text())
     change(pack)
-    pack["records"] = [sealed(record) for record in pack["records"]]
+    pack["records"] = [with_digest(record) for record in pack["records"]]
     path.write_bytes(_text_of(pack))
 
 
@@ -174,7 +176,7 @@ def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
     def harder(pack):
         answer = pack["theory"]["point"][0]
         answer["answer"][0]["mse"] *= 1.5
-        pack["theory"]["point"][0] = sealed(answer)
+        pack["theory"]["point"][0] = with_digest(answer)
 
     changed(made, tmp_path / "b.json", harder)
     text = said("verify", tmp_path / "b.json", "--cells", 0, code=1)

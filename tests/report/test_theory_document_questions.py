@@ -43,16 +43,16 @@ def test_answers_to_all_questions_are_all_that_tables_and_figures_read(suite, tm
     pytest.importorskip("matplotlib")
     loaded, store = load_suite(suite), Store(tmp_path / "results" / "small")
     solver = TheorySolver(
-        tmp_path / "elsewhere", predictions=loaded.needs_prediction_errors
+        tmp_path / "elsewhere", prediction_errors=loaded.needs_prediction_errors
     )
     results = Results(loaded, store, (), solver.answers)
     solver.answer(table_questions(results))
     assert results.rows
-    assert not results.answers.is_missing
+    assert not results.answers.has_missing_answers
     solver.answer(figure_questions(results))
     drawn = charts_of(results)
     assert drawn
-    assert not results.answers.is_missing
+    assert not results.answers.has_missing_answers
     assert any(
         series.kind == "line" and len(series.columns["alpha"]) > 100
         for series in drawn[0].panels[0].series

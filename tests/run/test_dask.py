@@ -167,7 +167,7 @@ def test_the_cells_of_a_run_share_a_process_that_is_idle_between_them(
     version = dask.machine.versions().get("smimbench")
 
     def work(run):
-        dask._work_anywhere(cell, 1, (), frozenset(), version, dask.Limits(), run)
+        dask._run_on_worker(cell, 1, (), frozenset(), version, dask.Limits(), run)
         return list(idle)[-1].workers[0].process
 
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 60.0)

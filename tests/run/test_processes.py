@@ -32,7 +32,7 @@ def test_one_process_outlives_every_end(tmp_path, registry):
         for c in cells_of(tmp_path, registry, *ENDS, "quiet")
         if c.replicate == 0 and c.alpha == 0.5
     ]
-    records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
+    records = run_cells(cells, Store(tmp_path / "results"), in_subprocess=True)
     assert [record.algorithm for record in records] == [*ENDS, "quiet"]
     found = {record.algorithm: record for record in records}
     assert {name: found[name].reason for name in ENDS} == ENDS
@@ -53,7 +53,7 @@ def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
         "dies-once",
         **{"algorithms[0].flag": f'"{tmp_path / "flag"}"'},
     )[:2]
-    records = run_cells(cells, Store(tmp_path / "results"), isolated=True)
+    records = run_cells(cells, Store(tmp_path / "results"), in_subprocess=True)
     assert [record.status for record in records] == ["ok", "ok"]
 
 
@@ -82,7 +82,7 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
             seen[one.task.arguments[0].key].append(one.iterations)
 
     records = run_cells(
-        cells, Store(tmp_path / "results"), isolated=True, on_progress=look
+        cells, Store(tmp_path / "results"), in_subprocess=True, on_progress=look
     )
     made = {record.key: record.iterations for record in records}
     for key, looks in seen.items():
@@ -98,14 +98,17 @@ def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
         cells_of(tmp_path, registry, name) for name in ("endless", "hoarder")
     )
     (late,) = run_cells(
-        [endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), isolated=True
+        [endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), in_subprocess=True
     )
     assert (late.status, late.reason) == (
         "timeout",
         "the cell took more than 0.5 s; ended from outside",
     )
     (large,) = run_cells(
-        [hoarder], Store(tmp_path / "b"), limits=Limits(memory=400 << 20), isolated=True
+        [hoarder],
+        Store(tmp_path / "b"),
+        limits=Limits(memory=400 << 20),
+        in_subprocess=True,
     )
     assert large.status == "failed"
     assert "GB, more than 0.391; ended from outside" in large.reason
@@ -114,8 +117,10 @@ def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
 def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "endless")
     begin = time.monotonic()
-    limits = Limits(end=begin + 1.0)
-    assert run_cells(cells, Store(tmp_path / "a"), isolated=True, limits=limits) == []
+    limits = Limits(deadline=begin + 1.0)
+    assert (
+        run_cells(cells, Store(tmp_path / "a"), in_subprocess=True, limits=limits) == []
+    )
     assert 1 < time.monotonic() - begin < 30
     assert Store(tmp_path / "a").load() == {}
 

@@ -119,7 +119,7 @@ def records_of(folder, algorithms, limits=NO_LIMITS, seeds=1, alphas=(0.5, 1.0))
     suite = write_suite(folder, suite_text(LINE, list(alphas), 20, seeds, *algorithms))
     cells = load_suite(suite).cells()
     store = Store(folder / "results")
-    run_cells(cells, store, isolated=True, workers=2, limits=limits)
+    run_cells(cells, store, in_subprocess=True, workers=2, limits=limits)
     found = {}
     for stem in store.load():
         document = store.read(stem).document
@@ -171,7 +171,7 @@ def test_a_third_partys_numbers_are_the_same_in_a_process_of_its_own(
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, algorithm))
     (cell,) = load_suite(suite, changes).cells()
     assert cell.distributions() == {"honest"}
-    (isolated,) = run_cells([cell], Store(tmp_path / "r"), isolated=True)
+    (isolated,) = run_cells([cell], Store(tmp_path / "r"), in_subprocess=True)
     assert isolated.status == "ok", isolated.reason
     assert numbers(isolated.document) == numbers(run_cell(cell).document)
 
@@ -196,7 +196,7 @@ def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
     set_registry(registry)
     try:
         cells = load_suite(suite).cells()
-        records = run_cells(cells, Store(tmp_path / "r"), isolated=True)
+        records = run_cells(cells, Store(tmp_path / "r"), in_subprocess=True)
     finally:
         set_registry(None)
     said = {record.algorithm: record.output for record in records}
@@ -225,7 +225,7 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
     suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "detaching"'))
     cells = load_suite(suite).cells()
     begin = time.monotonic()
-    (record,) = run_cells(cells, Store(tmp_path / "r"), isolated=True)
+    (record,) = run_cells(cells, Store(tmp_path / "r"), in_subprocess=True)
     assert record.status == "ok"
     assert time.monotonic() - begin < 45  # not the 60 s of the grandchild
     pid = int(mark.read_text())
@@ -243,7 +243,7 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
     "seconds", [0.0, 0.2]
 )  # the second is less than the process takes to start
 def test_after_the_deadline_no_theory_is_solved(seconds):
-    cache = TheorySolver(isolated=True, deadline=time.monotonic() + seconds)
+    cache = TheorySolver(in_subprocess=True, deadline=time.monotonic() + seconds)
     with pytest.raises(Exception, match="time budget exhausted"):
         cache.points(sequence("linear"), [0.5])
     assert cache.is_late

@@ -20,7 +20,7 @@ from smimbench.files import (
     remove_leftovers,
     write_atomically,
 )
-from smimbench.run.record import LongTrajectory, plain, sealed
+from smimbench.run.record import LongTrajectory, json_value, with_digest
 from smimbench.run.store import ASIDE, LONG, Store, made_by_other_code
 from smimbench.suite.cells import key_of
 from smimbench.suite.reader import load_suite
@@ -200,7 +200,7 @@ def _edit(change, *, seal=False):
     def edit(path):
         found = json.loads(path.read_text())
         change(found)
-        path.write_text(json.dumps(sealed(found) if seal else found))
+        path.write_text(json.dumps(with_digest(found) if seal else found))
 
     return edit
 
@@ -295,9 +295,9 @@ def test_a_trusted_timing_is_a_file_of_its_own_per_machine(tmp_path):
 
 def test_what_is_shared_is_read_back_or_empty(tmp_path):
     store = Store(tmp_path)
-    assert store.read_shared() == {}
-    store.write_shared({"suite": "x", "text": "ä", "timeout": None})
-    assert store.read_shared() == {"suite": "x", "text": "ä", "timeout": None}
+    assert store.read_run_json() == {}
+    store.write_run_json({"suite": "x", "text": "ä", "timeout": None})
+    assert store.read_run_json() == {"suite": "x", "text": "ä", "timeout": None}
     assert store.load() == {}
     text = (tmp_path / "run.json").read_text()
     for spoiled in (
@@ -308,7 +308,7 @@ def test_what_is_shared_is_read_back_or_empty(tmp_path):
     ):
         (tmp_path / "run.json").write_text(spoiled)
         store.complaints = []
-        assert store.read_shared() == {}
+        assert store.read_run_json() == {}
         assert len(store.complaints) == 1
 
 
@@ -322,7 +322,7 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
         file.truncate(1 << 33)  # a hole, no bytes on the disk
     os.mkfifo(tmp_path / "run.json")
     assert list(store.load()) == [key()]
-    assert store.read_shared() == {}
+    assert store.read_run_json() == {}
     said = dict(line.rsplit("/", 1)[1].split(": ", 1) for line in store.complaints)
     assert said == {
         "deep.json": "the file is incomplete or not JSON; not used",
@@ -364,7 +364,7 @@ def test_what_a_plugin_puts_in_a_record_becomes_plain():
         def __str__(self):
             raise OSError
 
-    found = plain(
+    found = json_value(
         {
             "a": Odd(),
             "b": {1: np.float32(0.5)},

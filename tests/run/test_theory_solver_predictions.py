@@ -13,7 +13,7 @@ def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path
         return document_of(answers.points(problem, [0.3, 0.4]))
 
     whole = documents(TheorySolver())
-    plain = TheorySolver(tmp_path, predictions=False)
+    plain = TheorySolver(tmp_path, prediction_errors=False)
     for (bare,), (full,) in zip(documents(plain), whole):
         assert "generalization_error" not in bare
         assert bare == {
@@ -23,7 +23,7 @@ def test_stored_points_without_errors_of_prediction_get_them_when_asked(tmp_path
         }
     assert documents(Answers(tmp_path)) == documents(plain)
     assert documents(TheorySolver(tmp_path)) == whole
-    assert documents(TheorySolver(tmp_path, predictions=False)) == whole
+    assert documents(TheorySolver(tmp_path, prediction_errors=False)) == whole
 
 
 def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):

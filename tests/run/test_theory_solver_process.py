@@ -107,7 +107,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     here = TheorySolver()
     there = TheorySolver(
         tmp_path / "theory",
-        isolated=True,
+        in_subprocess=True,
         on_progress=lambda _, progress: seen.append(progress),
     )
     points = document_of(here.points(problem, ratios))
@@ -116,7 +116,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     assert [one for one in seen if one.solved == 2]
     assert there.process.executor.workers
     again = TheorySolver(
-        tmp_path / "theory", isolated=True
+        tmp_path / "theory", in_subprocess=True
     )  # what is kept needs no process
     assert document_of(again.points(problem, ratios)) == points
     assert not again.process.executor.workers
@@ -132,7 +132,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
 )
 def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said):
     monkeypatch.setattr(theory_solver, "PATIENCE", 1.0)
-    cache = TheorySolver(isolated=True)
+    cache = TheorySolver(in_subprocess=True)
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.5])
     begin = time.monotonic()
@@ -143,7 +143,7 @@ def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said
 
 
 def test_what_is_raised_there_is_raised_here(plugin):
-    cache = TheorySolver(isolated=True)
+    cache = TheorySolver(in_subprocess=True)
     with pytest.raises(
         ProblemError,
         match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory",
@@ -153,7 +153,7 @@ def test_what_is_raised_there_is_raised_here(plugin):
 
 
 def test_what_ships_is_solved_here(plugin):
-    cache = TheorySolver(isolated=True)
+    cache = TheorySolver(in_subprocess=True)
     cache.points(sequence("linear"), [0.5])
     assert not cache.process.executor.workers
 

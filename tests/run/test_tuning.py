@@ -16,7 +16,7 @@ import smimbench
 from smimbench.numerics.random_numbers import STREAMS, TUNING
 from smimbench.problem.problem import seed_sequence
 from smimbench.run import processes
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import indented_json, with_digest
 from smimbench.run.store import Store
 from smimbench.run.tuning import log_error, searches, tuned
 from smimbench.suite import SuiteError
@@ -473,8 +473,10 @@ def test_a_choice_that_its_trials_do_not_give_is_found(done, tmp_path, capsys):
     assert f"{document['runs'] + 1} trials: all agree" in out
     document["rounds"][0]["errors"][0] *= 1.01
     choice.write_text(
-        text_of(
-            sealed({key: value for key, value in document.items() if key != "digest"})
+        indented_json(
+            with_digest(
+                {key: value for key, value in document.items() if key != "digest"}
+            )
         ),
         encoding="utf-8",
     )
@@ -587,7 +589,7 @@ def test_a_choice_from_anybody_is_no_reason_to_break(done, tmp_path, capsys, bod
     )
     (choice,) = (tmp_path / "results" / "small" / "tuning" / "choices").glob("*.json")
     choice.write_bytes(
-        text_of(sealed({"algorithm": {"name": "sgd"}})).encode()
+        indented_json(with_digest({"algorithm": {"name": "sgd"}})).encode()
         if body is None
         else body
     )
@@ -632,7 +634,7 @@ def test_a_mistake_in_what_to_tune_is_one_line(tmp_path, lines):
 def test_a_list_of_the_algorithm_itself_is_not_tuned(tmp_path):
     table = f'name = "sgd"\nsteps = [4, 8]\nlearning_rate = [0.1, 0.2]\n[algorithms.tune]\nmomentum = [0.0, 0.5]\n{RATE}\n'
     found = searches(loaded(tmp_path, suite_text(LINE, [0.5], 20, 1, table)))
-    assert [search.place[1] for search in found] == [
+    assert [search.labels[1] for search in found] == [
         f"sgd, steps {k}, learning_rate {r}" for k in (4, 8) for r in (0.1, 0.2)
     ]
     assert {

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from smimbench.run.cell import run_cell
-from smimbench.run.record import document_text, sealed, text_of
+from smimbench.run.record import indented_json, one_line_json, with_digest
 from smimbench.run.store import Store
-from smimbench.run.verification import untimed
+from smimbench.run.verification import rerun_without_time_limit
 from tests.helpers import (
     LINE,
     ROOT,
@@ -139,7 +139,7 @@ def test_theory_of_another_machine_may_differ_by_rounding_alone(
     before = path.read_text()
     found = json.loads(before) | {"machine": "another"}
     (found["answer"][0] if kind == "point" else found["answer"][0][0])["mse"] += shift
-    path.write_text(document_text(sealed(found)))
+    path.write_text(one_line_json(with_digest(found)))
     try:
         assert (
             flips.command(
@@ -156,7 +156,7 @@ def test_half_of_the_mse_with_a_new_digest_is_found(results, capsys):
     for path in sorted((results / "theory").glob("point-*.json")):
         found = json.loads(path.read_text())
         found["answer"][0]["mse"] /= 2
-        path.write_text(document_text(sealed(found)))
+        path.write_text(one_line_json(with_digest(found)))
         code, out, _ = call(
             capsys, "verify", results / "small", "--cells", "0", "--json"
         )
@@ -177,7 +177,7 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
         )
     document = json.loads(path.read_text())
     path.write_text(
-        text_of(sealed(document))
+        indented_json(with_digest(document))
     )  # as if the suite had always been this one
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
     assert code == 1  # the table counts the runs of both seeds
@@ -227,7 +227,7 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
     path, *_ = records_in(results / "small")
     record = json.loads(path.read_text())
     record["metrics"]["mse"][0] *= 1 + 1e-12
-    path.write_text(text_of(sealed(record)))
+    path.write_text(indented_json(with_digest(record)))
     assert len(Store(results / "small").load()) == 8  # no file can tell
     code, out, _ = call(
         capsys, "verify", results / "small", "--cells", "8", "--no-theory"
@@ -241,7 +241,7 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
 def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
     cell = loaded(tmp_path, SUITE, ["run.timeout=1e-9"]).cells()[0]
     assert run_cell(cell).status == "timeout"
-    ((same, record),) = untimed([cell], 1)
+    ((same, record),) = rerun_without_time_limit([cell], 1)
     assert (same, record.status) == (cell, "ok")
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from smimbench.run.record import sealed, text_of
+from smimbench.run.record import indented_json, with_digest
 from tests.helpers import LINE, call, ends_with, suite_text, write_suite
 from tests.records import records_in
 
@@ -137,7 +137,7 @@ def test_every_forged_record_is_named(results, capsys, number):
             forge(new, dice)
             if new != record:
                 break
-        path.write_text(text_of(sealed(new)))
+        path.write_text(indented_json(with_digest(new)))
         forged.append((path, getattr(forge, "__qualname__", "")))
     lines = verified(capsys, results, "--cells", 99)["wrong"]
     assert [
@@ -159,7 +159,7 @@ def test_a_record_of_trusted_times_is_run_again_too(results, capsys):
         for name, numbers in record["metrics"].items()
     }
     trusted = results / f"{record['key']}.timing-{record['timing']['machine']}.json"
-    trusted.write_text(text_of(sealed(record)))
+    trusted.write_text(indented_json(with_digest(record)))
     lines = verified(capsys, results, "--cells", 99)["wrong"]
     assert any(line.startswith(f"{trusted}: run again, metrics.") for line in lines)
 
@@ -217,7 +217,7 @@ def test_a_forged_run_json_is_named(results, capsys, name):
     old, new = RUN[name]
     text = path.read_text()
     assert old in text
-    path.write_text(text_of(sealed(json.loads(text.replace(old, new, 1)))))
+    path.write_text(indented_json(with_digest(json.loads(text.replace(old, new, 1)))))
     assert verified(capsys, results, "--cells", 0)["wrong"]
 
 
@@ -239,7 +239,7 @@ def test_a_choice_other_than_the_one_that_was_made_is_named(results, capsys):
     path = results / "run.json"
     shared = json.loads(path.read_text())
     shared["choices"][0]["algorithm"]["learning_rate"] = 0.02
-    path.write_text(text_of(sealed(shared)))
+    path.write_text(indented_json(with_digest(shared)))
     lines = verified(capsys, results, "--cells", 0)["wrong"]
     assert any(
         "the suite was run with another setting of sgd" in line for line in lines
@@ -266,6 +266,6 @@ def test_a_run_that_a_clock_ended_is_compared_up_to_there(tmp_path, capsys):
     ):
         new = json.loads(json.dumps(record))
         forge(new, random.Random(0))
-        path.write_text(text_of(sealed(new)))
+        path.write_text(indented_json(with_digest(new)))
         lines = verified(capsys, results / "small")["wrong"]
         assert any(path.name in line for line in lines), forge

@@ -26,7 +26,7 @@ from jobs import options, write_suite  # isort: skip - puts the source tree on t
 from smimbench.cli.main import main as smimbench
 from smimbench.report.packed import _text_of
 from smimbench.run import theory_solver
-from smimbench.run.record import document_text, sealed, text_of
+from smimbench.run.record import indented_json, one_line_json, with_digest
 
 ALGORITHMS = ('name = "gamp"', 'name = "ridge"', 'name = "adam"\nsteps = 2400')
 DIGIT = re.compile(rb"[0-9]")
@@ -108,17 +108,17 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
             if not is_rounding(holder[name], changed):
                 holder[name] = changed
                 if kind == "record":
-                    return text_of(sealed(document)).encode()
+                    return indented_json(with_digest(document)).encode()
                 if kind == "pack":
                     return _text_of(
                         {
                             **document,
                             "records": [
-                                sealed(record) for record in document["records"]
+                                with_digest(record) for record in document["records"]
                             ],
                         }
                     )
-                return document_text(sealed(document)).encode()
+                return one_line_json(with_digest(document)).encode()
     return None
 
 
