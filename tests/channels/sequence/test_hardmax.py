@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from scipy.special import ndtr
 from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
 from smimbench_attention.channels.sequence.hardmax.posterior import (
-    information_estimates,
+    sampled_scaled_information,
     scaled_information,
     small_error_limit,
     two_token_information,
@@ -113,7 +113,7 @@ def test_information_equals_plain_sampling(rng):
     # Nishimori: the truth is as far from omega, seen along the shift, as the shift itself
     other = (shift * (z - omega)).sum((1, 2)) / v**2 - told
     assert abs(other.mean()) < 4 * other.std() / math.sqrt(len(told))
-    estimate = information_estimates(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
+    estimate = sampled_scaled_information(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
     spread = estimate.std(ddof=1) / math.sqrt(len(estimate))
     assert abs(told.mean() - estimate.mean()) < 4 * math.hypot(error, spread)
     assert spread < 1e-2 * estimate.mean()
@@ -123,7 +123,9 @@ def test_information_curve_of_two_tokens_and_its_ends():
     channel = SequenceHardmax(tokens=2)
     for x in (0.015, 0.9):
         found = channel.information(scalar(2 * (1 - x)), scalar(2 * x))
-        direct = information_estimates(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
+        direct = (
+            sampled_scaled_information(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
+        )
         tolerance = 4 * math.hypot(float(found.error[0, 0]), direct.std(ddof=1) / 2)
         assert float(found.value[0, 0]) == pytest.approx(direct.mean(), abs=tolerance)
     # first order in Q: the susceptibility
@@ -219,7 +221,7 @@ def test_sampling_is_unbiased():
     """The regression on what is known was fitted on its own points: 4 standard errors too high."""
     z = []
     for s in (0.95, 0.5, 0.2):
-        found = information_estimates(2, s)
+        found = sampled_scaled_information(2, s)
         z.append(
             (found.mean() - exact(s)) / (found.std(ddof=1) / math.sqrt(len(found)))
         )

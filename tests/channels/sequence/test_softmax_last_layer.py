@@ -13,8 +13,8 @@ from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     TableAccuracy,
     farthest_node,
     make_tables,
-    node_count,
-    wanted_step,
+    relative_node_spacing,
+    rounded_node_count,
 )
 
 from smimbench.interfaces import Uncertain
@@ -51,8 +51,8 @@ def second_moments(u, omega, v, skip):
     scales = tuple(np.sqrt(v[:last]).tolist())
     # Without knowing Q the width is compared with what the means themselves show.
     spread = v[last] + max(float((omega**2).mean()), 0.0)
-    count = node_count(
-        skip, layers, v[last] / spread, wanted_step(True, False), ACCURACY
+    count = rounded_node_count(
+        skip, layers, v[last] / spread, relative_node_spacing(True, False), ACCURACY
     )
     reach = farthest_node(skip, last, ACCURACY)
     tables = make_tables(
@@ -60,7 +60,7 @@ def second_moments(u, omega, v, skip):
     )
     ut = u / (1.0 + skip) ** last
     found = posterior_moments(
-        tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True
+        tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), fourth_moments=True
     )
     result = np.empty((len(u), layers, 2, 2))
     a, b = omega.T

@@ -151,12 +151,12 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     n = 60
     q = np.array([0.0, 0.0, 0.97])
     accuracy = tables.ACCURACY
-    case = last_layer.case_of(np.diag(q), np.diag(1.0 - q), skip, accuracy)
+    case = last_layer.case_at(np.diag(q), np.diag(1.0 - q), skip, accuracy)
     labels = last_layer.LayerLabels(
         *(array[:n] for array in last_layer.draw_labels(case, 0))
     )
-    count = tables.node_count(
-        skip, 3, 1.0 - q[-1], tables.wanted_step(False, False), accuracy
+    count = tables.rounded_node_count(
+        skip, 3, 1.0 - q[-1], tables.relative_node_spacing(False, False), accuracy
     )
     made = tables.make_tables(
         skip, (1.0, 1.0), None, count, 0, tables.farthest_node(skip, 2, accuracy), 2**15

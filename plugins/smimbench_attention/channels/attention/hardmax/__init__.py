@@ -123,13 +123,15 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         return two_token_log_partition if self.tokens == 2 else self._log_partition
 
     def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Log-probability (n,) of the labels of three to five tokens, by nested integrals."""
         xp = namespace(omega)
         check_latents(omega, 1, self.sites)
         check_labels(y)
-        flat = xp.astype(omega[:, 0, :], xp.float64)
+        flat_omega = xp.astype(omega[:, 0, :], xp.float64)
         variance = xp.astype(V[0, 0], xp.float64)
         return xp.astype(
-            row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype
+            row_posterior(y, flat_omega, variance, self.tokens).log_partition,
+            omega.dtype,
         )
 
     def posterior(
@@ -152,28 +154,28 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             return two_token_posterior(y, omega, V, second_moment=second_moment)
         check_labels(y)
         xp = namespace(omega)
-        flat = xp.astype(omega[:, 0, :], xp.float64)
+        flat_omega = xp.astype(omega[:, 0, :], xp.float64)
         variance = xp.astype(V[0, 0], xp.float64)
         rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
-        arguments = (y, flat, variance, self.tokens, rng, second_moment)
+        moment_arguments = (y, flat_omega, variance, self.tokens, rng, second_moment)
         if self.sweeps is None and self.tokens <= EXACT:
-            moments = exact_moments(*arguments)
+            moments = exact_moments(*moment_arguments)
         else:
-            moments = gibbs_moments(*arguments, sweeps=self.sweeps or SWEEPS)
+            moments = gibbs_moments(*moment_arguments, sweeps=self.sweeps or SWEEPS)
         shift = xp.sqrt(variance) * moments.shift
-        second = None
+        second_moment_of_z = None
         if moments.outer is not None:
-            second = shifted_second_moment(
-                flat, shift, variance * moments.outer, omega.dtype
+            second_moment_of_z = shifted_second_moment(
+                flat_omega, shift, variance * moments.outer, omega.dtype
             )
         covariance = xp.astype(
             xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype
         )
         error = math.sqrt(float(xp.mean(moments.square_error)))
         return Posterior(
-            xp.astype((flat + shift)[:, None, :], omega.dtype),
+            xp.astype((flat_omega + shift)[:, None, :], omega.dtype),
             covariance,
-            second,
+            second_moment_of_z,
             error,
         )
 
@@ -196,10 +198,13 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
     @property
     def _sample_count(self) -> int:
+        """Number of labels drawn for each point of the information curve."""
         if self.samples is not None:
             return self.samples
-        powers = {3: 17, 4: 16, 5: 15}
-        return 1 << powers.get(self.tokens, int(math.log2((1 << 20) / self.sites)))
+        log2_samples = {3: 17, 4: 16, 5: 15}
+        return 1 << log2_samples.get(
+            self.tokens, int(math.log2((1 << 20) / self.sites))
+        )
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries.
@@ -212,14 +217,23 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         method = "closed form" if T == 2 else "quadrature"
         errors = {}
         # The posterior mean errs as often as two posterior draws disagree; a wrong one-hot row costs 2.
-        for key, replicas, cost in (("bayes", True, 1), ("plugin", False, 2)):
+        for predictor, replicas, cost_per_row in (
+            ("bayes", True, 1),
+            ("plugin", False, 2),
+        ):
             estimates = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
-            value, error = (cost * T * a.reshape(q.shape) for a in estimates)
-            errors[key] = uncertain_like(Q, value, error, method)
-        p = diagonal_wins(T)
-        constant = np.full(q.shape, T * (1 - p**2 - (1 - p) ** 2 / (T - 1)))
+            value, error = (
+                cost_per_row * T * array.reshape(q.shape) for array in estimates
+            )
+            errors[predictor] = uncertain_like(Q, value, error, method)
+        diagonal_probability = diagonal_win_probability(T)
+        constant_error = np.full(
+            q.shape,
+            T
+            * (1 - diagonal_probability**2 - (1 - diagonal_probability) ** 2 / (T - 1)),
+        )
         errors["constant"] = uncertain_like(
-            Q, constant, np.full(q.shape, 1e-14), method
+            Q, constant_error, np.full(q.shape, 1e-14), method
         )
         return errors
 
@@ -229,12 +243,12 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 NODES = (96, 64)
 
 
-def diagonal_wins(tokens: int) -> float:
+def diagonal_win_probability(tokens: int) -> float:
     """Probability that the diagonal entry (variance 2) exceeds the T - 1 other entries of its row (variance 1)."""
     from scipy.special import ndtr
 
-    x, w = gauss_hermite(128)
-    return float(np.sum(w * ndtr(ROOT2 * x) ** (tokens - 1)))
+    nodes, weights = gauss_hermite(128)
+    return float(np.sum(weights * ndtr(ROOT2 * nodes) ** (tokens - 1)))
 
 
 def disagreement(
@@ -261,44 +275,60 @@ def disagreement(
     if tokens == 2:
         value = 2 * half_angle / math.pi
         return value, 4e-16 * value
-    fine, coarse = (
-        np.array([_disagreement_by_rule(tokens, angle, count) for angle in half_angle])
-        for count in NODES
+    fine_value, coarse_value = (
+        np.array(
+            [
+                _disagreement_by_quadrature(tokens, angle, node_count)
+                for angle in half_angle
+            ]
+        )
+        for node_count in NODES
     )
-    return fine, np.abs(fine - coarse) + 1e-15
+    return fine_value, np.abs(fine_value - coarse_value) + 1e-15
 
 
-def _disagreement_by_rule(tokens: int, angle: float, count: int) -> float:
+def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> float:
     """Probability that two correlated rows have different argmax, at half the angle between them, by quadrature.
 
-    ``count`` nodes along the first axis.
+    ``node_count`` nodes along the first axis.
     """
-    (mean, difference), weight = half_plane_hermite(
-        count
+    (mean_coordinate, difference_coordinate), weight = half_plane_hermite(
+        node_count
     )  # the two copies may be exchanged
     if angle == 0:
         return 0.0
-    stay = [
-        _both_below(mean, difference, angle, scale) for scale in (ROOT2, 1.0, 1 / ROOT2)
+    both_below = [
+        _probability_both_below(mean_coordinate, difference_coordinate, angle, scale)
+        for scale in (ROOT2, 1.0, 1 / ROOT2)
     ]
-    hit = stay[0] ** (tokens - 1) + (tokens - 1) * stay[1] ** (tokens - 2) * stay[2]
-    return float(1 - np.sum(weight * hit))
+    agreement = (
+        both_below[0] ** (tokens - 1)
+        + (tokens - 1) * both_below[1] ** (tokens - 2) * both_below[2]
+    )
+    return float(1 - np.sum(weight * agreement))
 
 
-def _both_below(mean: Array, difference: Array, angle: float, scale: float) -> Array:
+def _probability_both_below(
+    mean_coordinate: Array, difference_coordinate: Array, angle: float, scale: float
+) -> Array:
     """Normal probability ``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
     from scipy.special import ndtr, owens_t
 
-    c = math.cos(angle)
-    s = math.sin(angle)
-    a = c * mean + s * difference
-    b = c * mean - s * difference
-    a = np.where(a == 0, 1e-200, a)
-    b = np.where(b == 0, 1e-200, b)
+    cosine = math.cos(angle)
+    sine = math.sin(angle)
+    bound_a = cosine * mean_coordinate + sine * difference_coordinate
+    bound_b = cosine * mean_coordinate - sine * difference_coordinate
+    bound_a = np.where(bound_a == 0, 1e-200, bound_a)
+    bound_b = np.where(bound_b == 0, 1e-200, bound_b)
     # (b - rho a) / (a sqrt(1 - rho^2)), free of the cancellation at small angles
-    slope_a = (s * mean - c * difference) / a
-    slope_b = (s * mean + c * difference) / b
-    half = np.where(a * b < 0, 0.5, 0.0)
-    a = scale * a
-    b = scale * b
-    return (ndtr(a) + ndtr(b)) / 2 - owens_t(a, slope_a) - owens_t(b, slope_b) - half
+    slope_a = (sine * mean_coordinate - cosine * difference_coordinate) / bound_a
+    slope_b = (sine * mean_coordinate + cosine * difference_coordinate) / bound_b
+    sign_correction = np.where(bound_a * bound_b < 0, 0.5, 0.0)
+    bound_a = scale * bound_a
+    bound_b = scale * bound_b
+    return (
+        (ndtr(bound_a) + ndtr(bound_b)) / 2
+        - owens_t(bound_a, slope_a)
+        - owens_t(bound_b, slope_b)
+        - sign_correction
+    )

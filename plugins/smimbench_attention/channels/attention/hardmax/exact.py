@@ -40,13 +40,13 @@ from smimbench_attention.channels.common import (
 )
 
 ROOT2 = math.sqrt(2.0)
-CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
+MARGIN_CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
 # Half-width of the fixed grid: beyond, the probability of the likelier answer is 1 to double precision. Doubled: the same
 # nodes are twice as far apart, and the error is 1e-6 in place of 1e-12.
-CUT = 9.5
+GRID_HALF_WIDTH = 9.5
 # Overlap over error from which the fixed grid serves every pair of order parameters. Doubled: the Hermite rule, which is the
 # worse one at large overlaps, is used further, with errors of 4e-12.
-SWITCH = 1.2
+LEAST_GRID_RATIO = 1.2
 # Nodes along each axis of the grid and of the Hermite rule: the first count is the answer, the second gives the error.
 # Doubled: errors of 1e-14 in place of 1e-12, four times the time.
 GRID_NODES = (64, 48)
@@ -58,24 +58,30 @@ def _margins(
 ) -> tuple[list[Array], list[Array], Array]:
     """Signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
     xp = namespace(y, omega, V)
-    z = xp.astype(omega[..., 0, :], xp.float64)
+    flat_omega = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
-    scale = xp.sqrt(3 * variance)
+    margin_deviation = xp.sqrt(3 * variance)
     signs = []
-    kappas = []
+    margins = []
     for row, site in ((0, 0), (1, 2)):
         sign = xp.where(
-            y[..., row] == row, xp.ones_like(z[..., 0]), -xp.ones_like(z[..., 0])
+            y[..., row] == row,
+            xp.ones_like(flat_omega[..., 0]),
+            -xp.ones_like(flat_omega[..., 0]),
         )
         signs.append(sign)
-        kappas.append(sign * (ROOT2 * z[..., site] - z[..., 1]) / scale)
-    return signs, kappas, variance
+        margins.append(
+            sign
+            * (ROOT2 * flat_omega[..., site] - flat_omega[..., 1])
+            / margin_deviation
+        )
+    return signs, margins, variance
 
 
 def two_token_log_partition(y: Array, omega: Array, V: Array) -> Array:
     """Log-probability ``log P(y | omega, V)`` of every label: ``log Phi2`` of the margins of its rows."""
-    (sign_1, sign_2), (kappa_1, kappa_2), _ = _margins(y, omega, V)
-    cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2)
+    (sign_1, sign_2), (margin_1, margin_2), _ = _margins(y, omega, V)
+    cdf = log_cdf(margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2)
     return namespace(omega).astype(cdf.value, omega.dtype)
 
 
@@ -93,18 +99,20 @@ def two_token_posterior(
         \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
     """
     xp = namespace(y, omega, V)
-    (sign_1, sign_2), (kappa_1, kappa_2), variance = _margins(y, omega, V)
-    cdf = log_cdf(kappa_1, kappa_2, CORRELATION, sign=sign_1 * sign_2, hessian=True)
+    (sign_1, sign_2), (margin_1, margin_2), variance = _margins(y, omega, V)
+    cdf = log_cdf(
+        margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2, hessian=True
+    )
     assert cdf.hessian is not None
-    scale = xp.sqrt(variance / 3)
-    a_1 = scale * sign_1 * cdf.h_slope
-    a_2 = scale * sign_2 * cdf.k_slope
-    shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
+    shift_scale = xp.sqrt(variance / 3)
+    shift_1 = shift_scale * sign_1 * cdf.h_slope
+    shift_2 = shift_scale * sign_2 * cdf.k_slope
+    shift = xp.stack([ROOT2 * shift_1, -(shift_1 + shift_2), ROOT2 * shift_2], axis=-1)
     mean = xp.astype(omega, xp.float64) + shift[..., None, :]
     h_11, h_22, h_12 = cdf.hessian
     h_12 = sign_1 * sign_2 * h_12
-    reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
-    covariance = variance[..., None] * (1 - reduction[..., None, None])
+    variance_reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
+    covariance = variance[..., None] * (1 - variance_reduction[..., None, None])
     moment = None
     if second_moment:
         cross_1 = ROOT2 * (h_11 + h_12)
@@ -115,11 +123,16 @@ def two_token_posterior(
             [-cross_1, h_11 + h_22 + 2 * h_12, -cross_2],
             [corner, -cross_2, 2 * h_22],
         ]
-        change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
+        relative_change = (
+            xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
+        )
         moment = raw_second_moment(
             mean,
             variance[..., None, None]
-            * (xp.eye(3, dtype=xp.float64, device=change.device) + change),
+            * (
+                xp.eye(3, dtype=xp.float64, device=relative_change.device)
+                + relative_change
+            ),
         )
         moment = xp.astype(moment, omega.dtype)
     return Posterior(
@@ -127,75 +140,91 @@ def two_token_posterior(
     )
 
 
-def _two_token_gain(h: Array, k: Array, sign: int) -> Array:
+def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
     """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
-    cdf = log_cdf(h, k, sign * CORRELATION)
-    a = cdf.h_slope
-    b = cdf.k_slope
-    return np.exp(cdf.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
+    cdf = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
+    slope_1 = cdf.h_slope
+    slope_2 = cdf.k_slope
+    return np.exp(cdf.value) * (
+        3 * (slope_1 * slope_1 + slope_2 * slope_2) + 2 * label_sign * slope_1 * slope_2
+    )
 
 
 @cache
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
     """Exponents (2, N) and weighted gain (2, N) of the information on a triangular grid, and its quadrature rule."""
-    x, w = gauss_legendre(count, -CUT, CUT)
+    nodes, weights = gauss_legendre(count, -GRID_HALF_WIDTH, GRID_HALF_WIDTH)
     i, j = np.triu_indices(
         count
     )  # the gain does not change when the two rows change places
-    weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
-    form = []
-    gain = []
-    for sign in (1, -1):
-        r = sign * CORRELATION
-        form.append((x[i] ** 2 + x[j] ** 2 - 2 * r * x[i] * x[j]) / (2 * (1 - r * r)))
-        gain.append(weight * _two_token_gain(x[i], x[j], sign))
-    return np.stack(form), np.stack(gain), np.stack([x, w])
+    pair_weights = weights[i] * weights[j] * np.where(i == j, 1.0, 2.0)
+    quadratic_forms = []
+    weighted_gains = []
+    for label_sign in (1, -1):
+        correlation = label_sign * MARGIN_CORRELATION
+        quadratic_forms.append(
+            (nodes[i] ** 2 + nodes[j] ** 2 - 2 * correlation * nodes[i] * nodes[j])
+            / (2 * (1 - correlation * correlation))
+        )
+        weighted_gains.append(
+            pair_weights * _information_density(nodes[i], nodes[j], label_sign)
+        )
+    return (
+        np.stack(quadratic_forms),
+        np.stack(weighted_gains),
+        np.stack([nodes, weights]),
+    )
 
 
-def _from_grid(ratio: Array, count: int) -> Array:
-    """Information by quadrature on the grid, for overlaps of at least ``SWITCH`` times the error."""
+def _information_by_grid(ratio: Array, node_count: int) -> Array:
+    """Information by quadrature on the grid, for overlaps of at least ``LEAST_GRID_RATIO`` times the error."""
     from scipy.special import ndtr
 
-    form, gain, (x, w) = _margin_grid(count)
-    s = math.sqrt(1 - CORRELATION**2)
-    total = np.zeros_like(ratio)
-    density = normal_density(x)
-    edge = w * 3 * density**2 / ndtr(x)
-    narrow = np.exp(-x * x / (2 * ratio[:, None])) / np.sqrt(
+    quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
+    determinant_root = math.sqrt(1 - MARGIN_CORRELATION**2)
+    information = np.zeros_like(ratio)
+    density = normal_density(nodes)
+    edge_weights = weights * 3 * density**2 / ndtr(nodes)
+    margin_density = np.exp(-nodes * nodes / (2 * ratio[:, None])) / np.sqrt(
         2 * math.pi * ratio[:, None]
     )
-    for index, sign in enumerate((1, -1)):
-        weight = np.exp(-form[index] / ratio[:, None]) / (
-            2 * math.pi * s * ratio[:, None]
+    for index, label_sign in enumerate((1, -1)):
+        grid_weights = np.exp(-quadratic_forms[index] / ratio[:, None]) / (
+            2 * math.pi * determinant_root * ratio[:, None]
         )
-        total += 2 * (weight @ gain[index])
-        # one row decided beyond CUT, the other one open; twice, for either row
-        beyond = ndtr(-(CUT - sign * CORRELATION * x) / (s * np.sqrt(ratio[:, None])))
-        total += 4 * ((narrow * beyond) @ edge)
-    return total
+        information += 2 * (grid_weights @ weighted_gains[index])
+        # one row decided beyond the grid, the other one open; twice, for either row
+        probability_beyond = ndtr(
+            -(GRID_HALF_WIDTH - label_sign * MARGIN_CORRELATION * nodes)
+            / (determinant_root * np.sqrt(ratio[:, None]))
+        )
+        information += 4 * ((margin_density * probability_beyond) @ edge_weights)
+    return information
 
 
-def _from_hermite(ratio: Array, count: int) -> Array:
-    """Information by Gauss-Hermite quadrature, for overlaps of up to ``SWITCH`` times the error; exact at 0."""
-    nodes, weight = half_plane_hermite(count)
-    keep = weight > 1e-20
-    (u, v), weight = nodes[:, keep], weight[keep]
-    total = np.zeros_like(ratio)
+def _information_by_hermite(ratio: Array, node_count: int) -> Array:
+    """Information by Gauss-Hermite quadrature, for overlaps of up to ``LEAST_GRID_RATIO`` times the error; exact at 0."""
+    nodes, weights = half_plane_hermite(node_count)
+    is_relevant = weights > 1e-20
+    (even_nodes, odd_nodes), weights = nodes[:, is_relevant], weights[is_relevant]
+    information = np.zeros_like(ratio)
     for block in blocks(ratio.size, 256):
-        root = np.sqrt(ratio[block, None])
-        for sign in (1, -1):
-            r = sign * CORRELATION
-            even = math.sqrt((1 + r) / 2) * u
-            odd = math.sqrt((1 - r) / 2) * v
-            h = root * (even + odd)
-            k = root * (even - odd)
+        deviation = np.sqrt(ratio[block, None])
+        for label_sign in (1, -1):
+            correlation = label_sign * MARGIN_CORRELATION
+            mean_margin = math.sqrt((1 + correlation) / 2) * even_nodes
+            half_difference = math.sqrt((1 - correlation) / 2) * odd_nodes
+            margin_1 = deviation * (mean_margin + half_difference)
+            margin_2 = deviation * (mean_margin - half_difference)
             # the gain falls with Phi2, and far out is expensive to compute
-            low = np.minimum(np.minimum(h, k), 0.0)
-            matters = weight * np.exp(-low * low / 2) > 1e-17
-            gain = np.zeros_like(h)
-            gain[matters] = _two_token_gain(h[matters], k[matters], sign)
-            total[block] += 2 * (gain @ weight)
-    return total
+            lowest_margin = np.minimum(np.minimum(margin_1, margin_2), 0.0)
+            has_weight = weights * np.exp(-lowest_margin * lowest_margin / 2) > 1e-17
+            gains = np.zeros_like(margin_1)
+            gains[has_weight] = _information_density(
+                margin_1[has_weight], margin_2[has_weight], label_sign
+            )
+            information[block] += 2 * (gains @ weights)
+    return information
 
 
 def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
@@ -210,19 +239,23 @@ def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
     the difference to a rule with a quarter fewer nodes.
     """
     with np.errstate(divide="ignore", over="ignore"):
-        ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
+        overlap_ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
     value = np.full(q.shape, np.inf)
     error = np.full(q.shape, np.inf)
-    wide = (ratio >= SWITCH) & np.isfinite(ratio)
-    for chosen, rule, nodes in (
-        (wide, _from_grid, GRID_NODES),
-        (ratio < SWITCH, _from_hermite, HERMITE_NODES),
+    is_large = (overlap_ratio >= LEAST_GRID_RATIO) & np.isfinite(overlap_ratio)
+    for mask, rule, node_counts in (
+        (is_large, _information_by_grid, GRID_NODES),
+        (overlap_ratio < LEAST_GRID_RATIO, _information_by_hermite, HERMITE_NODES),
     ):
-        if chosen.any():
-            fine, coarse = (
-                rule(ratio[chosen], count) * (1 / (3 * v[chosen])) for count in nodes
+        if mask.any():
+            fine_value, coarse_value = (
+                rule(overlap_ratio[mask], node_count) * (1 / (3 * v[mask]))
+                for node_count in node_counts
             )
-            value[chosen], error[chosen] = fine, np.abs(fine - coarse) + 1e-13 * fine
+            value[mask], error[mask] = (
+                fine_value,
+                np.abs(fine_value - coarse_value) + 1e-13 * fine_value,
+            )
     return value, error
 
 
@@ -232,9 +265,11 @@ class Pattern(NamedTuple):
     units: tuple[
         tuple[int, ...], ...
     ]  # rows that share their maximum: one row, or two that point at each other
-    edges: tuple[int, ...]  # site that holds the maximum of every unit
-    free: tuple[tuple[int, ...], ...]  # sites inside a unit that are not a maximum
-    between: dict[
+    maximum_sites: tuple[int, ...]  # site that holds the maximum of every unit
+    inner_sites: tuple[
+        tuple[int, ...], ...
+    ]  # sites inside a unit that are not a maximum
+    shared_sites: dict[
         tuple[int, int], tuple[int, ...]
     ]  # sites between two units (lower, upper) that are not a maximum
     # (set placed, unit placed next), sets as bit masks, after those they are made from
@@ -244,12 +279,12 @@ class Pattern(NamedTuple):
 class Patterns(NamedTuple):
     """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
 
-    members: tuple[Pattern, ...]
-    kind: (
+    distinct: tuple[Pattern, ...]
+    pattern_of_label: (
         Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
     )
     sites: Host  # (T^T, C) site of the sample behind every site of the pattern
-    places: Host  # its inverse
+    inverse_sites: Host  # (T^T, C) site of the pattern behind every site of the sample
 
 
 def _has_cycle(y: Array) -> Array:
@@ -259,11 +294,11 @@ def _has_cycle(y: Array) -> Array:
     would all have to be equal.
     """
     xp = namespace(y)
-    target = y
+    last_row = y
     for _ in range(y.shape[1]):
-        target = xp.take_along_axis(y, target, axis=1)
-    two_steps = xp.take_along_axis(y, xp.take_along_axis(y, target, axis=1), axis=1)
-    return xp.any(two_steps != target, axis=1)
+        last_row = xp.take_along_axis(y, last_row, axis=1)
+    two_steps = xp.take_along_axis(y, xp.take_along_axis(y, last_row, axis=1), axis=1)
+    return xp.any(two_steps != last_row, axis=1)
 
 
 def check_labels(y: Array) -> None:
@@ -276,13 +311,13 @@ def check_labels(y: Array) -> None:
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
     """Representatives (N, T) of the labels up to permutations of tokens, and the size of each class."""
-    kinds, first_code, count = np.unique(
-        patterns(tokens).kind, return_index=True, return_counts=True
+    pattern_indices, first_codes, class_sizes = np.unique(
+        patterns(tokens).pattern_of_label, return_index=True, return_counts=True
     )
-    possible = kinds >= 0
-    return first_code[possible, None] // tokens ** np.arange(tokens) % tokens, count[
-        possible
-    ]
+    is_possible = pattern_indices >= 0
+    return first_codes[is_possible, None] // tokens ** np.arange(
+        tokens
+    ) % tokens, class_sizes[is_possible]
 
 
 @cache
@@ -290,73 +325,81 @@ def patterns(tokens: int) -> Patterns:
     """Distinct patterns of the labels of T tokens, and the pattern of every label up to a permutation of tokens."""
     powers = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers % tokens
-    possible = ~_has_cycle(labels)
-    names = np.array(list(permutations(range(tokens))))
-    a, b = np.array(site_pairs(tokens)).T
+    is_possible = ~_has_cycle(labels)
+    permuted_tokens = np.array(list(permutations(range(tokens))))
+    rows, columns = np.array(site_pairs(tokens)).T
     # row: where a renaming takes the sites of the pattern
-    moved = np.array(entry_sites(tokens)).reshape(tokens, tokens)[
-        names[:, a], names[:, b]
+    permuted_sites = np.array(entry_sites(tokens)).reshape(tokens, tokens)[
+        permuted_tokens[:, rows], permuted_tokens[:, columns]
     ]
-    kind = np.full(len(labels), -1)
-    sites = np.zeros((len(labels), len(a)), dtype=np.int64)
-    places = np.zeros_like(sites)
-    members: list[Pattern] = []
+    pattern_of_label = np.full(len(labels), -1)
+    sites = np.zeros((len(labels), len(rows)), dtype=np.int64)
+    inverse_sites = np.zeros_like(sites)
+    distinct_patterns: list[Pattern] = []
     for code, label in enumerate(labels):
-        if kind[code] >= 0 or not possible[code]:
+        if pattern_of_label[code] >= 0 or not is_possible[code]:
             continue
         # row p(a) of the renamed label points at p(label(a))
-        renamed = np.empty_like(names)
-        np.put_along_axis(renamed, names, names[:, label], axis=1)
-        codes = renamed @ powers
-        kind[codes] = len(members)
-        sites[codes] = moved
-        places[codes] = np.argsort(moved, axis=1)
-        members.append(_pattern(label.tolist()))
-    return Patterns(tuple(members), kind, sites, places)
+        permuted_labels = np.empty_like(permuted_tokens)
+        np.put_along_axis(
+            permuted_labels, permuted_tokens, permuted_tokens[:, label], axis=1
+        )
+        permuted_codes = permuted_labels @ powers
+        pattern_of_label[permuted_codes] = len(distinct_patterns)
+        sites[permuted_codes] = permuted_sites
+        inverse_sites[permuted_codes] = np.argsort(permuted_sites, axis=1)
+        distinct_patterns.append(_pattern(label.tolist()))
+    return Patterns(tuple(distinct_patterns), pattern_of_label, sites, inverse_sites)
 
 
 def _pattern(label: list[int]) -> Pattern:
+    """Pattern of one label: its units of rows, their maxima's sites, and the order in which units can be placed."""
     T = len(label)
     entries = entry_sites(T)
-    pairs = [
+    unit_rows = [
         tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)
     ]
-    units = tuple(dict.fromkeys(pairs))
-    K = len(units)
-    unit_of = {a: u for u, rows in enumerate(units) for a in rows}
-    above = [unit_of[label[rows[0]]] for rows in units]
-    edges = tuple(entries[rows[0] * T + label[rows[0]]] for rows in units)
-    free = tuple(
-        tuple(c for a in rows if (c := entries[a * T + a]) != edges[u])
-        for u, rows in enumerate(units)
+    units = tuple(dict.fromkeys(unit_rows))
+    unit_count = len(units)
+    unit_of = {a: unit for unit, rows in enumerate(units) for a in rows}
+    unit_above = [unit_of[label[rows[0]]] for rows in units]
+    maximum_sites = tuple(entries[rows[0] * T + label[rows[0]]] for rows in units)
+    inner_sites = tuple(
+        tuple(c for a in rows if (c := entries[a * T + a]) != maximum_sites[unit])
+        for unit, rows in enumerate(units)
     )
-    between = {
-        (u, w): tuple(
+    shared_sites = {
+        (unit, unit_2): tuple(
             c
-            for a in units[u]
-            for b in units[w]
-            if (c := entries[a * T + b]) != edges[u]
+            for a in units[unit]
+            for b in units[unit_2]
+            if (c := entries[a * T + b]) != maximum_sites[unit]
         )
-        for u in range(K)
-        for w in range(K)
-        if u != w
+        for unit in range(unit_count)
+        for unit_2 in range(unit_count)
+        if unit != unit_2
     }
 
-    def ready(u: int, placed: int) -> bool:
-        return above[u] == u or bool(placed >> above[u] & 1)
+    def can_be_placed(unit: int, placed_units: int) -> bool:
+        """Whether a unit may be placed: the unit above it, whose row holds its maximum too, is itself or has been placed."""
+        return unit_above[unit] == unit or bool(placed_units >> unit_above[unit] & 1)
 
-    closed = [
-        placed
-        for placed in range(1 << K)
-        if all(ready(u, placed) for u in range(K) if placed >> u & 1)
+    reachable_sets = [
+        placed_units
+        for placed_units in range(1 << unit_count)
+        if all(
+            can_be_placed(unit, placed_units)
+            for unit in range(unit_count)
+            if placed_units >> unit & 1
+        )
     ]
     steps = (
-        (placed, u)
-        for placed in closed
-        for u in range(K)
-        if not placed >> u & 1 and ready(u, placed)
+        (placed_units, unit)
+        for placed_units in reachable_sets
+        for unit in range(unit_count)
+        if not placed_units >> unit & 1 and can_be_placed(unit, placed_units)
     )
-    return Pattern(units, edges, free, between, tuple(steps))
+    return Pattern(units, maximum_sites, inner_sites, shared_sites, tuple(steps))
 
 
 class RowPosterior(NamedTuple):
@@ -376,8 +419,8 @@ def row_posterior(
     V: Array,
     tokens: int,
     *,
-    nodes: int = 28,
-    reach: float = 7.0,
+    node_count: int = 28,
+    half_width: float = 7.0,
 ) -> RowPosterior:
     """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no cycle.
 
@@ -385,185 +428,257 @@ def row_posterior(
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
     may miss the posterior.
 
-    ``reach`` is the half-width of the window around every row's largest entry, in its standard deviations, ``nodes`` the
-    Gauss-Legendre nodes of a window. Doubled, ``nodes`` leave errors of 1e-6 in place of 2e-5 at small V.
+    ``half_width`` is the half-width of the window around every row's largest entry, in its standard deviations, ``node_count``
+    the number of Gauss-Legendre nodes of a window. Doubled, they leave errors of 1e-6 in place of 2e-5 at small V.
     """
     xp = namespace(y, omega, V)
-    table = patterns(tokens)
-    kinds, all_sites, all_places = (
-        xp.asarray(f, device=array_api_compat.device(omega)) for f in table[1:]
+    label_patterns = patterns(tokens)
+    patterns_of_labels, all_sites, all_inverse_sites = (
+        xp.asarray(field, device=array_api_compat.device(omega))
+        for field in label_patterns[1:]
     )
     powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
-    kind = xp.take(kinds, code)
-    mean = omega * (
+    pattern_index = xp.take(patterns_of_labels, code)
+    scaled_omega = omega * (
         xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :]
         / xp.sqrt(V)
     )
     # On the host, the few dozen intermediate arrays stay in the cache.
-    size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
-    order = []
+    chunk_size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
+    sample_indices = []
     posteriors = []
-    for k, pattern in enumerate(table.members):
-        samples = xp.nonzero(kind == k)[0]
-        rows = max(1, size // (len(pattern.units) * nodes))
-        for start in range(0, samples.shape[0], rows):
-            chunk = samples[start : min(start + rows, samples.shape[0])]
-            codes = xp.take(code, chunk)
+    for index, pattern in enumerate(label_patterns.distinct):
+        indices = xp.nonzero(pattern_index == index)[0]
+        chunk_rows = max(1, chunk_size // (len(pattern.units) * node_count))
+        for start in range(0, indices.shape[0], chunk_rows):
+            chunk_indices = indices[start : min(start + chunk_rows, indices.shape[0])]
+            codes = xp.take(code, chunk_indices)
             sites = xp.take(all_sites, codes, axis=0)
-            places = xp.take(all_places, codes, axis=0)
+            inverse_sites = xp.take(all_inverse_sites, codes, axis=0)
             pattern_mean = xp.take_along_axis(
-                xp.take(mean, chunk, axis=0), sites, axis=1
+                xp.take(scaled_omega, chunk_indices, axis=0), sites, axis=1
             )
             log_partition, *moments = _posterior_of_pattern(
-                pattern, pattern_mean, tokens, nodes, reach
+                pattern, pattern_mean, tokens, node_count, half_width
             )
-            order.append(chunk)
+            sample_indices.append(chunk_indices)
             posteriors.append(
                 RowPosterior(
                     log_partition,
-                    *(xp.take_along_axis(f, places, axis=1) for f in moments),
+                    *(
+                        xp.take_along_axis(field, inverse_sites, axis=1)
+                        for field in moments
+                    ),
                 )
             )
-    original_order = xp.argsort(xp.concat(order))
+    original_order = xp.argsort(xp.concat(sample_indices))
     return RowPosterior(
-        *(xp.take(f, original_order, axis=0) for f in joined(posteriors))
+        *(xp.take(field, original_order, axis=0) for field in joined(posteriors))
     )
 
 
 @cache
 def _rule(count: int) -> tuple[Host, ...]:
     """Gauss-Legendre rule on [0, 1], with maps from nodal values to integrals below, above and over all."""
-    x, w = gauss_legendre(count)
+    nodes, weights = gauss_legendre(count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
-    series = legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
-    below = (series @ legendre.legval(x, legendre.legint(np.eye(count), lbnd=-1))) / 2
-    weights = w[:, None] / 2
+    legendre_coefficients = (
+        legendre.legvander(nodes, count - 1)
+        * weights[:, None]
+        * (np.arange(count) + 0.5)
+    )
+    integral_below = (
+        legendre_coefficients
+        @ legendre.legval(nodes, legendre.legint(np.eye(count), lbnd=-1))
+    ) / 2
+    total_weights = weights[:, None] / 2
     return (
-        (x + 1) / 2,
-        w / 2,
-        np.hstack([below, weights]),
-        np.hstack([weights - below, weights]),
+        (nodes + 1) / 2,
+        weights / 2,
+        np.hstack([integral_below, total_weights]),
+        np.hstack([total_weights - integral_below, total_weights]),
     )
 
 
 def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
     """Left ends and lengths (n, K) of quadrature panels that cover the windows ``center +- width`` without overlap."""
     xp = namespace(center)
-    order = xp.argsort(center, axis=1)
-    center = xp.take_along_axis(center, order, axis=1)
-    width = xp.take_along_axis(width, order, axis=1)
-    share = width[:, :-1] / (width[:, :-1] + width[:, 1:])
-    between = center[:, :-1] + share * (center[:, 1:] - center[:, :-1])
-    start = center - width
-    end = center + width
-    start = xp.concat([start[:, :1], xp.maximum(start[:, 1:], between)], axis=1)
-    end = xp.concat([xp.minimum(end[:, :-1], between), end[:, -1:]], axis=1)
-    return start, end - start
+    ascending_order = xp.argsort(center, axis=1)
+    center = xp.take_along_axis(center, ascending_order, axis=1)
+    width = xp.take_along_axis(width, ascending_order, axis=1)
+    width_fraction = width[:, :-1] / (width[:, :-1] + width[:, 1:])
+    boundary = center[:, :-1] + width_fraction * (center[:, 1:] - center[:, :-1])
+    left_end = center - width
+    right_end = center + width
+    left_end = xp.concat(
+        [left_end[:, :1], xp.maximum(left_end[:, 1:], boundary)], axis=1
+    )
+    right_end = xp.concat(
+        [xp.minimum(right_end[:, :-1], boundary), right_end[:, -1:]], axis=1
+    )
+    return left_end, right_end - left_end
 
 
 def _posterior_of_pattern(
-    pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float
+    pattern: Pattern,
+    scaled_mean: Array,
+    tokens: int,
+    node_count: int,
+    half_width: float,
 ) -> RowPosterior:
     """Posterior of all samples whose labels have the same pattern.
 
-    ``mean`` (n, C) of h in units of sqrt(V), with sites named as in the pattern.
+    ``scaled_mean`` (n, C) of h in units of sqrt(V), with sites named as in the pattern.
     """
-    xp = namespace(mean)
-    place = matching(mean)
-    n = mean.shape[0]
-    K = len(pattern.units)
+    xp = namespace(scaled_mean)
+    array_options = matching(scaled_mean)
+    sample_count = scaled_mean.shape[0]
+    unit_count = len(pattern.units)
     scales = site_scales(tokens)
-    edges = pattern.edges
-    center = xp.stack([mean[:, c] for c in edges], axis=1)
-    width = xp.asarray([reach * scales[c] for c in edges], **place)
-    low, length = _maxima_panels(center, xp.broadcast_to(width[None, :], (n, K)))
-    x, w, below, above = (xp.asarray(v, **place) for v in _rule(nodes))
-    m = xp.reshape(low[:, :, None] + length[:, :, None] * x, (n, K * nodes))
-    weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))
-    t = [(m - mean[:, c, None]) / scale for c, scale in enumerate(scales)]
-    phi = [1 / math.sqrt(2 * math.pi) * xp.exp(-u * u / 2) for u in t]
-    cdf = {c: special(xp).ndtr(u) for c, u in enumerate(t) if c not in edges}
-
-    def cumulate(f: Array, matrix: Array) -> tuple[Array, Array]:
-        """Cumulative integral of f below every node (or ``above`` it), and over all nodes."""
-        inner = xp.reshape(
-            xp.matmul(xp.reshape(f, (n * K, nodes)), matrix), (n, K, nodes + 1)
-        )
-        inner = inner * length[:, :, None]
-        panel_integrals = inner[:, :, -1]
-        total = xp.sum(panel_integrals, axis=1)
-        running = xp.cumulative_sum(panel_integrals, axis=1)
-        offset = (
-            running - panel_integrals if matrix is below else total[:, None] - running
-        )
-        return xp.reshape(inner[:, :, :-1] + offset[:, :, None], (n, K * nodes)), total
-
-    factors = {
-        (u, 0): math.prod((cdf[c] for c in pattern.free[u]), start=phi[c] / scales[c])
-        for u, c in enumerate(edges)
+    maximum_sites = pattern.maximum_sites
+    center = xp.stack([scaled_mean[:, site] for site in maximum_sites], axis=1)
+    window = xp.asarray(
+        [half_width * scales[site] for site in maximum_sites], **array_options
+    )
+    left_ends, panel_lengths = _maxima_panels(
+        center, xp.broadcast_to(window[None, :], (sample_count, unit_count))
+    )
+    unit_nodes, unit_weights, integral_below, integral_above = (
+        xp.asarray(array, **array_options) for array in _rule(node_count)
+    )
+    maxima = xp.reshape(
+        left_ends[:, :, None] + panel_lengths[:, :, None] * unit_nodes,
+        (sample_count, unit_count * node_count),
+    )
+    node_weights = xp.reshape(
+        panel_lengths[:, :, None] * unit_weights,
+        (sample_count, unit_count * node_count),
+    )
+    standardized = [
+        (maxima - scaled_mean[:, site, None]) / scale
+        for site, scale in enumerate(scales)
+    ]
+    densities = [1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in standardized]
+    probabilities = {
+        site: special(xp).ndtr(x)
+        for site, x in enumerate(standardized)
+        if site not in maximum_sites
     }
 
-    def factor(u: int, placed: int) -> Array:
-        """Joint density of unit u's maximum and of u's entries with itself and with the units above it."""
-        if (u, placed) not in factors:
-            w = placed.bit_length() - 1
-            entries = (cdf[c] for c in pattern.between[u, w])
-            factors[u, placed] = math.prod(entries, start=factor(u, placed ^ (1 << w)))
-        return factors[u, placed]
+    def cumulate(integrand: Array, integration_matrix: Array) -> tuple[Array, Array]:
+        """Integrals of a function of the maximum below every node (or above it), and over all nodes."""
+        cumulative = xp.reshape(
+            xp.matmul(
+                xp.reshape(integrand, (sample_count * unit_count, node_count)),
+                integration_matrix,
+            ),
+            (sample_count, unit_count, node_count + 1),
+        )
+        cumulative = cumulative * panel_lengths[:, :, None]
+        panel_integrals = cumulative[:, :, -1]
+        total_integral = xp.sum(panel_integrals, axis=1)
+        running_sum = xp.cumulative_sum(panel_integrals, axis=1)
+        panel_offset = (
+            running_sum - panel_integrals
+            if integration_matrix is integral_below
+            else total_integral[:, None] - running_sum
+        )
+        return xp.reshape(
+            cumulative[:, :, :-1] + panel_offset[:, :, None],
+            (sample_count, unit_count * node_count),
+        ), total_integral
 
-    def integrals(
-        steps: Iterable[tuple[int, int, int]], start: int, matrix: Array
+    unit_densities = {
+        (unit, 0): math.prod(
+            (probabilities[site] for site in pattern.inner_sites[unit]),
+            start=densities[site] / scales[site],
+        )
+        for unit, site in enumerate(maximum_sites)
+    }
+
+    def unit_density(unit: int, placed: int) -> Array:
+        """Joint density of a unit's maximum, its entries within itself, and those shared with the ``placed`` units above it."""
+        if (unit, placed) not in unit_densities:
+            unit_above = placed.bit_length() - 1
+            entries = (
+                probabilities[site] for site in pattern.shared_sites[unit, unit_above]
+            )
+            unit_densities[unit, placed] = math.prod(
+                entries, start=unit_density(unit, placed ^ (1 << unit_above))
+            )
+        return unit_densities[unit, placed]
+
+    def nested_integrals(
+        steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
     ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
         """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
-        nested = {start: xp.ones_like(m)}
+        integral_of_set = {start_set: xp.ones_like(maxima)}
         terms: dict[int, dict[int, Array]] = {}
-        for source, target, u in steps:
-            if source not in nested:
-                nested[source], _ = cumulate(sum(terms[source].values()), matrix)
-            terms.setdefault(target, {})[source] = (
-                factor(u, min(source, target)) * nested[source]
+        for source_set, target_set, unit in steps:
+            if source_set not in integral_of_set:
+                integral_of_set[source_set], _ = cumulate(
+                    sum(terms[source_set].values()), integration_matrix
+                )
+            terms.setdefault(target_set, {})[source_set] = (
+                unit_density(unit, min(source_set, target_set))
+                * integral_of_set[source_set]
             )
-        return nested, terms
+        return integral_of_set, terms
 
-    moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
-    above_of, _ = integrals(moves, 0, above)
-    reversed_moves = [(target, placed, u) for placed, target, u in reversed(moves)]
-    _, terms = integrals(reversed_moves, (1 << K) - 1, below)
-    _, partition = cumulate(sum(terms[0].values()), below)
+    forward_steps = [
+        (placed, placed | 1 << unit, unit) for placed, unit in pattern.steps
+    ]
+    upper_integrals, _ = nested_integrals(forward_steps, 0, integral_above)
+    reversed_steps = [
+        (target, placed, unit) for placed, target, unit in reversed(forward_steps)
+    ]
+    _, lower_terms = nested_integrals(
+        reversed_steps, (1 << unit_count) - 1, integral_below
+    )
+    _, label_probability = cumulate(sum(lower_terms[0].values()), integral_below)
     # densities of the maximum of a unit, or of the lower one of two
-    of_unit: list[Array] = [0.0] * K
-    of_pair: dict[tuple[int, int], Array] = {}
-    for target, placed, u in reversed_moves:
-        density = terms[placed][target] * above_of[placed]
-        of_unit[u] = of_unit[u] + density
-        for w in range(K):
-            if placed >> w & 1:
-                key = (min(u, w), max(u, w))
-                of_pair[key] = of_pair.get(key, 0.0) + density
+    unit_marginals: list[Array] = [0.0] * unit_count
+    pair_marginals: dict[tuple[int, int], Array] = {}
+    for target, placed, unit in reversed_steps:
+        density = lower_terms[placed][target] * upper_integrals[placed]
+        unit_marginals[unit] = unit_marginals[unit] + density
+        for unit_2 in range(unit_count):
+            if placed >> unit_2 & 1:
+                key = (min(unit, unit_2), max(unit, unit_2))
+                pair_marginals[key] = pair_marginals.get(key, 0.0) + density
 
     # moments of every site, whose lower row has its maximum at m with a density
-    lower = [(of_unit[u], {edges[u], *pattern.free[u]}) for u in range(K)]
-    lower += [
-        (of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]})
-        for u, w in of_pair
+    site_densities = [
+        (unit_marginals[unit], {maximum_sites[unit], *pattern.inner_sites[unit]})
+        for unit in range(unit_count)
     ]
-    shifts = [mean[:, 0]] * len(scales)
-    squares = [mean[:, 0]] * len(scales)
-    for density, sites in lower:
-        density = density * weight
-        norm = clip(xp.sum(density, axis=1), 1e-300, None)
-        for c in sites:
-            if c in edges:
-                value = density * t[c]
-                square = value * t[c]
+    site_densities += [
+        (
+            pair_marginals[unit, unit_2],
+            {*pattern.shared_sites[unit, unit_2]}
+            & {*pattern.shared_sites[unit_2, unit]},
+        )
+        for unit, unit_2 in pair_marginals
+    ]
+    shifts = [scaled_mean[:, 0]] * len(scales)
+    squares = [scaled_mean[:, 0]] * len(scales)
+    for density, sites in site_densities:
+        density = density * node_weights
+        density_mass = clip(xp.sum(density, axis=1), 1e-300, None)
+        for site in sites:
+            if site in maximum_sites:
+                first_moments = density * standardized[site]
+                second_moments = first_moments * standardized[site]
             else:
-                value = -density * (phi[c] / clip(cdf[c], 1e-300, None))
-                square = density + value * t[c]
-            shifts[c] = xp.sum(value, axis=1) / norm
-            squares[c] = xp.sum(square, axis=1) / norm
-    log_partition = xp.log(clip(partition, 1e-300, None))
+                first_moments = -density * (
+                    densities[site] / clip(probabilities[site], 1e-300, None)
+                )
+                second_moments = density + first_moments * standardized[site]
+            shifts[site] = xp.sum(first_moments, axis=1) / density_mass
+            squares[site] = xp.sum(second_moments, axis=1) / density_mass
+    log_partition = xp.log(clip(label_probability, 1e-300, None))
     return RowPosterior(
         log_partition, xp.stack(shifts, axis=1), xp.stack(squares, axis=1)
     )

@@ -23,7 +23,7 @@ from smimbench_attention.channels.common import blocks, identity_like, joined, p
 
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
-_FAR = -30.0  # probabilities below Phi(_FAR) are formed relative to the density
+_FAR_TAIL = -30.0  # probabilities below Phi(_FAR) are formed relative to the density
 
 
 class ChainMoments(NamedTuple):
@@ -44,84 +44,114 @@ def truncated_normal(
     deviations they are formed relative to the nearer end.
     """
     xp = namespace(low, high, uniform)
-    mirror = low + high > 0
-    a = xp.where(mirror, -high, low)
-    b = xp.where(mirror, -low, high)
-    a = xp.maximum(
-        a, clip(b, None, 0.0) - 40
+    is_mirrored = low + high > 0
+    low_end = xp.where(is_mirrored, -high, low)
+    high_end = xp.where(is_mirrored, -low, high)
+    low_end = xp.maximum(
+        low_end, clip(high_end, None, 0.0) - 40
     )  # there the density is 0 in double precision
-    inside = clip(b, _FAR, 40)
-    p_a = special(xp).ndtr(xp.minimum(a, inside))
-    p_b = special(xp).ndtr(inside)
-    density = 1 / math.sqrt(2 * math.pi)
-    phi_a = density * xp.exp(-a * a / 2)
-    phi_b = density * xp.exp(-inside * inside / 2)
-    far = b < _FAR
+    near_high = clip(high_end, _FAR_TAIL, 40)
+    p_low = special(xp).ndtr(xp.minimum(low_end, near_high))
+    p_high = special(xp).ndtr(near_high)
+    peak_density = 1 / math.sqrt(2 * math.pi)
+    density_low = peak_density * xp.exp(-low_end * low_end / 2)
+    density_high = peak_density * xp.exp(-near_high * near_high / 2)
+    is_far = high_end < _FAR_TAIL
     # an interval too narrow for its probability has its moments from its ends, by the clips below
-    mass = clip(p_b - p_a, 1e-300, None)
-    draw = special(xp).ndtri(xp.where(far, 0.5, p_a + uniform * mass))
-    mean = (phi_a - phi_b) / mass
-    second = 1 + (a * phi_a - inside * phi_b) / mass
-    if bool(xp.any(far)):
-        flat = xp.reshape(far, (-1,))
-        index = xp.nonzero(flat)[0]
-        tail_draws = _truncated_tail(
-            *(xp.take(xp.reshape(v, (-1,)), index) for v in (a, b, uniform))
+    probability = clip(p_high - p_low, 1e-300, None)
+    sample = special(xp).ndtri(xp.where(is_far, 0.5, p_low + uniform * probability))
+    mean = (density_low - density_high) / probability
+    second_moment = 1 + (low_end * density_low - near_high * density_high) / probability
+    if bool(xp.any(is_far)):
+        is_far_flat = xp.reshape(is_far, (-1,))
+        far_index = xp.nonzero(is_far_flat)[0]
+        far_moments = _truncated_tail(
+            *(
+                xp.take(xp.reshape(array, (-1,)), far_index)
+                for array in (low_end, high_end, uniform)
+            )
         )
-        tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in tail_draws]
-        draw, mean, second = (
-            xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True)
+        moments_at_far = [
+            xp.reshape(spread_at_mask(array, is_far_flat), is_far.shape)
+            for array in far_moments
+        ]
+        sample, mean, second_moment = (
+            xp.where(is_far, far_value, value)
+            for far_value, value in zip(
+                moments_at_far, (sample, mean, second_moment), strict=True
+            )
         )
-    draw = clip(draw, a, b)
-    mean = clip(mean, a, b)
-    second = xp.maximum(second, mean * mean)
-    return xp.where(mirror, -draw, draw), xp.where(mirror, -mean, mean), second
+    sample = clip(sample, low_end, high_end)
+    mean = clip(mean, low_end, high_end)
+    second_moment = xp.maximum(second_moment, mean * mean)
+    return (
+        xp.where(is_mirrored, -sample, sample),
+        xp.where(is_mirrored, -mean, mean),
+        second_moment,
+    )
 
 
-def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
+def _truncated_tail(
+    low: Array, high: Array, uniform: Array
+) -> tuple[Array, Array, Array]:
     """Draw from a standard normal on ``[a, b]`` with b far below 0; also return its mean and second moment."""
-    xp = namespace(a)
+    xp = namespace(low)
 
-    def mills(t: Array) -> Array:
+    def mills_ratio(t: Array) -> Array:
+        """Mills ratio ``Phi(t) / phi(t)`` of the lower tail, for negative t."""
         return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
 
-    at_b = mills(b)
-    ratio = xp.exp((b - a) * (b + a) / 2)
-    mass = at_b - ratio * mills(a)
+    mills_high = mills_ratio(high)
+    density_ratio = xp.exp((high - low) * (high + low) / 2)
+    probability = mills_high - density_ratio * mills_ratio(low)
     # the fraction of the probability below the draw; a Rayleigh variable to first order, then Newton
-    log_share = xp.log((at_b - (1 - uniform) * mass) / at_b)
-    draw = -xp.sqrt(b * b - 2 * log_share)
+    log_fraction = xp.log((mills_high - (1 - uniform) * probability) / mills_high)
+    sample = -xp.sqrt(high * high - 2 * log_fraction)
     for _ in range(2):
-        ratio_at_draw = mills(draw)
+        mills_at_sample = mills_ratio(sample)
         # log Phi(draw) - log Phi(b) - log_share
-        gap = (b - draw) * (b + draw) / 2 + xp.log(ratio_at_draw / at_b) - log_share
-        draw = draw - gap * ratio_at_draw
-    return draw, (ratio - 1) / mass, 1 + (a * ratio - b) / mass
+        residual = (
+            (high - sample) * (high + sample) / 2
+            + xp.log(mills_at_sample / mills_high)
+            - log_fraction
+        )
+        sample = sample - residual * mills_at_sample
+    return (
+        sample,
+        (density_ratio - 1) / probability,
+        1 + (low * density_ratio - high) / probability,
+    )
 
 
 @cache
-def _rounds(tokens: int) -> tuple[tuple[int, ...], ...]:
+def _round_schedule(tokens: int) -> tuple[tuple[int, ...], ...]:
     """Schedule of Gibbs updates: the partner of every row in every round; the entries updated in one round share no row.
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
-    odd = tokens - 1 + tokens % 2
-    rounds = [[(k - a) % odd for a in range(odd)] for k in range(odd)]
-    if odd == tokens:
+    cycle_length = tokens - 1 + tokens % 2
+    rounds = [
+        [(round_index - row) % cycle_length for row in range(cycle_length)]
+        for round_index in range(cycle_length)
+    ]
+    if cycle_length == tokens:
         return tuple(map(tuple, rounds))
     for partner in rounds:  # the row that is alone meets the last one
-        alone = next(a for a in range(odd) if partner[a] == a)
-        partner[alone] = odd
-        partner.append(alone)
+        unpaired_row = next(row for row in range(cycle_length) if partner[row] == row)
+        partner[unpaired_row] = cycle_length
+        partner.append(unpaired_row)
     return (*map(tuple, rounds), tuple(range(tokens)))
 
 
-def _matrix(sites: Array, tokens: int) -> Array:
+def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
     """Symmetric matrices (T, T, n) from their independent entries, the sites (n, C)."""
-    xp = namespace(sites)
-    index = xp.asarray(entry_sites(tokens), device=array_api_compat.device(sites))
+    xp = namespace(site_values)
+    entry_to_site = xp.asarray(
+        entry_sites(tokens), device=array_api_compat.device(site_values)
+    )
     return xp.reshape(
-        xp.matrix_transpose(xp.take(sites, index, axis=1)), (tokens, tokens, -1)
+        xp.matrix_transpose(xp.take(site_values, entry_to_site, axis=1)),
+        (tokens, tokens, -1),
     )
 
 
@@ -134,31 +164,36 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     entries are cut off at the row maxima.
     """
     xp = namespace(y, mean)
-    h = _matrix(mean, tokens)
-    weight = _matrix(
+    h = _symmetric_matrix(mean, tokens)
+    inverse_variance = _symmetric_matrix(
         1 / xp.asarray(site_scales(tokens), **matching(mean))[None, :] ** 2, tokens
     )
     columns = xp.arange(tokens, **matching(y))
-    points = (
+    is_maximum = (
         xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
     )  # row a at column b
-    zero = xp.zeros_like(h)
-    maxima = xp.sum(xp.where(points, h, zero), axis=1)
-    maxima_weight = xp.sum(xp.where(points, weight, zero), axis=1)
-    top = maxima
+    zeros = xp.zeros_like(h)
+    maxima = xp.sum(xp.where(is_maximum, h, zeros), axis=1)
+    maxima_inverse_variance = xp.sum(
+        xp.where(is_maximum, inverse_variance, zeros), axis=1
+    )
+    row_maxima = maxima
     for _ in range(
         tokens
     ):  # Newton on a piecewise linear function: every step settles one entry at least
-        above = xp.where((h > top[:, None, :]) & ~points, weight, zero)
-        top = (maxima * maxima_weight + xp.sum(above * h, axis=1)) / (
-            maxima_weight + xp.sum(above, axis=1)
+        weight_above = xp.where(
+            (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, zeros
         )
+        row_maxima = (
+            maxima * maxima_inverse_variance + xp.sum(weight_above * h, axis=1)
+        ) / (maxima_inverse_variance + xp.sum(weight_above, axis=1))
     for _ in range(tokens):
-        top = xp.maximum(
-            top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0)
+        row_maxima = xp.maximum(
+            row_maxima,
+            xp.max(xp.where(is_maximum, row_maxima[:, None, :], -math.inf), axis=0),
         )
-    capped = xp.minimum(h, xp.minimum(top[:, None, :], top[None, :, :]))
-    raised = xp.where(points, top[:, None, :], capped)
+    capped = xp.minimum(h, xp.minimum(row_maxima[:, None, :], row_maxima[None, :, :]))
+    raised = xp.where(is_maximum, row_maxima[:, None, :], capped)
     return xp.maximum(raised, xp.permute_dims(raised, (1, 0, 2)))
 
 
@@ -175,29 +210,31 @@ class _Round(NamedTuple):
     center: Array  # (sites, n) prior means
 
 
-def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
+def _prepare_round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
     """Prepare a round of Gibbs updates for labels (T, n) and prior means (n, C)."""
     xp = namespace(mean)
     T = len(partner)
     device = array_api_compat.device(mean)
-    rows = [a for a in range(T) if a <= partner[a]]
-    sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
-    position = [rows.index(min(a, partner[a])) for a in range(T)]
-    row_index, partner_index, place = (
-        xp.asarray(i, device=device)
-        for i in (rows, [partner[a] for a in rows], position)
+    rows = [row for row in range(T) if row <= partner[row]]
+    sites = [entry_sites(T)[row * T + partner[row]] for row in rows]
+    position = [rows.index(min(row, partner[row])) for row in range(T)]
+    row_index, partner_index, position_index = (
+        xp.asarray(indices, device=device)
+        for indices in (rows, [partner[row] for row in rows], position)
     )
-    column = xp.asarray(partner, **matching(labels))[:, None]
-    in_round = (xp.arange(T, **matching(labels))[None, :] == column)[:, :, None]
-    scale = xp.asarray([site_scales(T)[c] for c in sites], **matching(mean))[:, None]
-    center = xp.stack([mean[:, c] for c in sites])
+    partner_column = xp.asarray(partner, **matching(labels))[:, None]
+    in_round = (xp.arange(T, **matching(labels))[None, :] == partner_column)[:, :, None]
+    scale = xp.asarray([site_scales(T)[site] for site in sites], **matching(mean))[
+        :, None
+    ]
+    center = xp.stack([mean[:, site] for site in sites])
     return _Round(
         sites,
         row_index,
         partner_index,
-        place,
+        position_index,
         in_round,
-        labels == column,
+        labels == partner_column,
         scale,
         center,
     )
@@ -228,21 +265,23 @@ def chain_moments(
     xp = namespace(y, omega, V)
     n, C = omega.shape
     scales = xp.asarray(site_scales(tokens), **matching(omega))[None, :]
-    unit = scales / xp.sqrt(V)
-    mean = omega * unit
+    h_per_z = scales / xp.sqrt(V)
+    mean = omega * h_per_z
     h = (
         feasible_start(y, mean, tokens)
         if start is None
-        else _matrix(start * unit, tokens)
+        else _symmetric_matrix(start * h_per_z, tokens)
     )
     h = xp.concat([h] * chains, axis=2)
     mean = xp.concat([mean] * chains, axis=0)
     labels = xp.concat([xp.matrix_transpose(y)] * chains, axis=1)
-    rounds = [_round(partner, labels, mean) for partner in _rounds(tokens)]
-    totals: list[Array] = [0.0] * len(rounds)
-    products: Array = 0.0
+    rounds = [
+        _prepare_round(partner, labels, mean) for partner in _round_schedule(tokens)
+    ]
+    moment_sums: list[Array] = [0.0] * len(rounds)
+    product_sums: Array = 0.0
     for sweep in range(burn_in + sweeps):
-        for k, (
+        for moment, (
             sites,
             rows,
             partners,
@@ -252,9 +291,9 @@ def chain_moments(
             scale,
             center,
         ) in enumerate(rounds):
-            rival = xp.max(xp.where(in_round, -math.inf, h), axis=1)
-            low = xp.where(is_max, rival, -math.inf)
-            high = xp.where(is_max, math.inf, rival)
+            rival_maximum = xp.max(xp.where(in_round, -math.inf, h), axis=1)
+            low = xp.where(is_max, rival_maximum, -math.inf)
+            high = xp.where(is_max, math.inf, rival_maximum)
             low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
             high = xp.minimum(
                 xp.take(high, rows, axis=0), xp.take(high, partners, axis=0)
@@ -263,32 +302,38 @@ def chain_moments(
             # the start may hold an entry on its bound
             low = (low - center) / scale
             high = (high - center) / scale
-            x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
+            sample, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
             h = xp.where(
-                in_round, xp.take(center + scale * x, position, axis=0)[:, None, :], h
+                in_round,
+                xp.take(center + scale * sample, position, axis=0)[:, None, :],
+                h,
             )
             if sweep >= burn_in:
-                totals[k] = totals[k] + xp.stack(moments)
+                moment_sums[moment] = moment_sums[moment] + xp.stack(moments)
         if outer and sweep >= burn_in:
-            x = (
+            sample = (
                 xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean
             ) / scales
-            products = products + x[:, :, None] * x[:, None, :]
-    order = xp.argsort(
+            product_sums = product_sums + sample[:, :, None] * sample[:, None, :]
+    site_order = xp.argsort(
         xp.asarray(
-            [c for round_ in rounds for c in round_.sites],
+            [site for round_ in rounds for site in round_.sites],
             device=array_api_compat.device(omega),
         )
     )
     averages = (
-        xp.permute_dims(xp.take(xp.concat(totals, axis=1), order, axis=1), (0, 2, 1))
+        xp.permute_dims(
+            xp.take(xp.concat(moment_sums, axis=1), site_order, axis=1), (0, 2, 1)
+        )
         / sweeps
     )
-    shift, square = (xp.reshape(averages[k, :, :], (chains, n, C)) for k in range(2))
+    shift, square = (
+        xp.reshape(averages[moment, :, :], (chains, n, C)) for moment in range(2)
+    )
     return ChainMoments(
         shift,
         square,
-        xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None,
+        xp.reshape(product_sums / sweeps, (chains, n, C, C)) if outer else None,
     )
 
 
@@ -312,46 +357,63 @@ def exact_moments(
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
     variance = mean_square - shift**2
-    square = None
+    second_moment = None
     if outer:
-        square = (
-            _response(y, omega, V, tokens, variance)
+        second_moment = (
+            _covariance_by_response(y, omega, V, tokens, variance)
             + shift[:, :, None] * shift[:, None, :]
         )
     # of the integration, in prior widths
-    moments = MatrixMoments(shift, variance, square, xp.full_like(shift[:, 0], 1e-5**2))
+    moments = MatrixMoments(
+        shift, variance, second_moment, xp.full_like(shift[:, 0], 1e-5**2)
+    )
     # The windows of the integration may miss the posterior of a label that is less likely.
-    unlikely = ~(log_partition > math.log(1e-8))
-    if not bool(xp.any(unlikely)):
+    is_unlikely = ~(log_partition > math.log(1e-8))
+    if not bool(xp.any(is_unlikely)):
         return moments
-    index = xp.nonzero(unlikely)[0]
-    sampled = gibbs_moments(
-        xp.take(y, index, axis=0), xp.take(omega, index, axis=0), V, tokens, rng, outer
+    unlikely_index = xp.nonzero(is_unlikely)[0]
+    gibbs_posterior = gibbs_moments(
+        xp.take(y, unlikely_index, axis=0),
+        xp.take(omega, unlikely_index, axis=0),
+        V,
+        tokens,
+        rng,
+        outer,
     )
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
-    sampled = sampled._replace(square_error=clip(sampled.square_error, 0.1**2, None))
-    return put_tuple(moments, unlikely, sampled)
+    gibbs_posterior = gibbs_posterior._replace(
+        square_error=clip(gibbs_posterior.square_error, 0.1**2, None)
+    )
+    return put_tuple(moments, is_unlikely, gibbs_posterior)
 
 
-def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
+def _covariance_by_response(
+    y: Array, omega: Array, V: Array, tokens: int, variance: Array
+) -> Array:
     """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d shift / d omega``."""
     xp = namespace(omega)
-    eye = identity_like(omega.shape[1], omega)
-    step, root = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
-    rows = []
-    for c in range(omega.shape[1]):
-        slope: Array = 0.0
-        for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
+    identity = identity_like(omega.shape[1], omega)
+    step, prior_width = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
+    covariance_rows = []
+    for site in range(omega.shape[1]):
+        derivative: Array = 0.0
+        for step_count, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
-                moved = omega + (sign * steps * step) * root * eye[c, :][None, :]
-                slope = (
-                    slope
-                    + (sign * weight / step) * row_posterior(y, moved, V, tokens).shift
+                shifted_omega = (
+                    omega
+                    + (sign * step_count * step)
+                    * prior_width
+                    * identity[site, :][None, :]
                 )
-        rows.append(slope)
-    response = xp.stack(rows, axis=1)
-    response = symmetric(response) + eye[None, :, :]
-    return xp.where(eye[None, :, :] > 0, variance[:, :, None], response)
+                derivative = (
+                    derivative
+                    + (sign * weight / step)
+                    * row_posterior(y, shifted_omega, V, tokens).shift
+                )
+        covariance_rows.append(derivative)
+    response = xp.stack(covariance_rows, axis=1)
+    response = symmetric(response) + identity[None, :, :]
+    return xp.where(identity[None, :, :] > 0, variance[:, :, None], response)
 
 
 def gibbs_moments(
@@ -365,11 +427,11 @@ def gibbs_moments(
 ) -> MatrixMoments:
     """Posterior moments from two independent Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
     xp = namespace(y, omega, V)
-    size = max(1, (1 << 17) // (2 * tokens**2)) * (
+    batch_size = max(1, (1 << 17) // (2 * tokens**2)) * (
         1 if array_api_compat.is_numpy_namespace(xp) else 64
     )
     batches = []
-    for rows in blocks(y.shape[0], size):
+    for rows in blocks(y.shape[0], batch_size):
         burn_in = max(16, sweeps // 4)
         chains = chain_moments(
             y[rows, :], omega[rows, :], V, tokens, sweeps=sweeps, burn_in=burn_in, chains=2, rng=rng, outer=outer
@@ -378,10 +440,10 @@ def gibbs_moments(
         chain_2 = chains.shift[1, ...]
         shift = (chain_1 + chain_2) / 2
         mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
-        square = None
+        second_moment = None
         if chains.outer is not None:
             diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
-            square = xp.where(
+            second_moment = xp.where(
                 diagonal,
                 mean_square[:, :, None],
                 (chains.outer[0, ...] + chains.outer[1, ...]) / 2,
@@ -390,7 +452,7 @@ def gibbs_moments(
             MatrixMoments(
                 shift,
                 mean_square - chain_1 * chain_2,
-                square,
+                second_moment,
                 xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4,
             )
         )

@@ -56,67 +56,84 @@ def small_error_constant(tokens: int) -> float:
     """
     from scipy.special import log_ndtr, ndtr
 
-    x, w = gauss_legendre(200, -14.0, 14.0)
-    sign_constant = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
-    gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    nodes, weights = gauss_legendre(200, -14.0, 14.0)
+    sign_information = float(
+        np.sum(weights * np.exp(-(nodes**2) - log_ndtr(nodes)))
+    ) / (2 * math.pi)
+    gaussian_weights = weights * np.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi)
     T = tokens
-    with_diagonal = (T - 1) * float(
-        np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2))
+    diagonal_ties = (T - 1) * float(
+        np.sum(gaussian_weights * ndtr(math.sqrt(2 / 3) * nodes) ** (T - 2))
     )
-    below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
-    without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
-    return 2 * T / math.sqrt(2 * math.pi) * sign_constant * (with_diagonal + without)
+    off_diagonal_below = ndtr(math.sqrt(0.5) * nodes) ** (T - 3) * ndtr(0.5 * nodes)
+    off_diagonal_ties = (
+        (T - 1) * (T - 2) / 2 * float(np.sum(gaussian_weights * off_diagonal_below))
+    )
+    return (
+        2
+        * T
+        / math.sqrt(2 * math.pi)
+        * sign_information
+        * (diagonal_ties + off_diagonal_ties)
+    )
 
 
 def information_curve(
     tokens: int, samples: int, q: Array, v: Array
 ) -> tuple[Array, Array]:
     """Information (N,) and its standard error, infinite at v = 0; from ``samples`` labels at each inner node of the curve."""
-    total = q + v
-    s = np.sqrt(np.where(v > 0, v / np.where(total > 0, total, 1.0), 1.0))
-    mean, error = _polynomials(tokens, samples)(s)
+    variance = q + v
+    error_ratio = np.sqrt(
+        np.where(v > 0, v / np.where(variance > 0, variance, 1.0), 1.0)
+    )
+    fitted_mean, fitted_error = _polynomials(tokens, samples)(error_ratio)
     with np.errstate(divide="ignore"):
-        scale = np.where(v > 0, 1 / np.sqrt(v * total), np.inf)
-    return mean * scale, error * scale
+        scale = np.where(v > 0, 1 / np.sqrt(v * variance), np.inf)
+    return fitted_mean * scale, fitted_error * scale
 
 
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
     """Chebyshev polynomials fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
-    s = lobatto_points(NODES)
+    nodes = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
-    certain = {0: small_error_constant(tokens)}
+    known_values = {0: small_error_constant(tokens)}
     if tokens <= EXACT:
-        certain[NODES - 1] = _without_overlap(tokens)
-    for k in range(NODES):
-        values[k] = (
-            certain[k]
-            if k in certain
-            else s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
+        known_values[NODES - 1] = _without_overlap(tokens)
+    for index in range(NODES):
+        values[index] = (
+            known_values[index]
+            if index in known_values
+            else nodes[index]
+            * _sampled_information(tokens, nodes[index] ** 2, samples, index)
         )
     standard_error = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
-    standard_error[list(certain)] = (
+    standard_error[list(known_values)] = (
         1e-3 * standard_error[standard_error > 0].min()
     )  # as good as exact
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
-    return chebyshev_fit(s, values, standard_error, DEGREE, 1e-4)
+    return chebyshev_fit(nodes, values, standard_error, DEGREE, 1e-4)
 
 
 def _without_overlap(tokens: int) -> float:
     """Information at the prior mean with V = 1, where the posterior depends on the label only."""
-    labels, count = label_classes(tokens)
+    labels, class_sizes = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
     posterior = row_posterior(
-        labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0
+        labels, omega, np.asarray(1.0), tokens, node_count=48, half_width=9.0
     )
     return float(
         np.sum(
-            count * np.exp(posterior.log_partition) * np.sum(posterior.shift**2, axis=1)
+            class_sizes
+            * np.exp(posterior.log_partition)
+            * np.sum(posterior.shift**2, axis=1)
         )
     )
 
 
-def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Array:
+def _sampled_information(
+    tokens: int, error_fraction: float, samples: int, random_stream: int
+) -> Array:
     """Sampled estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
@@ -126,98 +143,134 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
     T = tokens
     C = T * (T + 1) // 2
     scale = np.array(site_scales(T))
-    index = np.array(entry_sites(T)).reshape(T, T)
-    variance = scale[index] ** 2
-    size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
+    entry_to_site = np.array(entry_sites(T)).reshape(T, T)
+    variance = scale[entry_to_site] ** 2
+    scramble_size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
     normal = normal_scrambles(
-        2 * C, size, SCRAMBLES, "attention hardmax: curve", T, stream
+        2 * C, scramble_size, SCRAMBLES, "attention hardmax: curve", T, random_stream
     )
-    omega = math.sqrt(1 - x) * normal[:, :C]
-    z = omega + math.sqrt(x) * normal[:, C:]
-    estimate = (omega * scale)[:, index]
-    truth = (z * scale)[:, index]
-    y = truth.argmax(axis=2)
+    omega = math.sqrt(1 - error_fraction) * normal[:, :C]
+    z = omega + math.sqrt(error_fraction) * normal[:, C:]
+    estimated_logits = (omega * scale)[:, entry_to_site]
+    true_logits = (z * scale)[:, entry_to_site]
+    y = true_logits.argmax(axis=2)
     if T <= EXACT:
-        squares = np.sum(row_posterior(y, omega, np.asarray(x), T).shift ** 2, axis=1)
-    else:
-        squares = _gibbs_squares(
-            y, omega, z, x, T, monte_carlo_rng("attention hardmax: Gibbs", T, stream)
+        gradient_squares = np.sum(
+            row_posterior(y, omega, np.asarray(error_fraction), T).shift ** 2, axis=1
         )
-    if x == 1.0:  # no estimate, no ties
-        return squares.reshape(SCRAMBLES, -1).mean(axis=1)
-    two = np.argsort(estimate, axis=2)[:, :, -2:]
-    values, truths = (np.take_along_axis(a, two, axis=2) for a in (estimate, truth))
-    widths = np.take_along_axis(
-        np.broadcast_to(variance, estimate.shape), two, axis=2
+    else:
+        gradient_squares = _gibbs_squares(
+            y,
+            omega,
+            z,
+            error_fraction,
+            T,
+            monte_carlo_rng("attention hardmax: Gibbs", T, random_stream),
+        )
+    if error_fraction == 1.0:  # no estimate, no ties
+        return gradient_squares.reshape(SCRAMBLES, -1).mean(axis=1)
+    largest_two = np.argsort(estimated_logits, axis=2)[:, :, -2:]
+    estimates_of_two, truths_of_two = (
+        np.take_along_axis(a, largest_two, axis=2)
+        for a in (estimated_logits, true_logits)
+    )
+    variance_of_difference = np.take_along_axis(
+        np.broadcast_to(variance, estimated_logits.shape), largest_two, axis=2
     ).sum(axis=2)
-    distance = (values[:, :, 1] - values[:, :, 0]) / np.sqrt(x * widths)
-    sign = np.where(truths[:, :, 1] > truths[:, :, 0], 1, -1)
-    control = np.stack(
+    distance = (estimates_of_two[:, :, 1] - estimates_of_two[:, :, 0]) / np.sqrt(
+        error_fraction * variance_of_difference
+    )
+    sign = np.where(truths_of_two[:, :, 1] > truths_of_two[:, :, 0], 1, -1)
+    control_variates = np.stack(
         [
             _hazard_square(sign * distance).sum(axis=1),
             _tie_information(distance).sum(axis=1),
         ]
     )
-    control = control - T * _mean_tie_information(T, x)
-    centered = control - control.mean(axis=1, keepdims=True)
-    slope = np.linalg.lstsq(centered.T, squares - squares.mean(), rcond=None)[0]
-    return (squares - slope @ control).reshape(SCRAMBLES, -1).mean(axis=1) / x
+    control_variates = control_variates - T * _mean_tie_information(T, error_fraction)
+    centered_controls = control_variates - control_variates.mean(axis=1, keepdims=True)
+    regression_coefficients = np.linalg.lstsq(
+        centered_controls.T, gradient_squares - gradient_squares.mean(), rcond=None
+    )[0]
+    return (gradient_squares - regression_coefficients @ control_variates).reshape(
+        SCRAMBLES, -1
+    ).mean(axis=1) / error_fraction
 
 
 def _gibbs_squares(
-    y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator
+    y: Array, omega: Array, z: Array, V: float, T: int, rng: np.random.Generator
 ) -> Array:
     """Unbiased ``V sum_c g_c^2``: the product of two Gibbs chains that start from the true latents."""
-    options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
+    chain_options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
     shifts = [
-        chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).shift
-        for p in chunks
+        chain_moments(
+            y[chunk], omega[chunk], np.asarray(V), T, start=z[chunk], **chain_options
+        ).shift
+        for chunk in chunks
     ]
     return np.concatenate(
         [np.sum(chain_1 * chain_2, axis=1) for chain_1, chain_2 in shifts]
     )
 
 
-def _hazard_square(k: Array) -> Array:
+def _hazard_square(margin: Array) -> Array:
+    """Square of the normal hazard ``phi(k) / Phi(k)``."""
     from scipy.special import erfcx
 
-    return (math.sqrt(2 / math.pi) / erfcx(-k / math.sqrt(2))) ** 2
+    return (math.sqrt(2 / math.pi) / erfcx(-margin / math.sqrt(2))) ** 2
 
 
-def _tie_information(k: Array) -> Array:
+def _tie_information(margin: Array) -> Array:
     """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of a sign with margin k, the mean square of its hazard."""
     from scipy.special import ndtr
 
-    return np.exp(-k * k) / (2 * math.pi) / np.maximum(ndtr(k) * ndtr(-k), 1e-300)
+    return (
+        np.exp(-margin * margin)
+        / (2 * math.pi)
+        / np.maximum(ndtr(margin) * ndtr(-margin), 1e-300)
+    )
 
 
-def _mean_tie_information(tokens: int, x: float) -> float:
+def _mean_tie_information(tokens: int, V: float) -> float:
     """Mean of ``_tie_information`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
     from scipy.special import ndtr
 
-    q = 1 - x
-    k, wk = gauss_legendre(96, 0.0, 20.0)  # distance
-    t, wt = gauss_legendre(96, -9.0, 9.0)
-    wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
-    total = 0.0
+    q = 1 - V
+    distances, distance_weights = gauss_legendre(96, 0.0, 20.0)  # distance
+    tail_nodes, tail_weights = gauss_legendre(96, -9.0, 9.0)
+    tail_weights = tail_weights * np.exp(-(tail_nodes**2) / 2) / math.sqrt(2 * math.pi)
+    mean_information = 0.0
     off_diagonal = tokens - 1
     cases = [
         (2.0, 1.0, off_diagonal),
         (1.0, 2.0, off_diagonal),
         (1.0, 1.0, off_diagonal * (tokens - 2)),
     ]
-    for upper, lower, count in cases[: off_diagonal + 1]:
-        width = upper + lower
-        gap = k * math.sqrt(x * width)
-        density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))
-        # the lower of the two given the gap
-        low = -gap[:, None] * lower / width + math.sqrt(q * upper * lower / width) * t
-        low = low / math.sqrt(q)
-        below = ndtr(low) ** (tokens - 2)
-        if upper == lower:  # the diagonal is among the rest
-            below = ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))
-        total += count * float(
-            np.sum(wk * density * _tie_information(k) * (below @ wt))
+    for upper_variance, lower_variance, pair_count in cases[: off_diagonal + 1]:
+        total_variance = upper_variance + lower_variance
+        gap = distances * math.sqrt(V * total_variance)
+        density = np.exp(-(gap**2) / (2 * q * total_variance)) * math.sqrt(
+            V / (2 * math.pi * q)
         )
-    return total
+        # the lower of the two given the gap
+        lower_value = (
+            -gap[:, None] * lower_variance / total_variance
+            + math.sqrt(q * upper_variance * lower_variance / total_variance)
+            * tail_nodes
+        )
+        lower_value = lower_value / math.sqrt(q)
+        others_below = ndtr(lower_value) ** (tokens - 2)
+        if upper_variance == lower_variance:  # the diagonal is among the rest
+            others_below = ndtr(lower_value) ** (tokens - 3) * ndtr(
+                lower_value / math.sqrt(2)
+            )
+        mean_information += pair_count * float(
+            np.sum(
+                distance_weights
+                * density
+                * _tie_information(distances)
+                * (others_below @ tail_weights)
+            )
+        )
+    return mean_information

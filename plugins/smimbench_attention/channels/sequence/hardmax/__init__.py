@@ -1,6 +1,6 @@
 """Hardmax channel of the sequence model: only the position of the largest entry in every row of ``z z^T`` is observed.
 
-``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
+``posterior`` has the integrals over the latents of one label, and the means over labels.
 """
 
 from __future__ import annotations
@@ -90,15 +90,17 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         deviation, moments = self._moments(y, omega, V, second_moment)
         shift = deviation * moments.shift
         variance = deviation**2 * xp.mean(moments.square - moments.shift**2)
-        second = None
+        second_moment_of_z = None
         if moments.outer is not None:
-            flat = xp.astype(omega[:, 0, :], xp.float64)
-            second = shifted_second_moment(
-                flat, shift, deviation**2 * moments.outer, omega.dtype
+            flat_omega = xp.astype(omega[:, 0, :], xp.float64)
+            second_moment_of_z = shifted_second_moment(
+                flat_omega, shift, deviation**2 * moments.outer, omega.dtype
             )
         mean = omega + xp.astype(shift[:, None, :], omega.dtype)
         return Posterior(
-            mean, xp.astype(xp.reshape(variance, (1, 1)), omega.dtype), second
+            mean,
+            xp.astype(xp.reshape(variance, (1, 1)), omega.dtype),
+            second_moment_of_z,
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -107,24 +109,24 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         return namespace(omega).astype(moments.log_partition, omega.dtype)
 
     def _moments(
-        self, y: Array, omega: Array, V: Array, full: bool
+        self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> tuple[Array, TokenMoments]:
         """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; impossible labels raise ValueError."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
-        second = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
+        second_leader = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
         if bool(
             xp.any(
                 (xp.take_along_axis(y, y, axis=-1) != y)
-                | ((y != y[:, :1]) & (y != second))
+                | ((y != y[:, :1]) & (y != second_leader))
             )
         ):
             raise ValueError(
-                "labels must name at most two tokens, each of which names itself"
+                "impossible labels: rows may point at no more than two tokens, and each of these must point at itself"
             )
         deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
         return deviation, posterior_moments(
-            y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full
+            y, xp.astype(omega[:, 0, :], xp.float64) / deviation, second_moments
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -134,12 +136,14 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         for three. The error adds in squares one standard error of these and the error of the fit.
         """
         q, v = on_host(Q, V)
-        total = np.where(q + v > 0, q + v, 1.0)
-        ratio, error = scaled_information(self.tokens)(np.sqrt(v / total))
+        variance = np.where(q + v > 0, q + v, 1.0)
+        scaled_value, scaled_error = scaled_information(self.tokens)(
+            np.sqrt(v / variance)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
-            scale = np.where(v > 0, q / total / np.sqrt(v * total), np.inf)
+            scale = np.where(v > 0, q / variance / np.sqrt(v * variance), np.inf)
         method = "quadrature" if self.tokens == 2 else "fit through Monte Carlo"
-        return uncertain_like(Q, ratio * scale, error * scale, method)
+        return uncertain_like(Q, scaled_value * scale, scaled_error * scale, method)
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
         """Susceptibility (..., 1, 1): the coefficient lambda of ``I = lambda Q`` where Q = 0; 0 elsewhere.

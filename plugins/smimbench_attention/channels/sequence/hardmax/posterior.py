@@ -60,11 +60,11 @@ from smimbench_attention.channels.common import (
 )
 
 # Changes of the mean below are in units of sqrt(V).
-NODES = 40
+GROUP_NODES = 40
 """Nodes of the rule of a group. Doubled: twice the time; means change by 4e-10 at most."""
-REACH = 7.5
+LARGEST_HALF_WIDTH = 7.5
 """Longest way from the mode to an end, in standard deviations; leaves out 1e-13. Doubled: coarser nodes, errors of 1e-5."""
-DEPTH = 30.0
+LOG_DROP = 30.0
 """Fall of the logarithm of the integrand from the mode to the ends; leaves out 1e-13. Doubled: coarser nodes, errors of 3e-9."""
 
 
@@ -77,210 +77,294 @@ class TokenMoments(NamedTuple):
     outer: Array | None = None
 
 
-def posterior_moments(y: Array, a: Array, full: bool) -> TokenMoments:
-    """Moments of ``z ~ N(a, I)`` given labels ``y`` (n, M); ``a`` (n, M), ``outer`` only if ``full``."""
-    xp = namespace(a)
+def posterior_moments(
+    y: Array, scaled_omega: Array, second_moments: bool
+) -> TokenMoments:
+    """Posterior moments of ``z ~ N(scaled_omega, I)`` (n, M) given labels ``y`` (n, M); ``outer`` only if ``second_moments``."""
+    xp = namespace(scaled_omega)
     # a million numbers in the largest temporary array
-    block = max(1, (1 << 20) // (4 * NODES * a.shape[1]))
+    block_size = max(1, (1 << 20) // (4 * GROUP_NODES * scaled_omega.shape[1]))
     return joined(
         [
-            _block_moments(xp, y[rows, :], a[rows, :], full)
-            for rows in blocks(a.shape[0], block)
+            _block_moments(xp, y[rows, :], scaled_omega[rows, :], second_moments)
+            for rows in blocks(scaled_omega.shape[0], block_size)
         ]
     )
 
 
-def _block_moments(xp: ModuleType, y: Array, a: Array, full: bool) -> TokenMoments:
+def _block_moments(
+    xp: ModuleType, y: Array, scaled_omega: Array, second_moments: bool
+) -> TokenMoments:
     """Posterior moments of two groups of tokens of opposite sign, summed over which of them is positive."""
-    n, M = a.shape
-    place = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[None, :]
-    leading = y == y[:, :1]
+    n, M = scaled_omega.shape
+    token_index = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[
+        None, :
+    ]
+    is_in_first_group = y == y[:, :1]
     second_leader = xp.max(
-        xp.where(leading, xp.full_like(y, -1), y), axis=-1, keepdims=True
+        xp.where(is_in_first_group, xp.full_like(y, -1), y), axis=-1, keepdims=True
     )
-    member = xp.concat([leading, leading, ~leading, ~leading])
-    leader = xp.concat(
+    is_member = xp.concat(
+        [is_in_first_group, is_in_first_group, ~is_in_first_group, ~is_in_first_group]
+    )
+    is_leader = xp.concat(
         [
-            place == y[:, :1],
-            place == y[:, :1],
-            place == second_leader,
-            place == second_leader,
+            token_index == y[:, :1],
+            token_index == y[:, :1],
+            token_index == second_leader,
+            token_index == second_leader,
         ]
     )
     # groups, overall signs, samples, tokens
-    signs = array_like(np.array([[1.0, -1.0], [-1.0, 1.0]]), a)[..., None, None]
+    signs = array_like(np.array([[1.0, -1.0], [-1.0, 1.0]]), scaled_omega)[
+        ..., None, None
+    ]
     moments = _group_moments(
-        xp, xp.reshape(signs * a, (4 * n, M)), member, leader, full
+        xp,
+        xp.reshape(signs * scaled_omega, (4 * n, M)),
+        is_member,
+        is_leader,
+        second_moments,
     )
-    log, shift, square = (xp.reshape(v, (2, 2, n, *v.shape[1:])) for v in moments[:3])
-    logs = log[0, ...] + log[1, ...]
-    log_partition = xp.logaddexp(logs[0, :], logs[1, :])
-    weight = xp.exp(logs - log_partition)[..., None]
-    shift_1 = signs[0, ...] * shift[0, ...]
-    shift_2 = signs[1, ...] * shift[1, ...]
+    log_masses, group_shifts, group_squares = (
+        xp.reshape(field, (2, 2, n, *field.shape[1:])) for field in moments[:3]
+    )
+    log_masses_by_sign = log_masses[0, ...] + log_masses[1, ...]
+    log_partition = xp.logaddexp(log_masses_by_sign[0, :], log_masses_by_sign[1, :])
+    sign_probability = xp.exp(log_masses_by_sign - log_partition)[..., None]
+    shift_1 = signs[0, ...] * group_shifts[0, ...]
+    shift_2 = signs[1, ...] * group_shifts[1, ...]
     outer = None
-    if full:
+    if second_moments:
         outer_1, outer_2 = (
             xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1)
         )
-        mixed = shift_1[..., :, None] * shift_2[..., None, :]
+        cross_product = shift_1[..., :, None] * shift_2[..., None, :]
         outer = xp.sum(
-            weight[..., None]
-            * (outer_1 + outer_2 + mixed + xp.matrix_transpose(mixed)),
+            sign_probability[..., None]
+            * (outer_1 + outer_2 + cross_product + xp.matrix_transpose(cross_product)),
             axis=0,
         )
     shift, square = (
-        xp.sum(weight * total, axis=0)
-        for total in (shift_1 + shift_2, square[0, ...] + square[1, ...])
+        xp.sum(sign_probability * sum_of_groups, axis=0)
+        for sum_of_groups in (
+            shift_1 + shift_2,
+            group_squares[0, ...] + group_squares[1, ...],
+        )
     )
     return TokenMoments(log_partition, shift, square, outer)
 
 
 def _group_moments(
-    xp: ModuleType, a: Array, member: Array, leader: Array, full: bool
+    xp: ModuleType,
+    scaled_omega: Array,
+    is_member: Array,
+    is_leader: Array,
+    second_moments: bool,
 ) -> TokenMoments:
-    """Moments of one group of each sample, above zero: ``z ~ N(a, I)`` given ``0 < z_m < z_leader`` for other members.
+    """Moments of one group of each sample, above zero: ``z ~ N(scaled_omega, I)`` given ``0 < z_m < z_leader`` for other members.
 
     Tokens that are not of the group have zero moments.
     """
-    count = xp.sum(xp.astype(member, xp.int64), axis=-1)
-    top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
+    member_count = xp.sum(xp.astype(is_member, xp.int64), axis=-1)
+    leader_mean = xp.sum(xp.where(is_leader, scaled_omega, 0.0), axis=-1)
     # a leader without followers only has to be positive
-    log = special(xp).log_ndtr(top)
-    hazard = xp.exp(_log_density(top) - log)
-    square = xp.where(leader, 1 - (top * hazard)[:, None], 0.0)
-    outer = square[:, :, None] * identity_like(a.shape[1], a) if full else None
+    log_probability = special(xp).log_ndtr(leader_mean)
+    leader_hazard = xp.exp(_log_density(leader_mean) - log_probability)
+    squares = xp.where(is_leader, 1 - (leader_mean * leader_hazard)[:, None], 0.0)
+    outer = (
+        squares[:, :, None] * identity_like(scaled_omega.shape[1], scaled_omega)
+        if second_moments
+        else None
+    )
     moments = TokenMoments(
-        xp.where(count == 1, log, 0.0),
-        xp.where(leader, hazard[:, None], 0.0),
-        square,
+        xp.where(member_count == 1, log_probability, 0.0),
+        xp.where(is_leader, leader_hazard[:, None], 0.0),
+        squares,
         outer,
     )
-    index = xp.nonzero(count > 1)[0]
-    if index.shape[0] == 0:
+    larger_groups = xp.nonzero(member_count > 1)[0]
+    if larger_groups.shape[0] == 0:
         return moments
-    group, members, leaders = (
-        xp.take(array, index, axis=0) for array in (a, member, leader)
+    group_means, group_members, group_leaders = (
+        xp.take(array, larger_groups, axis=0)
+        for array in (scaled_omega, is_member, is_leader)
     )
     return put_tuple(
-        moments, count > 1, _integrate_interval(xp, group, members, leaders, full)
+        moments,
+        member_count > 1,
+        _integrate_interval(
+            xp, group_means, group_members, group_leaders, second_moments
+        ),
     )
 
 
 def _log_density(x: Array) -> Array:
+    """Logarithm of the standard normal density."""
     return -0.5 * math.log(2 * math.pi) - x * x / 2
 
 
-def _truncated(xp: ModuleType, low: Array, high: Array) -> tuple[Array, Array, Array]:
+def _truncated_normal(
+    xp: ModuleType, low: Array, high: Array
+) -> tuple[Array, Array, Array]:
     """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
     # evaluated on the side where probabilities are small
-    mirror = low + high > 0
-    start = xp.where(mirror, -high, low)
-    end = xp.where(mirror, -low, high)
-    logs = special(xp).log_ndtr(xp.stack([start, end]))
-    log_mass = logs[1, ...] + xp.log(
-        -xp.expm1(clip(logs[0, ...] - logs[1, ...], None, -1e-300))
+    is_mirrored = low + high > 0
+    mirrored_low = xp.where(is_mirrored, -high, low)
+    mirrored_high = xp.where(is_mirrored, -low, high)
+    log_cdfs = special(xp).log_ndtr(xp.stack([mirrored_low, mirrored_high]))
+    log_probability = log_cdfs[1, ...] + xp.log(
+        -xp.expm1(clip(log_cdfs[0, ...] - log_cdfs[1, ...], None, -1e-300))
     )
     return (
-        log_mass,
-        xp.exp(_log_density(low) - log_mass),
-        xp.exp(_log_density(high) - log_mass),
+        log_probability,
+        xp.exp(_log_density(low) - log_probability),
+        xp.exp(_log_density(high) - log_probability),
     )
 
 
 def _leader_interval(
-    xp: ModuleType, a: Array, member: Array, followers: Array, top: Array
+    xp: ModuleType,
+    scaled_omega: Array,
+    is_member: Array,
+    is_follower: Array,
+    leader_mean: Array,
 ) -> tuple[Array, Array]:
-    """Ends of the relevant integration interval in t, (n,) each; ``top`` is the leader's mean."""
+    """Ends (n,) of the interval of ``t = z_leader - leader_mean`` outside which the integrand is negligible."""
 
-    def height(t: Array) -> tuple[Array, Array, Array]:
+    def log_integrand(t: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the integrand over the leader, its slope and curvature."""
-        high = (top + t)[:, None] - a
-        log_mass, _, at_high = _truncated(xp, -a, high)
-        terms = (log_mass, at_high, at_high * (high + at_high))
-        log, slope, bend = (
-            xp.sum(xp.where(followers, term, 0.0), axis=-1) for term in terms
+        upper_bounds = (leader_mean + t)[:, None] - scaled_omega
+        log_masses, _, density_at_high = _truncated_normal(
+            xp, -scaled_omega, upper_bounds
         )
-        return log - t * t / 2, slope - t, -1 - bend
+        token_terms = (
+            log_masses,
+            density_at_high,
+            density_at_high * (upper_bounds + density_at_high),
+        )
+        log_probability, slope, curvature = (
+            xp.sum(xp.where(is_follower, term, 0.0), axis=-1) for term in token_terms
+        )
+        return log_probability - t * t / 2, slope - t, -1 - curvature
 
-    floor = -top
-    highest = xp.max(xp.where(member, clip(a, 0.0), 0.0), axis=-1)
-    start = floor
-    stop = highest - top + 10.0
-    mode = clip(floor + 1e-3, 0.0)
+    lower_limit = -leader_mean
+    largest_mean = xp.max(xp.where(is_member, clip(scaled_omega, 0.0), 0.0), axis=-1)
+    bracket_low = lower_limit
+    bracket_high = largest_mean - leader_mean + 10.0
+    mode = clip(lower_limit + 1e-3, 0.0)
     # Newton steps (safeguarded by bisection) to the mode
     for _ in range(16):
-        _, slope, bend = height(mode)
-        start = xp.where(slope > 0, mode, start)
-        stop = xp.where(slope > 0, stop, mode)
-        trial = mode - slope / bend
-        mode = xp.where((trial > start) & (trial < stop), trial, (start + stop) / 2)
-    lowest = height(mode)[0] - DEPTH
+        _, slope, curvature = log_integrand(mode)
+        bracket_low = xp.where(slope > 0, mode, bracket_low)
+        bracket_high = xp.where(slope > 0, bracket_high, mode)
+        newton_step = mode - slope / curvature
+        mode = xp.where(
+            (newton_step > bracket_low) & (newton_step < bracket_high),
+            newton_step,
+            (bracket_low + bracket_high) / 2,
+        )
+    least_log_integrand = log_integrand(mode)[0] - LOG_DROP
     # Newton steps from outside toward a given height of a concave function never overshoot
-    end = mode + REACH
+    upper_end = mode + LARGEST_HALF_WIDTH
     for _ in range(5):
-        value, slope, _ = height(end)
-        step = (lowest - value) / clip(slope, None, -1e-300)
-        end = xp.where(value < lowest, xp.maximum(end + step, mode), end)
-    return xp.maximum(floor, mode - REACH), end
+        log_value, slope, _ = log_integrand(upper_end)
+        newton_increment = (least_log_integrand - log_value) / clip(
+            slope, None, -1e-300
+        )
+        upper_end = xp.where(
+            log_value < least_log_integrand,
+            xp.maximum(upper_end + newton_increment, mode),
+            upper_end,
+        )
+    return xp.maximum(lower_limit, mode - LARGEST_HALF_WIDTH), upper_end
 
 
 def _integrate_interval(
-    xp: ModuleType, a: Array, member: Array, leader: Array, full: bool
+    xp: ModuleType,
+    scaled_omega: Array,
+    is_member: Array,
+    is_leader: Array,
+    second_moments: bool,
 ) -> TokenMoments:
     """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
-    followers = member & ~leader
-    top = xp.sum(xp.where(leader, a, 0.0), axis=-1)
-    begin, end = _leader_interval(xp, a, member, followers, top)
-    x, w = (array_like(v, a)[None, :] for v in gauss_legendre(NODES))
-    half = (end - begin)[:, None] / 2
-    t = begin[:, None] + half * (1 + x)
+    is_follower = is_member & ~is_leader
+    leader_mean = xp.sum(xp.where(is_leader, scaled_omega, 0.0), axis=-1)
+    lower_end, upper_end = _leader_interval(
+        xp, scaled_omega, is_member, is_follower, leader_mean
+    )
+    nodes, weights = (
+        array_like(array, scaled_omega)[None, :]
+        for array in gauss_legendre(GROUP_NODES)
+    )
+    half_length = (upper_end - lower_end)[:, None] / 2
+    t = lower_end[:, None] + half_length * (1 + nodes)
     # samples, nodes, tokens
-    followers = followers[:, None, :]
-    leader = leader[:, None, :]
-    low = -a[:, None, :]
-    high = (top[:, None] + t)[:, :, None] - a[:, None, :]
-    low = xp.broadcast_to(low, high.shape)
-    log_mass, at_low, at_high = _truncated(xp, low, high)
-    log = xp.sum(xp.where(followers, log_mass, 0.0), axis=-1) - t * t / 2
-    best = xp.max(log, axis=-1)
-    weight = w * half * xp.exp(log - best[:, None])
-    mass = xp.sum(weight, axis=-1)
-    weight = (weight / mass[:, None])[:, :, None]
-    mean = xp.where(
-        followers,
-        clip(at_low - at_high, low, high),
-        xp.where(leader, t[:, :, None], 0.0),
+    is_follower = is_follower[:, None, :]
+    is_leader = is_leader[:, None, :]
+    lower_bounds = -scaled_omega[:, None, :]
+    upper_bounds = (leader_mean[:, None] + t)[:, :, None] - scaled_omega[:, None, :]
+    lower_bounds = xp.broadcast_to(lower_bounds, upper_bounds.shape)
+    log_masses, density_at_low, density_at_high = _truncated_normal(
+        xp, lower_bounds, upper_bounds
     )
-    second = clip(
-        1 + low * at_low - high * at_high, mean**2, xp.maximum(low**2, high**2)
+    log_integrand = xp.sum(xp.where(is_follower, log_masses, 0.0), axis=-1) - t * t / 2
+    largest_log_integrand = xp.max(log_integrand, axis=-1)
+    node_weights = (
+        weights * half_length * xp.exp(log_integrand - largest_log_integrand[:, None])
     )
-    second = xp.where(followers, second, xp.where(leader, (t * t)[:, :, None], 0.0))
-    shift = xp.sum(weight * mean, axis=1)
-    square = xp.sum(weight * second, axis=1)
+    total_weight = xp.sum(node_weights, axis=-1)
+    node_weights = (node_weights / total_weight[:, None])[:, :, None]
+    token_means = xp.where(
+        is_follower,
+        clip(density_at_low - density_at_high, lower_bounds, upper_bounds),
+        xp.where(is_leader, t[:, :, None], 0.0),
+    )
+    token_squares = clip(
+        1 + lower_bounds * density_at_low - upper_bounds * density_at_high,
+        token_means**2,
+        xp.maximum(lower_bounds**2, upper_bounds**2),
+    )
+    token_squares = xp.where(
+        is_follower, token_squares, xp.where(is_leader, (t * t)[:, :, None], 0.0)
+    )
+    shift = xp.sum(node_weights * token_means, axis=1)
+    square = xp.sum(node_weights * token_squares, axis=1)
     outer = None
-    if full:
-        identity = identity_like(a.shape[1], a)
+    if second_moments:
+        identity = identity_like(scaled_omega.shape[1], scaled_omega)
         outer = (
-            xp.matmul(xp.matrix_transpose(weight * mean), mean) * (1 - identity)
+            xp.matmul(xp.matrix_transpose(node_weights * token_means), token_means)
+            * (1 - identity)
             + square[:, :, None] * identity
         )
-    return TokenMoments(xp.log(mass) + best + _log_density(0.0), shift, square, outer)
+    return TokenMoments(
+        xp.log(total_weight) + largest_log_integrand + _log_density(0.0),
+        shift,
+        square,
+        outer,
+    )
 
 
 NORMAL_POINTS = 1 << 8
 PLANE_POINTS = 1 << 6
 """Points omega of a scramble from the normal law, and from a slab around each plane on which labels change. Doubled: up to twice
 the time, about half of the noise."""
-FAR = 9.0
+CERTAIN_DISTANCE = 9.0
 """Distance from both boundaries, in units of sqrt(V), beyond which labels are certain to 1e-18. Doubled: no change."""
 
 
 @cache
 def all_labels(tokens: int) -> Host:
     """All possible labels (K, M): at most two tokens are pointed at, and each of these points at itself."""
-    rows = itertools.product(range(tokens), repeat=tokens)
-    return np.array([y for y in rows if len(set(y)) <= 2 and all(y[m] == m for m in y)])
+    candidates = itertools.product(range(tokens), repeat=tokens)
+    return np.array(
+        [
+            label
+            for label in candidates
+            if len(set(label)) <= 2 and all(label[token] == token for token in label)
+        ]
+    )
 
 
 @cache
@@ -305,11 +389,11 @@ def small_error_limit(tokens: int) -> float:
 
     Derived, checked by tests/channels/sequence/test_hardmax.py.
     """
-    x, w = gauss_legendre(200)
-    sign_integral = 14 * float(np.sum(w * _sign_information(14 * x)))
+    nodes, weights = gauss_legendre(200)
+    sign_integral = 14 * float(np.sum(weights * _sign_information(14 * nodes)))
     return (
         sign_integral
-        * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2)
+        * (tokens + tokens * (tokens - 1) * _probability_pair_largest(tokens) / 2)
         / math.sqrt(2 * math.pi)
     )
 
@@ -325,35 +409,39 @@ def scaled_information(tokens: int) -> ChebyshevFit:
     if tokens == 2:
         # degree of the polynomial; doubled: its error falls from 5e-10 to rounding
         degree = 32
-        s = lobatto_points(degree + 1)
-        exact = [
+        nodes = lobatto_points(degree + 1)
+        exact_values = [
             limit,
             *(
-                two_token_information(float(x)) * x / (1 - x * x) / x**2
-                for x in s[1:-1]
+                two_token_information(float(s)) * s / (1 - s * s) / s**2
+                for s in nodes[1:-1]
             ),
             susceptibility,
         ]
         return ChebyshevFit(
-            np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(exact), degree)[
-                :, None
-            ],
+            np.polynomial.chebyshev.chebfit(
+                2 * nodes - 1, np.array(exact_values), degree
+            )[:, None],
             2e-9,
         )
-    s = lobatto_points(13)
-    values = np.stack(
+    nodes = lobatto_points(13)
+    sampled_values = np.stack(
         [
             limit + np.zeros(8),
-            *(information_estimates(tokens, float(x)) for x in s[1:-1]),
+            *(sampled_scaled_information(tokens, float(s)) for s in nodes[1:-1]),
             susceptibility + np.zeros(8),
         ]
     )
     return chebyshev_fit(
-        s, values, np.maximum(values.std(axis=1, ddof=1), 1e-5), 10, 3e-4
+        nodes,
+        sampled_values,
+        np.maximum(sampled_values.std(axis=1, ddof=1), 1e-5),
+        10,
+        3e-4,
     )
 
 
-def information_estimates(tokens: int, s: float) -> Host:
+def sampled_scaled_information(tokens: int, s: float) -> Host:
     """Estimates (8,) of the scaled information at ``V = s^2, Q = 1 - s^2``, each with points of its own.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
@@ -361,178 +449,241 @@ def information_estimates(tokens: int, s: float) -> Host:
     known mean and is a control variate.
     """
     q = 1.0 - s * s
-    unit = np.eye(tokens)
+    identity = np.eye(tokens)
     pairs = [(a, b) for b in range(tokens) for a in range(b)]
-    planes = np.stack([*unit, *((unit[a] - unit[b]) / math.sqrt(2) for a, b in pairs)])
+    planes = np.stack(
+        [*identity, *((identity[a] - identity[b]) / math.sqrt(2) for a, b in pairs)]
+    )
     ratio = s / math.sqrt(q)
     # width of a slab: 1.5 times the width over which labels change
-    width = min(1.0, 1.5 * ratio)
-    of_plane = _mean_sign_information(ratio)
-    of_pair = of_plane * _mean_pair_leads(tokens)
-    means = np.array([1.0, *[of_plane] * len(planes), *[of_pair] * len(pairs)])
-    samples = []
-    controls = []
+    slab_width = min(1.0, 1.5 * ratio)
+    plane_information = _mean_sign_information(ratio)
+    pair_information = plane_information * _probability_pair_largest(tokens)
+    control_means = np.array(
+        [1.0, *[plane_information] * len(planes), *[pair_information] * len(pairs)]
+    )
+    weighted_samples = []
+    weighted_controls = []
     for scramble in range(8):
         # the names of the streams seed the points, so they must not change
         points = [
             normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)
         ]
-        for k, plane in enumerate(planes):
+        for plane_index, plane in enumerate(planes):
             normal = normal_points(
-                tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, k
+                tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, plane_index
             )
-            points.append(normal - (1 - width) * np.outer(normal @ plane, plane))
+            points.append(normal - (1 - slab_width) * np.outer(normal @ plane, plane))
         omega = np.concatenate(points)
         distance = omega @ planes.T
-        denser = np.exp(-0.5 * distance**2 * (1 / width**2 - 1)) / width
-        weight = 1 / (NORMAL_POINTS + PLANE_POINTS * denser.sum(axis=1))
-        one_plane = _sign_information(distance / ratio)
-        leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
-        control_variates = np.concatenate(
-            [np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1
+        density_ratio = (
+            np.exp(-0.5 * distance**2 * (1 / slab_width**2 - 1)) / slab_width
         )
-        total = np.zeros(len(omega))
+        point_weights = 1 / (NORMAL_POINTS + PLANE_POINTS * density_ratio.sum(axis=1))
+        plane_controls = _sign_information(distance / ratio)
+        pair_controls = np.stack(
+            [_is_pair_largest(omega, a, b) for a, b in pairs], axis=1
+        )
+        control_variates = np.concatenate(
+            [
+                np.ones((len(omega), 1)),
+                plane_controls,
+                plane_controls[:, tokens:] * pair_controls,
+            ],
+            axis=1,
+        )
+        squared_gradients = np.zeros(len(omega))
         for label in all_labels(tokens):
             # skipping less likely labels changes the sum by 4e-12
-            likely = np.flatnonzero(_probability_bound(label, omega / ratio) > 1e-12)
+            likely_points = np.flatnonzero(
+                _probability_bound(label, omega / ratio) > 1e-12
+            )
             moments = posterior_moments(
-                np.broadcast_to(label, (len(likely), tokens)),
-                omega[likely] / ratio,
+                np.broadcast_to(label, (len(likely_points), tokens)),
+                omega[likely_points] / ratio,
                 False,
             )
-            total[likely] += np.exp(moments.log_partition) * np.sum(
+            squared_gradients[likely_points] += np.exp(moments.log_partition) * np.sum(
                 moments.shift**2, axis=1
             )
-        samples.append(weight * total)
-        controls.append(weight[:, None] * control_variates)
+        weighted_samples.append(point_weights * squared_gradients)
+        weighted_controls.append(point_weights[:, None] * control_variates)
     estimates = []
-    for scramble, (y, x) in enumerate(zip(samples, controls)):
+    for scramble, (scramble_samples, scramble_controls) in enumerate(
+        zip(weighted_samples, weighted_controls)
+    ):
         # Regress on the other scrambles only: a fit to these points would bias the mean.
         other_controls, other_samples = (
-            np.concatenate(rows[:scramble] + rows[scramble + 1 :])
-            for rows in (controls, samples)
+            np.concatenate(by_scramble[:scramble] + by_scramble[scramble + 1 :])
+            for by_scramble in (weighted_controls, weighted_samples)
         )
-        slope = np.linalg.lstsq(other_controls, other_samples, rcond=1e-10)[0]
-        estimates.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
+        regression_coefficients = np.linalg.lstsq(
+            other_controls, other_samples, rcond=1e-10
+        )[0]
+        estimates.append(
+            float(
+                (scramble_samples - scramble_controls @ regression_coefficients).sum()
+                + control_means @ regression_coefficients
+            )
+            / (s * q)
+        )
     return np.array(estimates)
 
 
-def _probability_bound(label: Host, a: Host) -> Host:
+def _probability_bound(label: Host, scaled_omega: Host) -> Host:
     """Upper bound (n,) on the probability of labels: that of the least likely inequality, summed over signs."""
-    above = np.where(label == label[0], 1.0, -1.0)
-    gap = (a[:, label] - a) / math.sqrt(2)
-    followers = label != np.arange(len(label))
+    same_group_sign = np.where(label == label[0], 1.0, -1.0)
+    lead = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
+    is_follower = label != np.arange(len(label))
     ndtr = special(np).ndtr
     bounds = [
-        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(
-            axis=1
-        )
-        for sign in (above, -above)
+        np.minimum(
+            ndtr(sign * scaled_omega), np.where(is_follower, ndtr(sign * lead), 1.0)
+        ).min(axis=1)
+        for sign in (same_group_sign, -same_group_sign)
     ]
     return np.asarray(sum(bounds))
 
 
-def _sign_information(k: Host) -> Host:
+def _sign_information(margin: Host) -> Host:
     """Mean square of g if only the sign of ``z ~ N(k, 1)`` is observed: ``phi^2 / (Phi (1 - Phi))``."""
     log_ndtr = special(np).log_ndtr
-    return np.asarray(np.exp(-k * k - log_ndtr(k) - log_ndtr(-k)) / (2 * math.pi))
+    return np.asarray(
+        np.exp(-margin * margin - log_ndtr(margin) - log_ndtr(-margin)) / (2 * math.pi)
+    )
 
 
 def _mean_sign_information(ratio: float) -> float:
     """Mean of ``_sign_information(x / ratio)`` over a standard normal x."""
-    x, w = gauss_legendre(200)
-    reach = min(10.0, 14.0 * ratio)
-    gauss = normal_density(reach * x)
-    return float(np.sum(reach * w * gauss * _sign_information(reach * x / ratio)))
+    nodes, weights = gauss_legendre(200)
+    half_width = min(10.0, 14.0 * ratio)
+    density = normal_density(half_width * nodes)
+    return float(
+        np.sum(
+            half_width
+            * weights
+            * density
+            * _sign_information(half_width * nodes / ratio)
+        )
+    )
 
 
-def _pair_leads(omega: Host, a: int, b: int) -> Host:
+def _is_pair_largest(omega: Host, a: int, b: int) -> Host:
     """Indicator that the mean of tokens a and b is positive and above all other tokens, or negative and below them."""
-    mean = (omega[:, a] + omega[:, b]) / 2
-    rivals = np.delete(omega, [a, b], axis=1) * np.sign(mean)[:, None]
-    return np.asarray((rivals < np.abs(mean)[:, None]).all(axis=1), dtype=float)
+    pair_mean = (omega[:, a] + omega[:, b]) / 2
+    other_tokens = np.delete(omega, [a, b], axis=1) * np.sign(pair_mean)[:, None]
+    return np.asarray(
+        (other_tokens < np.abs(pair_mean)[:, None]).all(axis=1), dtype=float
+    )
 
 
-def _mean_pair_leads(tokens: int) -> float:
+def _probability_pair_largest(tokens: int) -> float:
     """Mean of ``_pair_leads`` where tokens a and b are equal."""
-    x, w = gauss_legendre(200)
-    v = 4 * (x + 1)
+    nodes, weights = gauss_legendre(200)
+    scaled_nodes = 4 * (nodes + 1)
     return (
         8
-        * float(np.sum(w * np.exp(-(v**2)) * special(np).ndtr(v) ** (tokens - 2)))
+        * float(
+            np.sum(
+                weights
+                * np.exp(-(scaled_nodes**2))
+                * special(np).ndtr(scaled_nodes) ** (tokens - 2)
+            )
+        )
         / math.sqrt(math.pi)
     )
 
 
 def two_token_information(s: float) -> float:
     """Scaled information ``V I`` for two tokens at ``s = sqrt(V / (Q + V))``."""
-    width = math.sqrt(1 - s * s) / s
-    half_rule = _omega_panels(width)
+    omega_deviation = math.sqrt(1 - s * s) / s
+    positive_rule = _positive_omega_rule(omega_deviation)
     full_rule = [
-        np.concatenate([-half_rule[0][::-1], half_rule[0]]),
-        np.concatenate([half_rule[1][::-1], half_rule[1]]),
+        np.concatenate([-positive_rule[0][::-1], positive_rule[0]]),
+        np.concatenate([positive_rule[1][::-1], positive_rule[1]]),
     ]
-    h, k = (
-        axis.ravel() for axis in np.meshgrid(full_rule[0], half_rule[0], indexing="ij")
+    first_distance, second_distance = (
+        coordinate.ravel()
+        for coordinate in np.meshgrid(full_rule[0], positive_rule[0], indexing="ij")
     )
-    weight = np.outer(full_rule[1], half_rule[1]).ravel()
-    near = np.minimum(np.abs(h), np.abs(k)) < FAR
-    h = h[near]
-    k = k[near]
-    weight = weight[near]
+    weights = np.outer(full_rule[1], positive_rule[1]).ravel()
+    is_uncertain = (
+        np.minimum(np.abs(first_distance), np.abs(second_distance)) < CERTAIN_DISTANCE
+    )
+    first_distance = first_distance[is_uncertain]
+    second_distance = second_distance[is_uncertain]
+    weights = weights[is_uncertain]
 
-    def integral(square: Host, probability: Host, gradient: Host) -> float:
+    def fisher_information(
+        squared_omega: Host, probability: Host, squared_gradient: Host
+    ) -> float:
+        """Sum over the grid of the squared gradient over the probability, weighted with the law of omega."""
         # |a|^2, and the squared length of the gradient of the probability
-        density = np.exp(-square / (2 * width**2)) / (2 * math.pi * width**2)
+        density = np.exp(-squared_omega / (2 * omega_deviation**2)) / (
+            2 * math.pi * omega_deviation**2
+        )
         return float(
             np.sum(
-                weight
+                weights
                 * density
-                * gradient
+                * squared_gradient
                 / np.maximum(probability, np.finfo(float).tiny)
             )
         )
 
     # h and k > 0 cover half of the plane; the other half is its mirror image, which labels cannot distinguish.
-    return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
+    return 2 * fisher_information(
+        *_opposite_sign_label(first_distance, second_distance)
+    ) + 4 * math.sqrt(2) * fisher_information(
+        *_equal_sign_label(first_distance, second_distance)
+    )
 
 
-def _omega_panels(width: float) -> tuple[Host, Host]:
+def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
     """Quadrature nodes and weights for positive omega, as far as ``N(0, width^2)`` reaches."""
-    edges = [0.0, min(1.0, width)]
-    while edges[-1] < FAR * width:
-        edges.append(2 * edges[-1])
+    panel_edges = [0.0, min(1.0, deviation)]
+    while panel_edges[-1] < CERTAIN_DISTANCE * deviation:
+        panel_edges.append(2 * panel_edges[-1])
     # nodes of a panel
-    x, w = gauss_legendre(12, 0.0, 1.0)
-    lengths = np.diff(edges)[:, None]
-    return (np.array(edges)[:-1, None] + lengths * x).ravel(), (lengths * w).ravel()
+    nodes, weights = gauss_legendre(12, 0.0, 1.0)
+    panel_lengths = np.diff(panel_edges)[:, None]
+    return (np.array(panel_edges)[:-1, None] + panel_lengths * nodes).ravel(), (
+        panel_lengths * weights
+    ).ravel()
 
 
-def _opposite(h: Host, k: Host) -> tuple[Host, Host, Host]:
+def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
     """Square ``|a|^2``, label probability and squared gradient for two tokens of opposite sign, ``a = (h, k)``."""
-    a = np.stack([h, k])
-    up = special(np).ndtr(a)
-    down = special(np).ndtr(-a)
-    slope = normal_density(a) * (down - up)[::-1]
-    return h**2 + k**2, up[0] * down[1] + down[0] * up[1], slope[0] ** 2 + slope[1] ** 2
+    omega = np.stack([h, k])
+    probability_positive = special(np).ndtr(omega)
+    probability_negative = special(np).ndtr(-omega)
+    gradient = (
+        normal_density(omega) * (probability_negative - probability_positive)[::-1]
+    )
+    return (
+        h**2 + k**2,
+        probability_positive[0] * probability_negative[1]
+        + probability_negative[0] * probability_positive[1],
+        gradient[0] ** 2 + gradient[1] ** 2,
+    )
 
 
-def _equal(h: Host, k: Host) -> tuple[Host, Host, Host]:
+def _equal_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
     """Square ``|a|^2``, label probability and squared gradient for two tokens of equal sign.
 
     The first is further out: ``h = a_2``, ``k = (a_1 - a_2) / sqrt(2)``.
     """
-    root = math.sqrt(2)
-    above = log_cdf(h, k, -1 / root)
-    below = log_cdf(-h, -k, -1 / root)
-    up = np.exp(above.value)
-    down = np.exp(below.value)
-    by_h, by_k = (
-        up * slope_above - down * slope_below
-        for slope_above, slope_below in zip(above[1:3], below[1:3])
+    root_2 = math.sqrt(2)
+    log_above = log_cdf(h, k, -1 / root_2)
+    log_below = log_cdf(-h, -k, -1 / root_2)
+    probability_above = np.exp(log_above.value)
+    probability_below = np.exp(log_below.value)
+    gradient_h, gradient_k = (
+        probability_above * slope_above - probability_below * slope_below
+        for slope_above, slope_below in zip(log_above[1:3], log_below[1:3])
     )
     return (
-        (h + root * k) ** 2 + h**2,
-        up + down,
-        (by_k / root) ** 2 + (by_h - by_k / root) ** 2,
+        (h + root_2 * k) ** 2 + h**2,
+        probability_above + probability_below,
+        (gradient_k / root_2) ** 2 + (gradient_h - gradient_k / root_2) ** 2,
     )

@@ -42,8 +42,8 @@ from smimbench_attention.channels.sequence.softmax import (
 )
 from smimbench_attention.channels.sequence.softmax.deep import LayerMoments
 from smimbench_attention.channels.sequence.softmax.information import (
+    labels_for_differences,
     means_over_labels,
-    rough_labels,
 )
 from smimbench_attention.channels.sequence.softmax.network import Network
 from smimbench_attention.channels.sequence.softmax.one_layer import MixedSequenceSoftmax
@@ -181,7 +181,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     @property
     def sampling(self) -> Sampling:  # type: ignore[override]
         """Number of labels that finite differences need, and how to draw posteriors on other points."""
-        return Sampling(functools.partial(rough_labels, self._network), self._resampled)
+        return Sampling(
+            functools.partial(labels_for_differences, self._network), self._resampled
+        )
 
     def _resampled(self, index: int) -> SequenceSoftmax:
         """Copy of the channel that samples posteriors with the points of another ``index``; itself if nothing is sampled.
@@ -208,7 +210,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             self._moments(y, omega, V, False).log_partition, omega.dtype
         )
 
-    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> LayerMoments:
+    def _moments(
+        self, y: Array, omega: Array, V: Array, second_moments: bool
+    ) -> LayerMoments:
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
         y = xp.astype(y, xp.float64)
@@ -219,18 +223,27 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         omega = xp.astype(omega, xp.float64)
         if not (np.all(np.isfinite(covariance)) and omega_finite):
             # A diverged run gives NaN, as arithmetic would.
-            size = self.layers * (self.tokens if full else 1)
-            nothing = xp.full_like(omega, math.nan)
-            matrix = xp.broadcast_to(nothing[:, :1, :1], (omega.shape[0], size, size))
-            return LayerMoments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
-        scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
+            matrix_size = self.layers * (self.tokens if second_moments else 1)
+            nan_shift = xp.full_like(omega, math.nan)
+            nan_matrix = xp.broadcast_to(
+                nan_shift[:, :1, :1], (omega.shape[0], matrix_size, matrix_size)
+            )
+            return LayerMoments(
+                nan_shift[:, 0, 0], nan_shift, nan_matrix, nan_shift[:, 0, 0]
+            )
+        standard_deviations = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
         # Layers may differ by many orders of magnitude, so the correlation matrix is checked.
-        if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
+        if (
+            not np.linalg.eigvalsh(
+                covariance / standard_deviations[:, None] / standard_deviations
+            )[0]
+            > 0.0
+        ):
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         u = network.output_of_label(y)
         if self._network.is_exact:
             return two_layers.integrate(
-                u, omega, covariance, self.skip, self.accuracy, full
+                u, omega, covariance, self.skip, self.accuracy, second_moments
             )
         return deep.integrate(
             u,
@@ -239,14 +252,14 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             self.skip,
             self.accuracy,
             self.points,
-            full,
+            second_moments,
             self._points_seed,
         )[0]
 
     def _check_digits(self, y: Array) -> None:
         """Raise ParameterError for labels that double precision cannot resolve, as many layers without skip make them alike."""
         lost_labels = int(
-            namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype))
+            namespace(y).sum(namespace(y).astype(network.is_unresolved(y), y.dtype))
         )
         # 1% of the labels may have lost their digits, plus three for the smallest batches
         if lost_labels > 1e-2 * y.shape[0] + 3:
@@ -293,4 +306,5 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def _network(self) -> Network:
+        """Numbers of layers and tokens and the skip strength, as the functions of this folder take them."""
         return Network(self.layers, self.tokens, self.skip)

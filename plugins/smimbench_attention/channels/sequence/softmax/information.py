@@ -19,7 +19,7 @@ from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_r
 from smimbench_attention.channels.common import on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax import deep, last_layer, two_layers
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
-    ACCURACY as TABLES,
+    ACCURACY as TABLE_ACCURACY,
 )
 from smimbench_attention.channels.sequence.softmax.network import Network, output
 
@@ -39,10 +39,11 @@ information 1.5% too small, and susceptibilities 4%."""
 
 
 def _has_table(network: Network, Q: Host, V: Host) -> bool:
+    """Whether the information at (Q, V) is computed from tables: two tokens with few known layers."""
     return network.tokens == 2 and last_layer.supports(Q, V, network.skip)
 
 
-def rough_labels(network: Network, Q: Array, V: Array) -> int:
+def labels_for_differences(network: Network, Q: Array, V: Array) -> int:
     """Number of random labels that suffices for finite differences of the information around (Q, V)."""
     return (
         2**12
@@ -52,38 +53,42 @@ def rough_labels(network: Network, Q: Array, V: Array) -> int:
 
 
 def means_over_labels(
-    network: Network, Q: Array, V: Array, labels: int | None, index: int
+    network: Network, Q: Array, V: Array, labels: int | None, kind: int
 ) -> Uncertain:
-    """Information or susceptibility (entry ``index``) and its error for a batch of (Q, V), from tables or random labels.
+    """Information or susceptibility (entry ``kind``) and its error for a batch of (Q, V), from tables or random labels.
 
     For two layers or more: 0 is the information, 2 the susceptibility.
     """
-    accuracy = TABLES if labels is None else TABLES.with_labels(labels)
+    accuracy = TABLE_ACCURACY if labels is None else TABLE_ACCURACY.with_labels(labels)
     values = []
     errors = []
     methods = []
-    for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
+    for Q_matrix, V_matrix in zip(
+        *(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))
+    ):
         means: Array = np.nan
-        if _has_table(network, q, v):
+        if _has_table(network, Q_matrix, V_matrix):
             with np.errstate(invalid="ignore", divide="ignore"):
-                means = last_layer.evaluate(q, v, network.skip, accuracy)
+                means = last_layer.evaluate(Q_matrix, V_matrix, network.skip, accuracy)
             method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
         if not np.isfinite(means).all():
-            means = averages(
+            means = label_averages(
                 network,
-                q,
-                v,
-                default_labels(network, q, v) if labels is None else labels,
+                Q_matrix,
+                V_matrix,
+                default_labels(network, Q_matrix, V_matrix)
+                if labels is None
+                else labels,
             )
             method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
-        values.append(means[index])
-        errors.append(means[index + 1])
+        values.append(means[kind])
+        errors.append(means[kind + 1])
         methods.append(method)
-    value, error = (np.reshape(matrices, Q.shape) for matrices in (values, errors))
+    value, error = (np.reshape(results, Q.shape) for results in (values, errors))
     return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(methods)))
 
 
-def _by_differences(normal: Host, network: Network) -> Host:
+def _rotate_to_differences(normal: Host, network: Network) -> Host:
     """Reshape normal numbers (n, L M) to (n, L, M): the first L (M - 1) are differences of tokens, the last L sums.
 
     Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
@@ -94,65 +99,80 @@ def _by_differences(normal: Host, network: Network) -> Host:
     layers = network.layers
     tokens = network.tokens
     columns = np.split(normal, [layers * (tokens - 1)], axis=1)
-    differences, sums = (block.reshape(len(normal), layers, -1) for block in columns)
+    token_differences, token_sums = (
+        coordinates.reshape(len(normal), layers, -1) for coordinates in columns
+    )
     rotation = helmert(
         tokens, full=True
     )  # its first row is the sum, the others are differences
-    return np.asarray(sums * rotation[0] + differences @ rotation[1:])
+    return np.asarray(token_sums * rotation[0] + token_differences @ rotation[1:])
 
 
-def _draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Labels:
+def _draw_labels(
+    network: Network, Q: Host, V: Host, labels: int, scramble: int
+) -> Labels:
     """Draw the labels of one scramble of points, and compute their posterior moments."""
     layers = network.layers
     tokens = network.tokens
     size = layers * tokens
-    normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
-    white = _by_differences(normal[:, :size], network)
-    truth = _by_differences(normal[:, size:], network)
-    root = symmetric_root(V)
-    omega = symmetric_root(Q) @ white
-    z = omega + root @ truth
+    normal_numbers = normal_points(2 * size, labels, "deep attention: labels", scramble)
+    white_omega = _rotate_to_differences(normal_numbers[:, :size], network)
+    white_residual = _rotate_to_differences(normal_numbers[:, size:], network)
+    root_V = symmetric_root(V)
+    omega = symmetric_root(Q) @ white_omega
+    z = omega + root_V @ white_residual
     u = output(z, network.skip)
-    gap = deep.output_gap(z, network.skip) if tokens == 2 else None
-    free = without_overlap(Q)
-    exact = network.is_exact
-    if exact:
-        runs = [two_layers.integrate(u, omega, V, network.skip, ACCURACY, bool(free))]
+    last_gap = deep.output_gap(z, network.skip) if tokens == 2 else None
+    unknown_layers = without_overlap(Q)
+    is_exact = network.is_exact
+    if is_exact:
+        posterior_runs = [
+            two_layers.integrate(
+                u, omega, V, network.skip, ACCURACY, bool(unknown_layers)
+            )
+        ]
     else:
         # Labels of one call share the points of their posteriors and part of their error, so every scramble uses others.
-        runs = deep.integrate(
+        posterior_runs = deep.integrate(
             u,
             omega,
             V,
             network.skip,
             0.0,
             POINTS,
-            bool(free) or None,
+            bool(unknown_layers) or None,
             seed=scramble,
-            gap=gap,
+            gap=last_gap,
             runs=2,
         )
-    inverse = np.linalg.inv(root)
-    shifts = [inverse @ run.shift for run in runs]
-    second = runs[0].second
+    inverse_root = np.linalg.inv(root_V)
+    shifts = [inverse_root @ posterior_run.shift for posterior_run in posterior_runs]
+    second_moments = posterior_runs[0].second
     responses = None
-    if free:
+    if unknown_layers:
         # Means of unknown layers are zero, so that dz = z there.
         matrices = [
-            run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs
+            posterior_run.second.reshape(labels, layers, tokens, layers, tokens)
+            for posterior_run in posterior_runs
         ]
-        second = np.einsum("nambm->nab", matrices[0])
-        squares = [
-            np.stack([m[:, a, :, a, :] / V[a, a] for a in free], axis=1)
+        second_moments = np.einsum("nambm->nab", matrices[0])
+        whitened_squares = [
+            np.stack(
+                [
+                    matrix[:, layer, :, layer, :] / V[layer, layer]
+                    for layer in unknown_layers
+                ],
+                axis=1,
+            )
             - np.eye(tokens)
-            for m in matrices
+            for matrix in matrices
         ]
-        responses = squares[0], squares[-1]
+        responses = whitened_squares[0], whitened_squares[-1]
     return Labels(
-        white,
-        truth,
+        white_omega,
+        white_residual,
         (shifts[0], shifts[-1]),
-        inverse @ second @ inverse if exact else None,
+        inverse_root @ second_moments @ inverse_root if is_exact else None,
         responses,
     )
 
@@ -166,21 +186,24 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     if not network.is_exact:
         # total over all scrambles where the posterior is sampled
         return 2**12
-    pilot = averages(network, Q, V, FEWEST_LABELS)
-    relative = [0.0]
-    for value, error in (pilot[:2], pilot[2:4]):
-        size = np.diagonal(value)
-        deviation = np.diagonal(error)
-        relative.extend(deviation[size > 0.0] / size[size > 0.0])
+    pilot_means = label_averages(network, Q, V, FEWEST_LABELS)
+    relative_errors = [0.0]
+    for means, standard_errors in (pilot_means[:2], pilot_means[2:4]):
+        diagonal_values = np.diagonal(means)
+        diagonal_errors = np.diagonal(standard_errors)
+        relative_errors.extend(
+            diagonal_errors[diagonal_values > 0.0]
+            / diagonal_values[diagonal_values > 0.0]
+        )
     # the error of quasi-random labels falls with their number to the power of 2/3
-    label_count = FEWEST_LABELS * (max(relative) / TARGET_ERROR) ** 1.5
+    label_count = FEWEST_LABELS * (max(relative_errors) / TARGET_ERROR) ** 1.5
     return int(
         2 ** math.ceil(math.log2(min(max(label_count, FEWEST_LABELS), MOST_LABELS)))
     )
 
 
 @by_value(maxsize=512)
-def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
+def label_averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
     """Information and susceptibility averaged over ``labels`` labels in all scrambles; ``Q`` and ``V`` (L, L).
 
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
@@ -188,7 +211,7 @@ def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
     """
     per_scramble = max(16, labels // SCRAMBLES)
     means = label_means(
-        lambda scramble: _draw(network, Q, V, per_scramble, scramble),
+        lambda scramble: _draw_labels(network, Q, V, per_scramble, scramble),
         Q,
         V,
         scrambles=SCRAMBLES,
@@ -197,8 +220,8 @@ def averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
     )
     if is_diagonal(Q, V):
         # A label does not depend on the sign of a layer: uncorrelated layers stay uncorrelated, unknown ones unknown.
-        learned = np.diag(np.diagonal(Q) > 0.0)
-        information, error = (np.where(learned, matrix, 0.0) for matrix in means[:2])
+        is_learned = np.diag(np.diagonal(Q) > 0.0)
+        information, error = (np.where(is_learned, matrix, 0.0) for matrix in means[:2])
         means = means._replace(information=information, information_error=error)
     for matrix in means:
         matrix.flags.writeable = False

@@ -48,20 +48,24 @@ def attention(v: Array) -> Array:
 
 
 def _apply(matrix: Array, vector: Array) -> Array:
+    """Product (..., M) of a matrix (..., M, M) and a vector (..., M)."""
     return reduce_tokens(operator.add, matrix * vector[..., None, :])[..., 0]
 
 
 def _apply_transposed(matrix: Array, vector: Array) -> Array:
+    """Product (..., M) of a transposed matrix (..., M, M) and a vector (..., M)."""
     xp = namespace(matrix)
     return xp.sum(matrix * vector[..., :, None], axis=-2)
 
 
-def attention_product(w: Array, skip: float) -> Array:
-    """Product ``B_K`` (..., M, M) of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
-    xp = namespace(w)
-    B = attention(w[..., 0, :]) + skip * identity_like(w.shape[-1], w)
-    for layer in range(1, w.shape[-2]):
-        B = skip * B + xp.matmul(attention(_apply(B, w[..., layer, :])), B)
+def attention_product(layer_latents: Array, skip: float) -> Array:
+    """Product ``B_K`` (..., M, M) of the attention matrices of the K >= 1 layers ``layer_latents`` (..., K, M)."""
+    xp = namespace(layer_latents)
+    B = attention(layer_latents[..., 0, :]) + skip * identity_like(
+        layer_latents.shape[-1], layer_latents
+    )
+    for layer in range(1, layer_latents.shape[-2]):
+        B = skip * B + xp.matmul(attention(_apply(B, layer_latents[..., layer, :])), B)
     return B
 
 
@@ -82,13 +86,13 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     """
     xp = namespace(z, cotangent)
     layers = z.shape[-2]
-    h = [z[..., 0, :]]
+    hidden = [z[..., 0, :]]
     S = []
     B = [identity_like(z.shape[-1], z)]
     for layer in range(1, layers):
-        S.append(attention(h[-1]))
+        S.append(attention(hidden[-1]))
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
-        h.append(_apply(B[-1], z[..., layer, :]))
+        hidden.append(_apply(B[-1], z[..., layer, :]))
     gradient = [_apply_transposed(B[-1], cotangent)]
     gradient_h = cotangent
     gradient_B = 0.0
@@ -97,7 +101,7 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
         # B_l = (c I + S(h)) B_{l-1}
         attended = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
-        gradient_h = attention_vjp(h[layer - 1], attended, gradient_S)
+        gradient_h = attention_vjp(hidden[layer - 1], attended, gradient_S)
         gradient_B = skip * gradient_B + xp.matmul(
             xp.matrix_transpose(attended), gradient_B
         )
@@ -107,19 +111,19 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
-    logits = S * (cotangent - reduce_tokens(operator.add, S * cotangent))
-    return _apply(logits, v) + _apply_transposed(logits, v)
+    logit_gradient = S * (cotangent - reduce_tokens(operator.add, S * cotangent))
+    return _apply(logit_gradient, v) + _apply_transposed(logit_gradient, v)
 
 
-def digits_lost(y: Array) -> Array:
+def is_unresolved(y: Array) -> Array:
     """Mask of two-token labels (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
     xp = namespace(y)
-    scaled = y[:, :, 0] - y[:, :, 1]
+    row_differences = y[:, :, 0] - y[:, :, 1]
     # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known
-    rounding = (
+    rounding_error = (
         10.0 * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
     )
-    return scaled[:, 0] - scaled[:, 1] < rounding
+    return row_differences[:, 0] - row_differences[:, 1] < rounding_error
 
 
 def output_of_label(y: Array) -> Array:
@@ -133,23 +137,32 @@ def output_of_label(y: Array) -> Array:
     without any contrast (all tokens alike) gives ``u = 0``.
     """
     xp = namespace(y)
-    *lead, tokens, _ = y.shape
+    *leading_axes, tokens, _ = y.shape
     if tokens == 2:  # only one pair: the same numbers in a tenth of the time
-        scaled = y[..., 0] - y[..., 1]
-        gap = scaled[..., 0] - scaled[..., 1]
+        scaled_output = y[..., 0] - y[..., 1]
+        squared_difference = scaled_output[..., 0] - scaled_output[..., 1]
     else:
-        contrast = xp.linalg.diagonal(y)[..., None] - y
-        upper = xp.triu(contrast + xp.matrix_transpose(contrast))
-        flat = xp.argmax(xp.reshape(upper, (*lead, tokens * tokens)), axis=-1)
-        ends = (
-            xp.broadcast_to(k[..., None, None], (*lead, tokens, 1))
-            for k in (flat // tokens, flat % tokens)
+        row_contrast = xp.linalg.diagonal(y)[..., None] - y
+        pair_contrast = xp.triu(row_contrast + xp.matrix_transpose(row_contrast))
+        largest_pair = xp.argmax(
+            xp.reshape(pair_contrast, (*leading_axes, tokens * tokens)), axis=-1
         )
-        row_1, row_2 = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
-        scaled = row_1 - row_2
-        gap = xp.max(xp.max(upper, axis=-1), axis=-1)
-    nonzero = gap > 0.0
+        pair_tokens = (
+            xp.broadcast_to(token_index[..., None, None], (*leading_axes, tokens, 1))
+            for token_index in (largest_pair // tokens, largest_pair % tokens)
+        )
+        row_1, row_2 = (
+            xp.take_along_axis(y, token_index, axis=-1)[..., 0]
+            for token_index in pair_tokens
+        )
+        scaled_output = row_1 - row_2
+        squared_difference = xp.max(xp.max(pair_contrast, axis=-1), axis=-1)
+    is_nonzero = squared_difference > 0.0
     return (
-        scaled
-        * xp.where(nonzero, 1.0 / xp.sqrt(xp.where(nonzero, gap, 1.0)), 0.0)[..., None]
+        scaled_output
+        * xp.where(
+            is_nonzero,
+            1.0 / xp.sqrt(xp.where(is_nonzero, squared_difference, 1.0)),
+            0.0,
+        )[..., None]
     )

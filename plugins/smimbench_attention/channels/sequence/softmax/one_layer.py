@@ -17,6 +17,7 @@ from smimbench_attention.channels.sequence.softmax.network import output_of_labe
 
 
 def _sech_squared(xp: ModuleType, t: Array) -> Array:
+    """Squared hyperbolic secant ``1 / cosh^2 t``, without overflow."""
     decay = xp.exp(-2.0 * xp.abs(t))
     return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
 
@@ -26,40 +27,45 @@ def posterior(
 ) -> Posterior:
     """Two-point posterior with mean ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
     xp = namespace(u, omega, V)
-    t = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
-    mean = u * xp.tanh(t)[:, None]
-    covariance = xp.mean(u * u * _sech_squared(xp, t)[:, None])
-    second = (
+    scaled_overlap = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
+    mean = u * xp.tanh(scaled_overlap)[:, None]
+    covariance = xp.mean(u * u * _sech_squared(xp, scaled_overlap)[:, None])
+    second_moment_of_z = (
         (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
     )
-    return Posterior(mean[:, None, :], xp.reshape(covariance, (1, 1)), second, 0.0)
+    return Posterior(
+        mean[:, None, :], xp.reshape(covariance, (1, 1)), second_moment_of_z, 0.0
+    )
 
 
 def log_partition(u: Array, omega: Array, V: Array) -> Array:
     """Log-density (n,) of the label, ``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
     xp = namespace(u, omega, V)
-    v = V[0, 0]
-    center = omega[:, 0, :]
-    t = xp.sum(u * center, axis=-1) / v
-    nearest = xp.where(t[:, None] < 0, -u, u) - center
-    constant = 0.5 * u.shape[-1] * (math.log(2.0 * math.pi) + xp.log(v))
+    variance = V[0, 0]
+    omega_row = omega[:, 0, :]
+    scaled_overlap = xp.sum(u * omega_row, axis=-1) / variance
+    residual = xp.where(scaled_overlap[:, None] < 0, -u, u) - omega_row
+    log_normalization = 0.5 * u.shape[-1] * (math.log(2.0 * math.pi) + xp.log(variance))
     return (
-        -0.5 * xp.sum(nearest * nearest, axis=-1) / v
-        + xp.log1p(xp.exp(-2.0 * xp.abs(t)))
-        - constant
+        -0.5 * xp.sum(residual * residual, axis=-1) / variance
+        + xp.log1p(xp.exp(-2.0 * xp.abs(scaled_overlap)))
+        - log_normalization
     )
 
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
-    # Trapezoid in log rho for E[rho^2 f(rho)], rho ~ chi_M. The law of rho weighted by rho^2 is chi_{M+2},
-    # so the weights are normalized to M = E rho^2. Both tails decay, hence spectral accuracy.
-    upper = math.log(math.sqrt(tokens + 2.0) + 9.0)
-    lower = -40.0 / (tokens + 2.0)
-    count = 2 * math.ceil((upper - lower) / (2.0 * step)) + 1
-    grid = np.linspace(lower, upper, count)
-    log_weight = (tokens + 2.0) * grid - 0.5 * np.exp(2.0 * grid)
+    """Radii rho and weights of a trapezoidal rule in log rho for ``E[rho^2 f(rho)]``, where rho^2 is chi-squared with M degrees.
+
+    The law of rho weighted by rho^2 is chi_{M+2}, so the weights are normalized to M = E rho^2. Both tails decay, hence spectral
+    accuracy.
+    """
+    log_rho_max = math.log(math.sqrt(tokens + 2.0) + 9.0)
+    log_rho_min = -40.0 / (tokens + 2.0)
+    count = 2 * math.ceil((log_rho_max - log_rho_min) / (2.0 * step)) + 1
+    log_rho = np.linspace(log_rho_min, log_rho_max, count)
+    log_weight = (tokens + 2.0) * log_rho - 0.5 * np.exp(2.0 * log_rho)
     weight = np.exp(log_weight - log_weight.max())
-    return np.exp(grid), tokens * weight / weight.sum()
+    return np.exp(log_rho), tokens * weight / weight.sum()
 
 
 def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
@@ -82,41 +88,55 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     by tests/channels/sequence/test_softmax.py.
     """
     q, v = (array.reshape(-1) for array in on_host(Q, V))
-    tau = q + v
-    k = q / v
+    variance = q + v
+    overlap_ratio = q / v
     # spacing in log rho for few tokens (it falls as M^{-1/2})
-    rho, fine_rho = _log_radius_rule(tokens, min(0.08, 0.35 / math.sqrt(tokens)))
+    rho, fine_rho_weights = _log_radius_rule(
+        tokens, min(0.08, 0.35 / math.sqrt(tokens))
+    )
     # points in x
-    x, fine_x = gaussian_trapezoid(257)
+    x, fine_x_weights = gaussian_trapezoid(257)
     rules = []
     for stride in (1, 2):
-        coarse_rho, coarse_x = (
-            np.where(np.arange(len(w)) % stride == 0, w, 0.0)
-            for w in (fine_rho, fine_x)
+        coarse_rho_weights, coarse_x_weights = (
+            np.where(np.arange(len(weights)) % stride == 0, weights, 0.0)
+            for weights in (fine_rho_weights, fine_x_weights)
         )
         rules.append(
-            (coarse_rho * (tokens / coarse_rho.sum()), coarse_x / coarse_x.sum())
+            (
+                coarse_rho_weights * (tokens / coarse_rho_weights.sum()),
+                coarse_x_weights / coarse_x_weights.sum(),
+            )
         )
-    results = np.empty((2, len(q)))
+    values_by_rule = np.empty((2, len(q)))
     # overlaps handled at once
     for block in blocks(len(q), 32):
-        y = np.sqrt(k[block])[:, None, None] * rho[:, None]
-        t = y * (y + x)
-        small = k[block] <= 1.0
-        response = np.where(small[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t))
-        for result, (weight_rho, weight_x) in zip(results, rules):
-            learned = tau[block] * np.sum(
-                np.sum(response * weight_x, axis=-1) * weight_rho, axis=-1
+        scaled_radius = np.sqrt(overlap_ratio[block])[:, None, None] * rho[:, None]
+        t = scaled_radius * (scaled_radius + x)
+        is_small_overlap = overlap_ratio[block] <= 1.0
+        response = np.where(
+            is_small_overlap[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t)
+        )
+        for rule_values, (rho_weights, x_weights) in zip(values_by_rule, rules):
+            mean_response = variance[block] * np.sum(
+                np.sum(response * x_weights, axis=-1) * rho_weights, axis=-1
             )
-            result[block] = (
+            rule_values[block] = (
                 np.where(
-                    small, learned - tokens * q[block], tokens * v[block] - learned
+                    is_small_overlap,
+                    mean_response - tokens * q[block],
+                    tokens * v[block] - mean_response,
                 )
                 / v[block] ** 2
             )
-    value, half = (result.reshape(Q.shape) for result in results)
+    fine_value, coarse_value = (
+        rule_values.reshape(Q.shape) for rule_values in values_by_rule
+    )
     return uncertain_like(
-        Q, value, np.abs(value - half) + 1e-14 * np.abs(value), "quadrature"
+        Q,
+        fine_value,
+        np.abs(fine_value - coarse_value) + 1e-14 * np.abs(fine_value),
+        "quadrature",
     )
 
 

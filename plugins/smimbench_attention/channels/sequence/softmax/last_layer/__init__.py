@@ -39,15 +39,15 @@ from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     Tables,
     farthest_node,
     make_tables,
-    node_count,
     nodes_needed,
     outer_weights,
-    wanted_step,
+    relative_node_spacing,
+    rounded_node_count,
 )
 
-DARKEST = 60.0
-"""Weights below ``exp(-DARKEST)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some processors:
-single precision ends there, and products with numbers next to its end take a hundred cycles."""
+LARGEST_EXPONENT = 60.0
+"""Weights below ``exp(-LARGEST_EXPONENT)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some
+processors: single precision ends there, and products with numbers next to its end take a hundred cycles."""
 
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
@@ -60,18 +60,18 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
         return False
     q = np.diagonal(Q)
     v = np.diagonal(V)
-    informed = np.flatnonzero(q[:-1])
-    step = wanted_step(bool(q[-1] == 0), len(informed) > 0)
+    known_layers = np.flatnonzero(q[:-1])
+    node_spacing = relative_node_spacing(bool(q[-1] == 0), len(known_layers) > 0)
     # nodes may be up to twice as far apart as desired
     if (
-        nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY)
+        nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), node_spacing, ACCURACY)
         > 2 * MOST_NODES
     ):
         return False
-    return len(informed) == 0 or bool(
-        len(informed) == 1
+    return len(known_layers) == 0 or bool(
+        len(known_layers) == 1
         and len(q) > 2
-        and v[informed[0]] >= 0.25 * (q + v)[informed[0]]
+        and v[known_layers[0]] >= 0.25 * (q + v)[known_layers[0]]
     )
 
 
@@ -85,26 +85,31 @@ class _Case(NamedTuple):
         int
     ]  # the layer before the last with an overlap, if there is one
     unknown_layers: list[int]  # the others before the last
-    blind: bool  # whether the last layer has no overlap
-    informed: list[int]  # layers with an overlap, whose information is computed
-    pairs: list[
+    is_last_unknown: bool  # whether the last layer has no overlap
+    layers_with_overlap: list[
+        int
+    ]  # layers with an overlap, whose information is computed
+    unknown_pairs: list[
         tuple[int, int]
     ]  # pairs of layers without overlap, whose susceptibility is computed
     labels: int  # per scramble
 
 
-def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
+def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
     """Find the case of the computation at one (Q, V), both (L, L) and diagonal."""
     q = np.diagonal(Q)
     v = np.diagonal(V)
-    informed, free = (
-        [int(a) for a in np.flatnonzero(mask)] for mask in (q > 0, q == 0)
+    layers_with_overlap, layers_without_overlap = (
+        [int(a) for a in np.flatnonzero(has_layer)] for has_layer in (q > 0, q == 0)
     )
     output_layer = len(q) - 1
     known_layers, unknown_layers = (
-        [a for a in layers if a < output_layer] for layers in (informed, free)
+        [a for a in layers if a < output_layer]
+        for layers in (layers_with_overlap, layers_without_overlap)
     )
-    pairs = list(itertools.combinations_with_replacement(free, 2))
+    unknown_pairs = list(
+        itertools.combinations_with_replacement(layers_without_overlap, 2)
+    )
     labels = accuracy.outer_labels if known_layers else accuracy.labels
     return _Case(
         skip,
@@ -112,9 +117,9 @@ def case_of(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
         v,
         known_layers,
         unknown_layers,
-        output_layer in free,
-        informed,
-        pairs,
+        output_layer in layers_without_overlap,
+        layers_with_overlap,
+        unknown_pairs,
         labels,
     )
 
@@ -139,52 +144,56 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
     accuracy : Accuracy
         The resolution of tables and the number of labels.
     """
-    case = case_of(Q, V, skip, accuracy)
+    case = case_at(Q, V, skip, accuracy)
     q = case.q
     v = case.v
     known_layers = case.known_layers
     output_layer = len(Q) - 1
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(output_layer))
     # Rounded, so that the tables serve more than one overlap.
-    outer = (
+    outer_grid = (
         (known_layers[0], *accuracy.outer_grid(v[known_layers[0]]))
         if known_layers
         else None
     )
-    step = wanted_step(case.blind, bool(known_layers))
-    count = node_count(
+    node_spacing = relative_node_spacing(case.is_last_unknown, bool(known_layers))
+    count = rounded_node_count(
         skip,
         len(Q),
         v[output_layer] / (q[output_layer] + v[output_layer]),
-        step,
+        node_spacing,
         accuracy,
     )
-    reach = farthest_node(skip, output_layer, accuracy)
+    largest_node = farthest_node(skip, output_layer, accuracy)
     samples = []
     controls = []
-    clipped = 0.0
+    clipped_weight = 0.0
     for scramble in range(accuracy.scrambles):
-        copy = scramble % (1 if len(case.unknown_layers) == 1 else 2)
+        point_set = scramble % (1 if len(case.unknown_layers) == 1 else 2)
         tables = make_tables(
-            skip, scales, outer, count, copy, reach, accuracy.table_points
+            skip,
+            scales,
+            outer_grid,
+            count,
+            point_set,
+            largest_node,
+            accuracy.table_points,
         )
-        clipped = max(clipped, tables.clipped)
+        clipped_weight = max(clipped_weight, tables.clipped_weight)
         labels = draw_labels(case, scramble)
         moments = posterior_of_labels(case, tables, labels)
-        columns, zeros = _averaged_columns(case, labels, moments)
+        columns, control_columns = _columns_to_average(case, labels, moments)
         samples.append(columns)
-        controls.append(zeros)
+        controls.append(control_columns)
     means = np.zeros((4, output_layer + 1, output_layer + 1))
     if np.isfinite(samples).all() and np.isfinite(controls).all():
-        entries = [(0, a, a) for a in case.informed] + [
-            (2, a, b) for a, b in case.pairs
+        entries = [(0, a, a) for a in case.layers_with_overlap] + [
+            (2, a, b) for a, b in case.unknown_pairs
         ]
-        for (kind, a, b), *estimate in zip(
-            entries, *controlled_mean(samples, controls)
-        ):
-            means[kind : kind + 2, a, b] = means[kind : kind + 2, b, a] = estimate
+        for (row, a, b), *estimate in zip(entries, *controlled_mean(samples, controls)):
+            means[row : row + 2, a, b] = means[row : row + 2, b, a] = estimate
         # error of nodes, grids and tables, measured with finer ones
-        relative_error = clipped + 3e-4
+        relative_error = clipped_weight + 3e-4
         means[1::2] = np.hypot(means[1::2], relative_error * np.abs(means[::2]))
     else:  # the posterior of a label far beyond the last node is 0 / 0
         means[:] = np.nan
@@ -210,15 +219,19 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
         np.sqrt(scale)[:, None] * normal[:, :layers]
         for scale in (case.q, case.q + case.v)
     )
-    for spare, a in enumerate([layers - 1, *case.known_layers], layers):
-        z[:, a] = omega[:, a] + math.sqrt(case.v[a]) * normal[:, spare]
+    for spare_index, layer in enumerate([layers - 1, *case.known_layers], layers):
+        z[:, layer] = (
+            omega[:, layer] + math.sqrt(case.v[layer]) * normal[:, spare_index]
+        )
     off_1, off_2, determinant = mixing(z[:, :-1], case.skip)
     z_1 = z[:, -1, 0]
     z_2 = z[:, -1, 1]
-    difference = z_1 - z_2
+    token_difference = z_1 - z_2
     return LayerLabels(
-        np.stack([z_1 - off_1 * difference, z_2 + off_2 * difference], axis=-1),
-        determinant * difference,
+        np.stack(
+            [z_1 - off_1 * token_difference, z_2 + off_2 * token_difference], axis=-1
+        ),
+        determinant * token_difference,
         omega,
     )
 
@@ -261,7 +274,7 @@ def posterior_of_labels(
                 omega[:, -1],
                 float(case.v[-1]),
                 known_layer,
-                case.blind,
+                case.is_last_unknown,
             )
         )
     return joined(batches)
@@ -274,142 +287,183 @@ def posterior_moments(
     omega: Host,
     v: float,
     known_layer: tuple[Host, float] | None = None,
-    full: bool = False,
+    fourth_moments: bool = False,
 ) -> LastLayerMoments:
     """Posterior moments of the samples ``ut`` (n, 2), with ``gap = ut_1 - ut_2`` given apart for its digits.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
     n = len(ut)
-    count = len(tables.nodes)
-    kind = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
-    stack = tables.sums.astype(kind, copy=False)
-    amount = np.ones((n, 1), kind)
+    node_count = len(tables.nodes)
+    precision = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
+    table_sums = tables.sums.astype(precision, copy=False)
+    mode_amplitudes = np.ones((n, 1), precision)
     if known_layer is not None:
-        rho = [
-            weight @ tables.modes.T
-            for weight in outer_weights(tables.outer, tables.share, *known_layer)
+        outer_sums = [
+            outer_weight @ tables.modes.T
+            for outer_weight in outer_weights(tables.outer, tables.area, *known_layer)
         ]
-        amount = rho[0].astype(kind)
-    forward = stack.reshape(-1, stack.shape[2])
-    backward = np.ascontiguousarray(
-        stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1)
+        mode_amplitudes = outer_sums[0].astype(precision)
+    forward_tables = table_sums.reshape(-1, table_sums.shape[2])
+    backward_tables = np.ascontiguousarray(
+        table_sums[:, :, :node_count].transpose(2, 0, 1).reshape(node_count, -1)
     )
-    blocks = np.zeros((n, stack.shape[2] // count))
-    per_mode = np.zeros((n, len(stack)))
+    block_sums = np.zeros((n, table_sums.shape[2] // node_count))
+    mode_sums = np.zeros((n, len(table_sums)))
     shift = np.zeros((n, 2))
     square = np.zeros((n, 2))
     product = np.zeros(n)
     fourth = np.zeros(n)
     # all in units of sqrt(v)
-    unit = v**-0.5
+    inverse_deviation = v**-0.5
     # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
-    place = np.clip((unit * gap)[:, None] * tables.nodes, -1e8, 1e8).astype(kind)
+    scaled_nodes = np.clip(
+        (inverse_deviation * gap)[:, None] * tables.nodes, -1e8, 1e8
+    ).astype(precision)
     u_1, u_2, omega_1, omega_2 = (
-        (unit * x[:, m : m + 1]).astype(kind) for x in (ut, omega) for m in range(2)
+        (inverse_deviation * coordinates[:, token : token + 1]).astype(precision)
+        for coordinates in (ut, omega)
+        for token in range(2)
     )
-    for sign in (kind(1), kind(-1)):
+    for sign in (precision(1), precision(-1)):
         # z_1 = sign (u_1 + place) and z_2 = sign (u_2 - place)
-        e1 = place + (u_1 - sign * omega_1)
-        e2 = (u_2 - sign * omega_2) - place
+        e1 = scaled_nodes + (u_1 - sign * omega_1)
+        e2 = (u_2 - sign * omega_2) - scaled_nodes
         e1, e2 = (e1, e2) if sign > 0 else (-e1, -e2)
-        e11 = e1 * e1
-        e22 = e2 * e2
-        f = _gaussian(e11)
-        g = _gaussian(e22)
+        e1_squared = e1 * e1
+        e2_squared = e2 * e2
+        factor_1 = _gaussian_factor(e1_squared)
+        factor_2 = _gaussian_factor(e2_squared)
         # all modes in one product: each mode has a copy of f, scaled by its amount
-        forward_sums = (_times_factor(amount, f) @ forward).reshape(n, -1, count)
-        by_f = g @ backward
+        forward_sums = (
+            _amplitude_times_factor(mode_amplitudes, factor_1) @ forward_tables
+        ).reshape(n, -1, node_count)
+        weights_1 = factor_2 @ backward_tables
         if known_layer is not None:
-            by_mode = by_f.reshape(n, -1, count)
-            per_mode += np.einsum("nkj,nj->nk", by_mode, f)
-            by_f = np.einsum("nk,nkj->nj", amount, by_mode)
-        blocks += np.einsum("nbj,nj->nb", forward_sums, g)
-        by_f *= f
-        by_g = forward_sums[:, 0] * g
-        for total, powers in ((shift, (e1, e2)), (square, (e11, e22))):
-            total += np.stack(
-                [np.einsum("nj,nj->n", *pair) for pair in zip((by_f, by_g), powers)],
+            weights_by_mode = weights_1.reshape(n, -1, node_count)
+            mode_sums += np.einsum("nkj,nj->nk", weights_by_mode, factor_1)
+            weights_1 = np.einsum("nk,nkj->nj", mode_amplitudes, weights_by_mode)
+        block_sums += np.einsum("nbj,nj->nb", forward_sums, factor_2)
+        weights_1 *= factor_1
+        weights_2 = forward_sums[:, 0] * factor_2
+        for moment_sums, power_pair in (
+            (shift, (e1, e2)),
+            (square, (e1_squared, e2_squared)),
+        ):
+            moment_sums += np.stack(
+                [
+                    np.einsum("nj,nj->n", *pair)
+                    for pair in zip((weights_1, weights_2), power_pair)
+                ],
                 axis=-1,
             )
-        if full:
-            forward_masses = np.ascontiguousarray(forward[:, :count])
-            z1 = (u_1 + place) ** 2
-            z2 = (u_2 - place) ** 2
-            crossed, squares = (
-                _times_factor(amount, factor) @ forward_masses
-                for factor in (f * e1, f * z1)
+        if fourth_moments:
+            forward_masses = np.ascontiguousarray(forward_tables[:, :node_count])
+            z1 = (u_1 + scaled_nodes) ** 2
+            z2 = (u_2 - scaled_nodes) ** 2
+            crossed_sums, squared_sums = (
+                _amplitude_times_factor(mode_amplitudes, factor) @ forward_masses
+                for factor in (factor_1 * e1, factor_1 * z1)
             )
-            product += np.einsum("nj,nj,nj->n", crossed, g, e2)
-            fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum(
-                "nj,nj,nj->n", by_g, z2, z2
+            product += np.einsum("nj,nj,nj->n", crossed_sums, factor_2, e2)
+            fourth += np.einsum("nj,nj,nj->n", weights_1, z1, z1) + np.einsum(
+                "nj,nj,nj->n", weights_2, z2, z2
             )
-            fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
+            fourth += 2 * np.einsum("nj,nj,nj->n", squared_sums, factor_2, z2)
     shift *= math.sqrt(v)
-    mass = blocks[:, 0]
-    masses = mass[:, None]
+    mode_mass = block_sums[:, 0]
+    mass_column = mode_mass[:, None]
     moments = LastLayerMoments(
-        shift / masses, v * square / masses, (blocks[:, 1:] / masses).reshape(n, -1, 4)
+        shift / mass_column,
+        v * square / mass_column,
+        (block_sums[:, 1:] / mass_column).reshape(n, -1, 4),
     )
-    if full:
+    if fourth_moments:
         moments = moments._replace(
-            product=v * product / mass, fourth=v * v * fourth / mass
+            product=v * product / mode_mass, fourth=v * v * fourth / mode_mass
         )
     if known_layer is not None:
-        center = known_layer[0]
-        mean = np.stack([(rho[k] * per_mode).sum(1) for k in (1, 2)], axis=-1) / masses
-        known_square = (rho[3] * per_mode).sum(1) / mass + (
-            (center - 2 * mean) * center
+        known_omega = known_layer[0]
+        known_mean = (
+            np.stack(
+                [(outer_sums[mode] * mode_sums).sum(1) for mode in (1, 2)], axis=-1
+            )
+            / mass_column
+        )
+        known_square = (outer_sums[3] * mode_sums).sum(1) / mode_mass + (
+            (known_omega - 2 * known_mean) * known_omega
         ).sum(1)
-        moments = moments._replace(known_shift=mean - center, known_square=known_square)
+        moments = moments._replace(
+            known_shift=known_mean - known_omega, known_square=known_square
+        )
     return moments
 
 
-def _gaussian(square: Host) -> Host:
-    """Gaussian factor ``exp(-square / 2)`` in single precision; values below ``exp(-DARKEST)`` are set to 0."""
-    limit = np.float32(2 * DARKEST)
+def _gaussian_factor(square: Host) -> Host:
+    """Gaussian factor ``exp(-square / 2)`` in single precision; values below ``exp(-LARGEST_EXPONENT)`` are set to 0."""
+    largest_square = np.float32(2 * LARGEST_EXPONENT)
     return np.where(
-        square > limit,
+        square > largest_square,
         np.float32(0),
-        np.exp(np.float32(-0.5) * np.minimum(square, limit)),
+        np.exp(np.float32(-0.5) * np.minimum(square, largest_square)),
     )
 
 
-def _times_factor(amount: Host, factor: Host) -> Host:
+def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:
     """Products (n, K N) of mode amplitudes (n, K) with a factor (n, N)."""
-    return (amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1)
+    return (amplitudes[:, :, None] * gaussian_factor[:, None, :]).reshape(
+        len(gaussian_factor), -1
+    )
 
 
-def _averaged_columns(
+def _columns_to_average(
     case: _Case, labels: LayerLabels, moments: LastLayerMoments
 ) -> tuple[Host, Host]:
-    """Columns to be averaged (n, J), for ``informed`` and ``pairs``, and control variates of mean zero (n, K)."""
+    """Columns (n, J) whose means are information and susceptibility, and control variates (n, K) of mean zero."""
     q = case.q
     v = case.v
     output_layer = len(case.q) - 1
-    square = moments.square / v[output_layer]
-    G = {a: moments.table_moments[:, k, :3] for k, a in enumerate(case.unknown_layers)}
-    zeros = []
-    for k, a in enumerate(case.unknown_layers):
-        zeros += [G[a][:, 0] + G[a][:, 1], moments.table_moments[:, k, 3]]
-    zeros.append(square.sum(1) - 2)
+    scaled_square = moments.square / v[output_layer]
+    response = {
+        layer: moments.table_moments[:, index, :3]
+        for index, layer in enumerate(case.unknown_layers)
+    }
+    control_variates = []
+    for index, layer in enumerate(case.unknown_layers):
+        control_variates += [
+            response[layer][:, 0] + response[layer][:, 1],
+            moments.table_moments[:, index, 3],
+        ]
+    control_variates.append(scaled_square.sum(1) - 2)
     shifts = {output_layer: moments.shift}
-    if case.blind:
-        G[output_layer] = np.concatenate(
-            [square - 1, moments.product[:, None] / v[output_layer]], axis=1
+    if case.is_last_unknown:
+        response[output_layer] = np.concatenate(
+            [scaled_square - 1, moments.product[:, None] / v[output_layer]], axis=1
         )
-        zeros.append(moments.fourth / v[output_layer] ** 2 - 2 * square.sum(1) - 4)
-    for a in reversed(case.informed):
-        if a != output_layer:
-            shifts[a] = moments.known_shift
-            zeros.append(moments.known_square / v[a] - 2)
-        omega = labels.omega[:, a]
-        zeros += [(omega * shifts[a]).sum(1), (omega**2).sum(1) - 2 * q[a]]
-    columns = [(shifts[a] ** 2).sum(1) / v[a] ** 2 for a in case.informed]
-    for a, b in case.pairs:
-        product = G[a] * G[b]
+        control_variates.append(
+            moments.fourth / v[output_layer] ** 2 - 2 * scaled_square.sum(1) - 4
+        )
+    for layer in reversed(case.layers_with_overlap):
+        if layer != output_layer:
+            shifts[layer] = moments.known_shift
+            control_variates.append(moments.known_square / v[layer] - 2)
+        omega = labels.omega[:, layer]
+        control_variates += [
+            (omega * shifts[layer]).sum(1),
+            (omega**2).sum(1) - 2 * q[layer],
+        ]
+    columns = [
+        (shifts[layer] ** 2).sum(1) / v[layer] ** 2
+        for layer in case.layers_with_overlap
+    ]
+    for layer, layer_2 in case.unknown_pairs:
+        response_product = response[layer] * response[layer_2]
         columns.append(
-            (product[:, 0] + product[:, 1] + 2 * product[:, 2])
-            / ((q[a] + v[a]) * (q[b] + v[b]))
+            (
+                response_product[:, 0]
+                + response_product[:, 1]
+                + 2 * response_product[:, 2]
+            )
+            / ((q[layer] + v[layer]) * (q[layer_2] + v[layer_2]))
         )
-    return np.stack(columns, axis=-1), np.stack(zeros, axis=-1)
+    return np.stack(columns, axis=-1), np.stack(control_variates, axis=-1)

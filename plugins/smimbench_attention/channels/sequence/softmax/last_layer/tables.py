@@ -64,13 +64,13 @@ class TableAccuracy:
 ACCURACY = TableAccuracy()
 
 
-def wanted_step(blind: bool, has_known_layer: bool) -> float:
+def relative_node_spacing(is_last_unknown: bool, has_known_layer: bool) -> float:
     """Desired node spacing in log(1 + x) relative to the width of the Gaussian factors.
 
-    It is smaller where the last layer is unknown (``blind``), larger where another one is known. Doubled: a quarter of the
-    tables, errors of 5e-4.
+    It is smaller where the last layer is unknown, larger where another one is known. Doubled: a quarter of the tables, errors of
+    5e-4.
     """
-    return 0.08 if blind else 0.25 if has_known_layer else 0.15
+    return 0.08 if is_last_unknown else 0.25 if has_known_layer else 0.15
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Tables:
     """Prior sums ``sums`` (J, N, m N) on N nodes each for x and y, and K values ``outer`` (K, 2) of the known layer.
 
     The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
-    ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``share`` (K,) is the area of each outer value, and
-    ``clipped`` the weight of what lies beyond the last node.
+    ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``area`` (K,) is the area of each outer value, and
+    ``clipped_weight`` that of what lies beyond the last node.
 
     There are sums for each of J ``modes`` (J, K). The weight of an outer value, and its products with the value's coordinates
     and squared length, are linear combinations of few modes: far fewer bilinear forms than values are needed.
@@ -87,10 +87,10 @@ class Tables:
 
     nodes: Host
     outer: Host
-    share: Host
+    area: Host
     modes: Host
     sums: Host
-    clipped: float
+    clipped_weight: float
 
 
 @lru_cache(maxsize=4)  # those of four layers take 7 to 40 MB each
@@ -98,108 +98,142 @@ def make_tables(
     skip: float,
     scales: tuple[float, ...],
     known_layer: tuple[int, float, float] | None,
-    count: int,
-    copy: int,
-    reach: float,
+    node_count: int,
+    point_set: int,
+    largest_node: float,
     points: int,
 ) -> Tables:
     """Make the tables for the layers before the last.
 
     ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with the spacing
-    of the outer grid on which its values stand and its least variance V; ``count`` the number N of nodes of each axis up to
-    ``reach``, in ``log(1 + x)``; ``copy`` names a set of ``points`` for the prior integral over more than one unknown layer.
+    of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of each axis up to
+    ``largest_node``, in ``log(1 + x)``; ``point_set`` says which ``points`` serve the prior integral over more
+    than one unknown layer.
     """
-    step = reach / (count - 1)
-    layer = None if known_layer is None else known_layer[0]
-    unknown_layers = [a for a in range(len(scales)) if a != layer]
+    node_spacing = largest_node / (node_count - 1)
+    known_index = None if known_layer is None else known_layer[0]
+    unknown_layers = [
+        layer_index for layer_index in range(len(scales)) if layer_index != known_index
+    ]
     # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
     points_per_unit = 25 if known_layer is None else 8
     # Radius of the outer grid: 5.2 standard deviations of the known layer. Larger: more tables, changes of 1e-5.
-    nodes = np.expm1(step * np.arange(count))
+    nodes = np.expm1(node_spacing * np.arange(node_count))
 
-    def table(k: int, value: Host | None) -> tuple[Host, float]:
+    def table_of_outer_value(
+        outer_index: int, outer_value: Host | None
+    ) -> tuple[Host, float]:
         """Table of one outer value, and its weight beyond the last node."""
         if len(unknown_layers) == 1:
-            normal, weight = _two_token_grid(skip, points_per_unit)
+            normal_numbers, weight = _two_token_grid(skip, points_per_unit)
         else:
-            size = points if known_layer is None else 2**13
-            normal = normal_points(
-                2 * len(unknown_layers), size, "last layer: table", copy, k % 8
-            ).reshape(size, -1, 2)
-            weight = np.full(size, 1.0 / size)
-        z = np.empty((len(normal), len(scales), 2))
+            array_size = points if known_layer is None else 2**13
+            normal_numbers = normal_points(
+                2 * len(unknown_layers),
+                array_size,
+                "last layer: table",
+                point_set,
+                outer_index % 8,
+            ).reshape(array_size, -1, 2)
+            weight = np.full(array_size, 1.0 / array_size)
+        z = np.empty((len(normal_numbers), len(scales), 2))
         z[:, unknown_layers] = (
-            normal * np.array([scales[a] for a in unknown_layers])[:, None]
+            normal_numbers
+            * np.array([scales[layer_index] for layer_index in unknown_layers])[:, None]
         )
-        if layer is not None:
-            z[:, layer] = value
-        return _prior_sums(count, z, weight, normal, skip, step)
+        if known_index is not None:
+            z[:, known_index] = outer_value
+        return _prior_sums(node_count, z, weight, normal_numbers, skip, node_spacing)
 
     if known_layer is None:
-        prior_sums, clipped = table(0, None)
-        sums = 0.5 * (prior_sums + _exchanged(prior_sums[None])[0])
+        prior_sums, clipped_weight = table_of_outer_value(0, None)
+        sums = 0.5 * (prior_sums + _exchange_tokens(prior_sums[None])[0])
         return Tables(
-            nodes, np.zeros((1, 2)), np.ones(1), np.ones((1, 1)), sums[None], clipped
+            nodes,
+            np.zeros((1, 2)),
+            np.ones(1),
+            np.ones((1, 1)),
+            sums[None],
+            clipped_weight,
         )
-    layer, spacing, least_variance = known_layer
-    outer, share, mirrored = _half_plane(spacing, 5.2 * scales[layer])
-    modes = _modes(outer, share, scales[layer], least_variance)
+    known_index, outer_spacing, least_variance = known_layer
+    outer, area, mirrored = _half_plane_grid(outer_spacing, 5.2 * scales[known_index])
+    modes = _singular_modes(outer, area, scales[known_index], least_variance)
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
-    distinct = np.flatnonzero(mirrored >= np.arange(len(outer)))
-    size = (len(modes), count, (1 + 4 * len(unknown_layers)) * count)
-    clipped = 0.0
-    direct = np.zeros(size, np.float32)
-    exchanged = np.zeros(size, np.float32)
-    for chunk in np.array_split(distinct, math.ceil(len(distinct) / 8)):
-        tables, beyond = zip(*(table(int(k), outer[k]) for k in chunk))
-        stacked = np.stack(tables, dtype=np.float32, casting="same_kind")
-        twin = mirrored[chunk]
-        has_twin = twin > chunk
-        direct += np.tensordot(modes[:, chunk].astype(np.float32), stacked, 1)
-        exchanged += np.tensordot(
-            (has_twin * modes[:, twin]).astype(np.float32), stacked, 1
+    distinct_values = np.flatnonzero(mirrored >= np.arange(len(outer)))
+    array_size = (len(modes), node_count, (1 + 4 * len(unknown_layers)) * node_count)
+    clipped_weight = 0.0
+    direct_sums = np.zeros(array_size, np.float32)
+    exchanged_sums = np.zeros(array_size, np.float32)
+    for outer_chunk in np.array_split(
+        distinct_values, math.ceil(len(distinct_values) / 8)
+    ):
+        tables, clipped_weights = zip(
+            *(
+                table_of_outer_value(int(outer_index), outer[outer_index])
+                for outer_index in outer_chunk
+            )
         )
-        clipped += float(np.array(beyond) @ (share[chunk] + has_twin * share[twin]))
+        stacked = np.stack(tables, dtype=np.float32, casting="same_kind")
+        mirrored_chunk = mirrored[outer_chunk]
+        has_mirror = mirrored_chunk > outer_chunk
+        direct_sums += np.tensordot(
+            modes[:, outer_chunk].astype(np.float32), stacked, 1
+        )
+        exchanged_sums += np.tensordot(
+            (has_mirror * modes[:, mirrored_chunk]).astype(np.float32), stacked, 1
+        )
+        clipped_weight += float(
+            np.array(clipped_weights)
+            @ (area[outer_chunk] + has_mirror * area[mirrored_chunk])
+        )
     return Tables(
         nodes,
         outer,
-        share,
+        area,
         modes,
-        direct + _exchanged(exchanged),
-        clipped / share.sum(),
+        direct_sums + _exchange_tokens(exchanged_sums),
+        clipped_weight / area.sum(),
     )
 
 
-def outer_weights(outer: Host, share: Host, omega: Host, v: float) -> list[Host]:
+def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
     """Weights (n, K) of the outer values for the moments 1, both coordinates and squared length of the known layer.
 
     ``omega`` (n, 2) are means of that layer, ``v`` its variance.
     """
     # The values stand on a square grid: a Gaussian factor for each of their coordinates.
-    places, index = np.unique(np.concatenate([outer, -outer]), return_inverse=True)
+    axis_values, axis_index = np.unique(
+        np.concatenate([outer, -outer]), return_inverse=True
+    )
     factor_1, factor_2 = (
-        np.exp(-0.5 / v * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1)
+        np.exp(-0.5 / v * (axis_values - omega[:, token : token + 1]) ** 2)
+        for token in (0, 1)
     )
-    plus, minus = (
-        share * factor_1[:, pair[:, 0]] * factor_2[:, pair[:, 1]]
-        for pair in np.split(index.reshape(-1, 2), 2)
+    weights_plus, weights_minus = (
+        area * factor_1[:, coordinate_pair[:, 0]] * factor_2[:, coordinate_pair[:, 1]]
+        for coordinate_pair in np.split(axis_index.reshape(-1, 2), 2)
     )
-    even = plus + minus
-    odd = plus - minus
+    even = weights_plus + weights_minus
+    odd = weights_plus - weights_minus
     return [even, odd * outer[:, 0], odd * outer[:, 1], even * (outer * outer).sum(1)]
 
 
-def _modes(outer: Host, share: Host, scale: float, least_variance: float) -> Host:
+def _singular_modes(
+    outer: Host, area: Host, deviation: float, least_variance: float
+) -> Host:
     """Modes (J, K) of the weights of a known layer, without relative singular values below 2e-4.
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
-    omega = math.sqrt(max(scale**2 - least_variance, 0.0)) * normal_points(
+    omega = math.sqrt(max(deviation**2 - least_variance, 0.0)) * normal_points(
         2, 512, "last layer: modes"
     )
-    stack = np.concatenate(outer_weights(outer, share, omega, least_variance))
-    square, modes = np.linalg.eigh(stack.T @ stack)
-    return np.ascontiguousarray(modes[:, square > 2e-4**2 * square[-1]].T)
+    weights = np.concatenate(outer_weights(outer, area, omega, least_variance))
+    squared_singular_values, modes = np.linalg.eigh(weights.T @ weights)
+    return np.ascontiguousarray(
+        modes[:, squared_singular_values > 2e-4**2 * squared_singular_values[-1]].T
+    )
 
 
 @lru_cache(maxsize=8)
@@ -209,62 +243,74 @@ def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
     nearly alike make the attention matrix nearly singular without a skip connection.
     """
-    low = -18.0 if skip < 1e-3 else -9.0
+    log_gap_min = -18.0 if skip < 1e-3 else -9.0
     log_gap = np.linspace(
-        low, math.log(11.0), 1 + round((math.log(11.0) - low) * points_per_unit)
+        log_gap_min,
+        math.log(11.0),
+        1 + round((math.log(11.0) - log_gap_min) * points_per_unit),
     )
-    means = np.linspace(-5.0, 5.0, 1 + 5 * points_per_unit)
-    m, gap = np.meshgrid(means, np.exp(log_gap), indexing="ij")
-    weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
-    points = np.stack([m + gap / 2, m - gap / 2], axis=-1).reshape(-1, 1, 2)
+    mean_values = np.linspace(-5.0, 5.0, 1 + 5 * points_per_unit)
+    mean, gap = np.meshgrid(mean_values, np.exp(log_gap), indexing="ij")
+    weight = (np.exp(-mean * mean - gap * gap / 4) * gap).ravel()
+    points = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
     # both signs of the gap
     points = np.concatenate([points, points[:, :, ::-1]])
     weight = np.concatenate([weight, weight])
-    heavy = weight > 1e-9 * weight.max()
-    return points[heavy], weight[heavy] / weight[heavy].sum()
+    is_relevant = weight > 1e-9 * weight.max()
+    return points[is_relevant], weight[is_relevant] / weight[is_relevant].sum()
 
 
 def _prior_sums(
-    count: int, z: Host, weight: Host, normal: Host, skip: float, step: float
+    node_count: int,
+    z: Host,
+    weight: Host,
+    normal_numbers: Host,
+    skip: float,
+    node_spacing: float,
 ) -> tuple[Host, float]:
     """Table (N, m N) over which prior points are spread, and the weight lost beyond its last node."""
-    last_node = step * (count - 1)
+    last_node = node_spacing * (node_count - 1)
     clipped = 0.0
-    sums = np.zeros((count, (1 + 4 * normal.shape[1]) * count))
+    table = np.zeros((node_count, (1 + 4 * normal_numbers.shape[1]) * node_count))
     # A layer that the label hardly depends on must not seem to have moments because the points are few.
-    centers = [weight @ moment for moment in _moments(normal)]
+    centers = [
+        weight @ moments_of_layer
+        for moments_of_layer in _moments_of_normals(normal_numbers)
+    ]
     for rows in blocks(len(z), 2**14):
         *off_diagonal, determinant = mixing(z[rows], skip)
-        x, y = (np.log1p(b / determinant) for b in off_diagonal)
+        x, y = (np.log1p(entries / determinant) for entries in off_diagonal)
         clipped += float(weight[rows][np.maximum(x, y) > last_node * (1 + 1e-9)].sum())
         jacobian = weight[rows] / np.maximum(determinant, math.exp(-last_node))
         moments = [
             jacobian,
             *(
-                jacobian * (m - center)
-                for m, center in zip(_moments(normal[rows]), centers)
+                jacobian * (moment - center)
+                for moment, center in zip(
+                    _moments_of_normals(normal_numbers[rows]), centers
+                )
             ),
         ]
-        sums += _spread(
-            count,
-            np.minimum(x, last_node) / step,
-            np.minimum(y, last_node) / step,
+        table += _spread(
+            node_count,
+            np.minimum(x, last_node) / node_spacing,
+            np.minimum(y, last_node) / node_spacing,
             np.stack(moments),
         )
-    return sums, clipped
+    return table, clipped
 
 
-def _spread(count: int, x: Host, y: Host, moments: Host) -> Host:
+def _spread(node_count: int, x: Host, y: Host, moments: Host) -> Host:
     """Table (N, m N) of ``moments`` (m, n) at positions x and y (n,), in units of the node spacing.
 
     Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
     """
-    table = np.zeros((count, len(moments), count))
+    table = np.zeros((node_count, len(moments), node_count))
     _compiled_spreading()(
         *(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)),
         table,
     )
-    return table.reshape(count, -1)
+    return table.reshape(node_count, -1)
 
 
 @cache
@@ -278,26 +324,34 @@ def _compiled_spreading() -> Callable[..., object]:
 
 def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
     """Add to a table (N, m, N) points at x and y (n,), with moments (n, m); compiled with Numba."""
-    count = table.shape[0]
-    wx = np.empty(4)
-    wy = np.empty(4)
+    node_count = table.shape[0]
+    weights_x = np.empty(4)
+    weights_y = np.empty(4)
     for point in range(len(x)):
-        i = min(max(int(np.floor(x[point])) - 1, 0), count - 4)
-        j = min(max(int(np.floor(y[point])) - 1, 0), count - 4)
-        for t, weights in ((x[point] - i, wx), (y[point] - j, wy)):
-            a = t - 1.0
-            b = t - 2.0
-            c = t - 3.0
-            weights[0], weights[1] = -a * b * c / 6.0, t * b * c / 2.0
-            weights[2], weights[3] = -t * a * c / 2.0, t * a * b / 6.0
-        for k in range(4):
+        i = min(max(int(np.floor(x[point])) - 1, 0), node_count - 4)
+        j = min(max(int(np.floor(y[point])) - 1, 0), node_count - 4)
+        for t, weights in ((x[point] - i, weights_x), (y[point] - j, weights_y)):
+            t_minus_1 = t - 1.0
+            t_minus_2 = t - 2.0
+            t_minus_3 = t - 3.0
+            weights[0], weights[1] = (
+                -t_minus_1 * t_minus_2 * t_minus_3 / 6.0,
+                t * t_minus_2 * t_minus_3 / 2.0,
+            )
+            weights[2], weights[3] = (
+                -t * t_minus_1 * t_minus_3 / 2.0,
+                t * t_minus_1 * t_minus_2 / 6.0,
+            )
+        for offset_x in range(4):
             for moment in range(moments.shape[1]):
-                amount = wx[k] * moments[point, moment]
-                for m in range(4):
-                    table[i + k, moment, j + m] += amount * wy[m]
+                weighted_moment = weights_x[offset_x] * moments[point, moment]
+                for offset_y in range(4):
+                    table[i + offset_x, moment, j + offset_y] += (
+                        weighted_moment * weights_y[offset_y]
+                    )
 
 
-def _moments(normal: Host) -> Iterator[Host]:
+def _moments_of_normals(normal: Host) -> Iterator[Host]:
     """The four moments (n,) of each layer of normal points (n, U, 2)."""
     for p, q in normal.transpose(1, 2, 0):
         e = p * p - 1
@@ -306,37 +360,46 @@ def _moments(normal: Host) -> Iterator[Host]:
         yield from (e, f, g, e * e + f * f + 2 * g * g)
 
 
-def _exchanged(sums: Host) -> Host:
+def _exchange_tokens(sums: Host) -> Host:
     """Tables (k, N, m N) with the two tokens exchanged: x with y, and both diagonal moments of every layer."""
-    view = sums.reshape(*sums.shape[:2], -1, sums.shape[1])
-    order = np.arange(view.shape[2])
-    order[1:] = np.stack(
-        [order[2::4], order[1::4], order[3::4], order[4::4]], axis=-1
+    table_blocks = sums.reshape(*sums.shape[:2], -1, sums.shape[1])
+    moment_order = np.arange(table_blocks.shape[2])
+    moment_order[1:] = np.stack(
+        [
+            moment_order[2::4],
+            moment_order[1::4],
+            moment_order[3::4],
+            moment_order[4::4],
+        ],
+        axis=-1,
     ).ravel()
-    return np.asarray(view[:, :, order].transpose(0, 3, 2, 1).reshape(sums.shape))
+    return np.asarray(
+        table_blocks[:, :, moment_order].transpose(0, 3, 2, 1).reshape(sums.shape)
+    )
 
 
-def _half_plane(step: float, reach: float) -> tuple[Host, Host, Host]:
+def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
     """Nodes of a square grid in a disc, only one of each pair ``+-z``.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
-    radius = math.ceil(reach / step)
-    i, j = (
+    radius = math.ceil(largest_radius / spacing)
+    grid_1, grid_2 = (
         axis.ravel() for axis in np.mgrid[-radius : radius + 1, -radius : radius + 1]
     )
-    half = ((i > 0) | ((i == 0) & (j >= 0))) & (
-        (i * i + j * j) * step * step <= reach * reach
+    is_in_half = ((grid_1 > 0) | ((grid_1 == 0) & (grid_2 >= 0))) & (
+        (grid_1 * grid_1 + grid_2 * grid_2) * spacing * spacing
+        <= largest_radius * largest_radius
     )
-    points = np.stack([i[half], j[half]], axis=-1)
-    place = {
-        sign_free: k
+    points = np.stack([grid_1[is_in_half], grid_2[is_in_half]], axis=-1)
+    index_of_point = {
+        signed_point: k
         for k, (a, b) in enumerate(points.tolist())
-        for sign_free in ((a, b), (-a, -b))
+        for signed_point in ((a, b), (-a, -b))
     }
-    mirrored = np.array([place[b, a] for a, b in points.tolist()])
+    mirrored = np.array([index_of_point[b, a] for a, b in points.tolist()])
     return (
-        step * points.astype(float),
+        spacing * points.astype(float),
         np.where((points == 0).all(1), 0.5, 1.0),
         mirrored,
     )
@@ -345,38 +408,42 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host, Host]:
 def nodes_needed(
     skip: float,
     layers: int,
-    relative: float,
-    target_step: float,
+    variance_fraction: float,
+    relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
-    """Number of nodes on an axis for a Gaussian factor with the fraction ``relative``, ``V / (Q + V)``, of the variance.
+    """Number of nodes on an axis for a Gaussian factor with the fraction ``variance_fraction``, ``V / (Q + V)``, of the variance.
 
-    ``target_step`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
+    ``relative_spacing`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
-    step = target_step * math.sqrt(relative)
+    spacing = relative_spacing * math.sqrt(variance_fraction)
     return (
         math.ceil(
-            min(farthest_node(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)
+            min(farthest_node(skip, layers - 1, accuracy) / max(spacing, 1e-300), 1e9)
         )
         + 1
     )
 
 
-def node_count(
+def rounded_node_count(
     skip: float,
     layers: int,
-    relative: float,
-    target_step: float,
+    variance_fraction: float,
+    relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
     """Number of nodes on an axis: as many as needed, rounded up so that tables can be reused, within limits."""
-    minimum = nodes_needed(skip, layers, relative, target_step, accuracy)
+    least_count = nodes_needed(
+        skip, layers, variance_fraction, relative_spacing, accuracy
+    )
     # two sizes of tables between one and twice as many nodes
-    steps = max(0, math.ceil(2 * math.log2(minimum / accuracy.fewest_nodes) - 1e-9))
-    return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (steps / 2)))
+    half_octaves = max(
+        0, math.ceil(2 * math.log2(least_count / accuracy.fewest_nodes) - 1e-9)
+    )
+    return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (half_octaves / 2)))
 
 
 def farthest_node(skip: float, layers: int, accuracy: TableAccuracy) -> float:
     """Largest ``log(1 + x)`` that ``layers`` layers of attention can produce, up to the end of the tables."""
-    limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
-    return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit
+    log_limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
+    return min(log_limit, layers * math.log1p(1.0 / skip)) if skip > 0 else log_limit
