@@ -184,8 +184,7 @@ class Penalty:
     def init(self, problem, data, rng):
         """With another penalty in the state."""
         state = super().init(problem, data, rng)
-        key = "threshold" if hasattr(state, "threshold") else "penalty"
-        return state._replace(**{key: self.factor * getattr(state, key)})
+        return state._replace(penalty=self.factor * state.penalty)
 
 
 @dataclass(frozen=True)

@@ -409,9 +409,9 @@ class Descent(Algorithm):
             f"{type(self).__name__} does not define 'move', the update rule of a gradient method"
         )
 
-    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """Factor that normalizes the summed gradient of a batch of ``size`` samples: 1 over the sample ratio of the batch."""
-        return 1 / problem.model.sample_ratio(size, data.dimension)
+    def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
+        """Factor that normalizes the summed gradient of a batch of ``batch_size`` samples: 1 over the sample ratio of the batch."""
+        return 1 / problem.model.sample_ratio(batch_size, data.dimension)
 
     def penalty(self, data: Data) -> float:
         """Coefficient of the penalty ``|W|^2 / 2`` in the objective."""
