@@ -98,14 +98,17 @@ class Averaged(Algorithm):
         except ParameterError as error:
             raise ParameterError(f"of.{error.key}", error.message) from None
         # Includes defaults and version, so that a change of either makes a new cell.
-        identity = {
+        inner_identity = {
             "name": entry.name,
             "version": entry.item.version,
             **parameters_of("algorithm", inner_algorithm),
         }
         if entry.source is not None:
-            identity |= {"distribution": entry.distribution, "source": entry.source}
-        object.__setattr__(self, "of", identity)
+            inner_identity |= {
+                "distribution": entry.distribution,
+                "source": entry.source,
+            }
+        object.__setattr__(self, "of", inner_identity)
         object.__setattr__(self, "_inner", inner_algorithm)
         object.__setattr__(self, "_entry", entry)
 

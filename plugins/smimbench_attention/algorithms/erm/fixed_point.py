@@ -110,19 +110,19 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
 
 def _fixed_point_solvers(
     problem: Problem, alpha: float, loss: Loss
-) -> Sequence[ClosedForm | FixedPoints]:
+) -> Sequence[ClosedFormRidge | FixedPoints]:
     """Solvers of the fixed point at any penalty, one for every independent evaluation of the integrals."""
     noise = additive_noise(problem) if loss.name == "square" else None
     if noise is not None:
         noise_covariance = noise[0] * np.eye(problem.components)
-        return [ClosedForm(problem, alpha, noise_covariance)]
+        return [ClosedFormRidge(problem, alpha, noise_covariance)]
     return [
         FixedPoints(problem, alpha, integrals)
         for integrals in integrals_of(problem, loss)
     ]
 
 
-class ClosedForm:
+class ClosedFormRidge:
     """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise_covariance: Host) -> None:

@@ -19,7 +19,7 @@ noise can make negative. Doubled: no change but there."""
 
 
 class Messages(NamedTuple):
-    """Messages from the samples to the signal.
+    """Messages of one pass from the samples to the signal: g, its adjoint, posterior covariances and squares.
 
     Attributes
     ----------

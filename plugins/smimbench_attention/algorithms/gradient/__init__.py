@@ -410,7 +410,7 @@ class Descent(Algorithm):
         )
 
     def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
-        """Factor that normalizes the summed gradient of a batch of ``batch_size`` samples: 1 over the sample ratio of the batch."""
+        """Factor that normalizes the gradient summed over a batch: 1 over the sample ratio of the batch."""
         return 1 / problem.model.sample_ratio(batch_size, data.dimension)
 
     def penalty(self, data: Data) -> float:

@@ -294,9 +294,9 @@ def direction_mode(
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
 
-    def mean_over_labels(values: Host) -> float:
-        """Mean over the labels of a sum over the eigenvalues of each."""
-        return float(values.sum() / len(eigenvalues))
+    def mean_over_labels(eigenvalue_function: Host) -> float:
+        """Mean over the labels of a function of the eigenvalues, summed over those of a label."""
+        return float(eigenvalue_function.sum() / len(eigenvalues))
 
     F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
 
