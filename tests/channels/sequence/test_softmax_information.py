@@ -93,7 +93,7 @@ def test_table_and_integration_agree(skip, q, labels):
     # the table knows nothing of the integrators: it uses that B has two parameters
     Q, V = diagonal(*q)
     channel = SequenceSoftmax(tokens=2, layers=len(q), skip=skip)
-    own = over_labels.averages(Network(len(q), 2, skip), Q, V, labels)
+    own = over_labels.label_averages(Network(len(q), 2, skip), Q, V, labels)
     for table, value, error in (
         (channel.information(Q, V), own[0], own[1]),
         (channel.susceptibility(Q, V), own[2], own[3]),
@@ -124,7 +124,7 @@ def test_error_is_the_scatter_of_independent_labels_and_points():
     for k in range(12):
         found.append(
             label_means(
-                lambda s, k=k: over_labels._draw(network, Q, V, 24, 8 * k + s),
+                lambda s, k=k: over_labels._draw_labels(network, Q, V, 24, 8 * k + s),
                 Q,
                 V,
                 scrambles=8,
@@ -169,7 +169,9 @@ def test_control_variates_have_mean_zero(layers, tokens, q):
     zeros = np.stack(
         [
             _control_variates(
-                over_labels._draw(network, Q, V, labels, k), V, without_overlap(Q)
+                over_labels._draw_labels(network, Q, V, labels, k),
+                V,
+                without_overlap(Q),
             ).mean(0)
             for k in range(16)
         ]
