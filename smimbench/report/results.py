@@ -147,7 +147,7 @@ def paired_by_name(
     for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
         if name in up_to_date:
             continue
-        newest = max((record for _, record in members), key=store.written)
+        newest = max((record for _, record in members), key=store.write_time)
         trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
         by_key = {
             cell.key: (cell, record)

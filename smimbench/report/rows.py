@@ -63,7 +63,7 @@ from smimbench.report.statistics import (
     values_of,
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, stored_or_none
-from smimbench.run.external import EXTERNAL, Point, stored_scores
+from smimbench.run.external import EXTERNAL, GridPoint, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store, scores_of
@@ -383,7 +383,7 @@ def _sized(sized: Optima, place: Place) -> Optimum | None:
 
 def rows_of_points(
     suite: Suite,
-    points: Sequence[Point],
+    points: Sequence[GridPoint],
     records: Sequence[Record],
     answers: Answers,
     sized: Optima,
@@ -393,7 +393,7 @@ def rows_of_points(
     They have all metrics that can be computed from an estimate alone.
     """
 
-    def contender(pair: tuple[Point, Record]) -> tuple[str, str, float, int]:
+    def contender(pair: tuple[GridPoint, Record]) -> tuple[str, str, float, int]:
         point, record = pair
         return point.plan.label, record.algorithm, point.alpha, point.dimension
 

@@ -28,7 +28,7 @@ from smimbench.report.rows import (
 )
 from smimbench.report.run_figures import course_questions
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
-from smimbench.run.external import Point, stored_scores
+from smimbench.run.external import GridPoint, stored_scores
 from smimbench.run.loop import Status
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
@@ -428,7 +428,7 @@ def table_questions(results: Results) -> Iterator[Question]:
             yield ThresholdsQuestion(problem)
 
 
-def point_questions(points: Iterable[Point]) -> Iterator[Question]:
+def point_questions(points: Iterable[GridPoint]) -> Iterator[Question]:
     """Yield the Bayes-optimal points that rows of external estimates are compared with."""
     for point in points:
         problem = point.plan.problem

@@ -250,24 +250,29 @@ class Answers:
         """Return a theory result from memory, or from its file (and remember it); None if there is none."""
         answers, path = self.memory.answers, self._file(key)
         if key not in answers and path is not None:
-            asked = {"problem": json.loads(key.question), "alpha": key.ratio}
-            document = self._trusted_answer(key.kind, path, asked, problem.components)
+            answered_question = {
+                "problem": json.loads(key.question),
+                "alpha": key.ratio,
+            }
+            document = self._trusted_answer(
+                key.kind, path, answered_question, problem.components
+            )
             if document is not None:
                 answers[key] = answer_from_json(key.kind, document)
         return answers.get(key)
 
     def _trusted_answer(
-        self, kind: str, file: Path, question: Mapping[str, object], components: int
+        self, kind: str, path: Path, question: Mapping[str, object], components: int
     ) -> Any:
         """Read a stored theory result as JSON; None, with a remark, if its file cannot be trusted."""
         try:
-            answer = read_answer(file, question)["answer"]
+            answer = read_answer(path, question)["answer"]
             check_answer(kind, answer, components)
             return answer
         except OSError:
             return None
         except ValueError as error:
-            self._report_unusable_file(file, error)
+            self._report_unusable_file(path, error)
             return None
 
     def _report_unusable_file(self, file: Path, error: ValueError) -> None:

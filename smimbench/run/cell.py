@@ -75,7 +75,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     # Durations come from the timer: the clock of the system may be set meanwhile.
     start_date, timer_start = time.time(), time.perf_counter()
     backend = partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
-    tries, seconds_of_failed_tries = 0, 0.0
+    failed_tries, seconds_of_failed_tries = 0, 0.0
     machine.reset_peak_memory()
 
     def record(outcome: JsonObject) -> Record:
@@ -102,16 +102,17 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             with (
                 warnings.catch_warnings(record=True) as caught_warnings,
                 machine.blas_threads(threads),
-                reduced_chunks(0.5**tries),
+                reduced_chunks(0.5**failed_tries),
             ):
                 warnings.simplefilter("always")
                 outcome = _outcome(cell, backend, timing)
             remarks = outcome.get("warnings", [])
-            if tries and "placement" in outcome:
-                outcome["placement"]["tries"] = tries + 1
+            if failed_tries and "placement" in outcome:
+                outcome["placement"]["tries"] = failed_tries + 1
                 outcome["timing"]["lost_seconds"] += seconds_of_failed_tries
                 remarks.append(
-                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**tries} of their usual size"
+                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**failed_tries} of "
+                    "their usual size"
                 )
             for warning in caught_warnings:
                 warning_text = " ".join(printable(warning.message, 2000).split())
@@ -121,7 +122,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
         except BaseException as error:  # the algorithm or a plugin may raise anything
             if is_user_interrupt(error):
                 raise
-            tries += 1
+            failed_tries += 1
             traceback_text = printable(
                 "".join(traceback.format_exception(error)), LONGEST
             )
@@ -132,7 +133,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 "traceback": traceback_text,
             }
             will_retry = (
-                tries < MOST_TRIES
+                failed_tries < MOST_TRIES
                 and not isinstance(error, BackendError)
                 and backend().ran_out(error)
             )
@@ -145,7 +146,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
 
 
 def task_handler(
-    setup: JsonObject, report: Callable[..., None]
+    setup: JsonObject, send_event: Callable[..., None]
 ) -> Callable[[Cell], JsonObject]:
     """Return the function with which a worker process runs a cell and returns its record as JSON."""
 
@@ -207,12 +208,14 @@ def _outcome(
     clock = Clock(0.0)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     if start_is_computed:
-        start = clock.time(lambda: _initial_estimate(cell, instance, backend), backend)
+        initial_estimate = clock.time(
+            lambda: _initial_estimate(cell, instance, backend), backend
+        )
     else:
-        start = _initial_estimate(cell, instance, backend)
+        initial_estimate = _initial_estimate(cell, instance, backend)
     cpu_seconds = clock.cpu_seconds()
     backend.release()
-    data = counting_fresh_samples(instance.data(backend, start))
+    data = counting_fresh_samples(instance.data(backend, initial_estimate))
 
     def make_rng(attempt: int) -> np.random.Generator:
         """Return the random generator of attempt 0 or 1."""
@@ -231,7 +234,8 @@ def _outcome(
         _measure(cell, problem, instance, run)
     if instance.checksum() != checksum:
         raise RuntimeError(
-            "the algorithm wrote into the data that all algorithms share, so its result is discarded"
+            "the algorithm wrote into the data that all algorithms share, so its result is discarded; "
+            "it must copy inputs and labels before changing them"
         )
     fresh_samples = cast("FreshSamples", data.fresh)
     data_samples = int(instance.inputs.shape[0])
@@ -342,7 +346,9 @@ def _instance(
     cell: Cell, problem: Problem, backend: Backend
 ) -> tuple[Instance, tuple[float, ...]]:
     """Draw the instance of a cell, or take it from the cache, and return it with its checksum."""
-    device = backend if cell.run.draw == "device" and backend.accelerated else None
+    drawing_device = (
+        backend if cell.run.draw == "device" and backend.accelerated else None
+    )
     grid_point = (cell.alpha, cell.dimension, cell.replicate)
     cache_key = canonical_json(
         [
@@ -350,13 +356,13 @@ def _instance(
             *grid_point,
             cell.seed,
             cell.run.dtype,
-            cell.backend if device else "host",
+            cell.backend if drawing_device else "host",
         ]
     )
     if cache_key not in _LATEST:
         _LATEST.clear()  # two large ones would not fit side by side
         instance = problem.instance(
-            *grid_point, seed=cell.seed, dtype=cell.run.dtype, device=device
+            *grid_point, seed=cell.seed, dtype=cell.run.dtype, device=drawing_device
         )
         _LATEST[cache_key] = instance, instance.checksum()
     return _LATEST[cache_key]

@@ -84,7 +84,7 @@ class Task:
         What can be pickled.
     distributions : frozenset of str
         Packages of third parties whose code it needs.
-    accept : callable
+    parse_answer : callable
         Makes of the answer what ``EndedTask.answer`` is; raises ValueError if it is none.
     on_event : callable
         Called with what the process reports on the way.
@@ -98,7 +98,7 @@ class Task:
 
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
-    accept: Callable[[object], object] = lambda answer: answer
+    parse_answer: Callable[[object], object] = lambda answer: answer
     on_event: Callable[[WorkerMessage], object] = lambda event: None
     max_processes: int = 1
     timeout: float | None = None
@@ -386,7 +386,7 @@ class _Worker:
             if "begun" in event:
                 self._task_began = self._last_message
             elif "answer" in event:
-                answer = task.accept(event["answer"])
+                answer = task.parse_answer(event["answer"])
             elif "error" not in event:
                 task.on_event(event)
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -551,8 +551,8 @@ def exit_reason(exit_code: int | None) -> str:
 
 def main() -> None:
     """Main function of a worker process: runs tasks until the parent closes the pipe."""
-    inbox, outbox = _take_over_pipes()
-    setup: JsonObject = json.loads(inbox.get())
+    messages, answer_pipe = _take_over_pipes()
+    setup: JsonObject = json.loads(messages.get())
 
     # Only a worker needs these, and the parent starts faster without.
     from smimbench.files import error_line, plain_value
@@ -565,27 +565,29 @@ def main() -> None:
     )
     worker_pid = os.getpid()
 
-    def report(**event: object) -> None:
+    def send_event(**event: object) -> None:
         """Send an event to the parent."""
         message = json.dumps(event, default=plain_value).encode()
         if os.getpid() != worker_pid:  # a copy that a plugin has forked and forgotten
             os._exit(0)
-        send(outbox, message)
+        send(answer_pipe, message)
 
-    answer_task = importlib.import_module(setup["module"]).task_handler(setup, report)
+    answer_task = importlib.import_module(setup["module"]).task_handler(
+        setup, send_event
+    )
     while True:
-        arguments = pickle.loads(inbox.get())
-        report(begun=True)
+        arguments = pickle.loads(messages.get())
+        send_event(begun=True)
         try:
             answer = answer_task(*arguments)
             for stream in (sys.stdout, sys.stderr):
                 # A plugin may have removed or closed it.
                 if stream is not None and not stream.closed:
                     stream.flush()
-            report(answer=answer)
+            send_event(answer=answer)
         except BaseException as error:  # a plugin may raise anything
             error_name, _, message = error_line(error).partition(": ")
-            report(
+            send_event(
                 error=error_name, key=str(getattr(error, "key", "")), message=message
             )
 
@@ -598,15 +600,15 @@ def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
-    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     exit_now = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
     # The end of the pipe is the end of the parent, or of its interest.
     start_listening(
         task_pipe,
-        lambda message: exit_now(1) if message is None else inbox.put(message),
+        lambda message: exit_now(1) if message is None else messages.put(message),
         sys.maxsize,
     )
-    return inbox, answer_pipe
+    return messages, answer_pipe
 
 
 def _end_with_parent() -> None:

@@ -36,7 +36,7 @@ EXTERNAL = "elsewhere"
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """Grid point of a suite that determines one instance: problem, sample ratio, dimension and replicate."""
 
     plan: ProblemPlan
@@ -52,7 +52,7 @@ class Point:
         )
 
 
-def first_points(suite: Suite, count: int = 1) -> list[Point]:
+def first_points(suite: Suite, count: int = 1) -> list[GridPoint]:
     """Return the first points of a suite that ``--only`` selects, with replicates of one sample ratio next to each other.
 
     Raises
@@ -70,7 +70,7 @@ def first_points(suite: Suite, count: int = 1) -> list[Point]:
     return points
 
 
-def _grid_points(suite: Suite) -> Iterator[Point]:
+def _grid_points(suite: Suite) -> Iterator[GridPoint]:
     """Yield the points of a suite for which data can be drawn; none if only theory exists for all problems."""
     for plan in (plan for plan in suite.plans if not plan.theory_only):
         for dimension, seeds in zip(plan.dimensions, plan.seeds):
@@ -82,10 +82,10 @@ def _grid_points(suite: Suite) -> Iterator[Point]:
                     dimension=dimension,
                     seed=seed,
                 ):
-                    yield Point(plan, alpha, dimension, seed)
+                    yield GridPoint(plan, alpha, dimension, seed)
 
 
-def write_instance(suite: Suite, point: Point, output_file: Path) -> JsonObject:
+def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObject:
     """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
 
     Returns
@@ -163,7 +163,9 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     return np.asarray(estimate, dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, estimate_file: Path, label: str) -> Record:
+def score_record(
+    suite: Suite, point: GridPoint, estimate_file: Path, label: str
+) -> Record:
     """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
     instance = point.instance(suite)
     estimate = read_estimate(estimate_file, instance.signal.shape)
@@ -193,7 +195,7 @@ def score_record(suite: Suite, point: Point, estimate_file: Path, label: str) ->
     return new_record(cell_identity, point.plan.label, label, outcome)
 
 
-def _instance_identity(suite: Suite, point: Point) -> dict[str, object]:
+def _instance_identity(suite: Suite, point: GridPoint) -> dict[str, object]:
     """Return the settings that determine the instance at a grid point, as cells store them."""
     return {
         "problem": point.plan.problem.spec,
@@ -221,7 +223,7 @@ def store_scores(store: Store, records: Sequence[Record]) -> None:
     score_store.sync()
 
 
-def stored_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]]:
+def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Record]]:
     """Return the grid points of scored estimates that ``--only`` selects, and the records of their scores."""
     algorithm_labels = [
         algorithm_label
@@ -232,7 +234,7 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Record]
     for record in scores_of(store).load().values():
         if not algorithm_labels or record.algorithm in algorithm_labels:
             by_instance.setdefault(_instance_name(record.cell), []).append(record)
-    points: list[Point] = []
+    points: list[GridPoint] = []
     records: list[Record] = []
     for point in _grid_points(suite) if by_instance else ():
         for record in by_instance.get(

@@ -153,7 +153,7 @@ class FreshSamples:
             )
         if self._draw is None:
             raise ValueError(
-                "data.fresh: fresh samples are not available for this data set"
+                "data.fresh: this data set has no source of fresh samples; use its inputs and labels"
             )
         inputs, labels = self._draw(rng, n)
         self.count += int(inputs.shape[0])

@@ -61,11 +61,11 @@ def run_in_processes(
 
     def may_begin(task: Task) -> bool | None:
         """Whether a cell may run now: False if another run has finished it, None while another run has claimed it."""
-        key = task.arguments[0].key
-        if claims is None or claims.claim(key):
+        cell_key = task.arguments[0].key
+        if claims is None or claims.claim(cell_key):
             return True
-        if claims.is_done(key):
-            unfinished_keys.discard(key)
+        if claims.is_done(cell_key):
+            unfinished_keys.discard(cell_key)
             return False
         return None  # of another run, until that is done with it
 
@@ -165,18 +165,18 @@ class ClaimFiles:
         self._own: set[str] = set()
         self._touched = time.monotonic()
 
-    def is_done(self, key: str) -> bool:
+    def is_done(self, cell_key: str) -> bool:
         """Whether a cell has a record by now."""
-        return (self.records / f"{key}.json").exists()
+        return (self.records / f"{cell_key}.json").exists()
 
-    def claim(self, key: str) -> bool:
+    def claim(self, cell_key: str) -> bool:
         """Try to claim a cell for this run; True as well if the folder cannot be written to."""
-        if key in self._own:
+        if cell_key in self._own:
             return True
-        self.others.pop(key, None)
-        if self.is_done(key):
+        self.others.pop(cell_key, None)
+        if self.is_done(cell_key):
             return False
-        claim_path = self.folder / key
+        claim_path = self.folder / cell_key
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             claim_status = unless(FileNotFoundError, claim_path.stat)
@@ -188,13 +188,13 @@ class ClaimFiles:
             with open(claim_path, "x", encoding="utf-8") as claim_file:
                 claim_file.write(f"process {os.getpid()} on {platform.node()}")
         except FileExistsError:
-            self.others[key] = self._owner_of(claim_path)
+            self.others[cell_key] = self._owner_of(claim_path)
             return False
         except OSError:
             return True
-        self._own.add(key)
-        if self.is_done(key):  # it was finished between the two looks
-            self.release(key)
+        self._own.add(cell_key)
+        if self.is_done(cell_key):  # it was finished between the two looks
+            self.release(cell_key)
             return False
         return True
 
@@ -207,17 +207,17 @@ class ClaimFiles:
         """Renew the claims of this run from time to time, to show that its cells are still running."""
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()
-            for key in self._own:
-                unless(OSError, os.utime, self.folder / key)
+            for cell_key in self._own:
+                unless(OSError, os.utime, self.folder / cell_key)
 
-    def release(self, key: str) -> None:
+    def release(self, cell_key: str) -> None:
         """Release the claim on a cell that is done or will not be run."""
-        if key in self._own:
-            self._own.discard(key)
-            unless(OSError, (self.folder / key).unlink)
+        if cell_key in self._own:
+            self._own.discard(cell_key)
+            unless(OSError, (self.folder / cell_key).unlink)
 
     def close(self) -> None:
         """Release all claims, and remove the folder if it is empty."""
-        for key in list(self._own):
-            self.release(key)
+        for cell_key in list(self._own):
+            self.release(cell_key)
         unless(OSError, self.folder.rmdir)

@@ -427,11 +427,11 @@ def indented_json(record: Mapping[str, object]) -> str:
 def json_value(value: object) -> Any:
     """Convert a value to one that JSON can hold: NaN and infinity become null, unknown objects their text."""
     return to_jsonable_python(
-        value, inf_nan_mode="null", bytes_mode="base64", fallback=_plain_object
+        value, inf_nan_mode="null", bytes_mode="base64", fallback=_json_value_of_object
     )
 
 
-def _plain_object(value: Any) -> object:
+def _json_value_of_object(value: Any) -> object:
     """Convert an array to lists of numbers, and any other object to its text."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type)
     numbers = value.tolist() if is_array else value

@@ -224,7 +224,7 @@ class Store:
         self.complaints.append(f"{path}: trajectory {reason}")
         return None
 
-    def written(self, record: Record) -> float:
+    def write_time(self, record: Record) -> float:
         """Time at which a record was written, in seconds since 1970; 0 if its file is gone."""
         path = self.folder / f"{record.file_stem}.json"
         return unless(OSError, os.path.getmtime, path) or 0.0
@@ -509,15 +509,15 @@ def made_by_other_code(
         return []
     candidates: dict[str, list[tuple[dict[str, Any], int]]] = {}
     for cell_index, cell in enumerate(cells):
-        identity = json.loads(canonical_json(cell.identity()))
-        setup_key = _setup_without_parameters(identity)
-        candidates.setdefault(setup_key, []).append((identity, cell_index))
+        cell_identity = json.loads(canonical_json(cell.identity()))
+        setup_key = _setup_without_parameters(cell_identity)
+        candidates.setdefault(setup_key, []).append((cell_identity, cell_index))
     indexed_records = []
     for record in unmatched_records:
-        for identity, cell_index in candidates.get(
+        for cell_identity, cell_index in candidates.get(
             _setup_without_parameters(record.cell), ()
         ):
-            if is_same_setup(identity, record.cell):
+            if is_same_setup(cell_identity, record.cell):
                 indexed_records.append((cell_index, record))
                 break
     indexed_records.sort(key=lambda pair: pair[0])

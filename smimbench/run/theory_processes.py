@@ -36,15 +36,17 @@ def solve_in_parallel(
 
     def progress_of(problem: Problem) -> Progress:
         """Return the progress of a problem's theory, from what is stored in the folder."""
-        alphas, thresholds = work_by_problem[problem]
-        points, has_thresholds, nodes = solver.count_stored([(problem, alphas)])
-        solved = points + thresholds * has_thresholds
-        return Progress(solved, len(alphas) + thresholds, nodes)
+        alphas, with_thresholds = work_by_problem[problem]
+        point_count, has_thresholds, node_count = solver.count_stored(
+            [(problem, alphas)]
+        )
+        solved_count = point_count + with_thresholds * has_thresholds
+        return Progress(solved_count, len(alphas) + with_thresholds, node_count)
 
     def is_unsolved(problem: Problem) -> bool:
         """Whether a point or the thresholds of a problem are still to be solved."""
-        solved, total, *_ = progress_of(problem)
-        return solved < total
+        solved_count, total, *_ = progress_of(problem)
+        return solved_count < total
 
     unsolved_problems = list(filter(is_unsolved, work_by_problem))
     last_report = time.monotonic()
@@ -74,10 +76,12 @@ def solve_in_parallel(
         for problem in unsolved_problems:
             solver.begin(problem)
             solver.on_progress(problem, progress_of(problem))
-            alphas, thresholds = work_by_problem[problem]
+            alphas, with_thresholds = work_by_problem[problem]
             for ratio_batch in independent_parts(problem, alphas):
                 node_tasks[task_of(problem, "part", ratio_batch)] = problem
-            curve_tasks[task_of(problem, "whole", list(alphas), thresholds)] = problem
+            curve_tasks[task_of(problem, "whole", list(alphas), with_thresholds)] = (
+                problem
+            )
         with contextlib.suppress(ProblemError):
             for tasks in (node_tasks, curve_tasks):
                 for ended_task in executor.run(tasks, on_progress=on_progress):
@@ -164,9 +168,9 @@ class TheoryWorker:
             solver.begin(problem)
             solve_part(problem, *arguments)
         elif kind == "whole":
-            alphas, with_thresholds = arguments
+            alphas, asks_thresholds = arguments
             solver.points(problem, alphas)
-            if with_thresholds:
+            if asks_thresholds:
                 solver.thresholds(problem)
         else:
             (document,) = solver.solve(kind, problem, *arguments)
@@ -175,7 +179,7 @@ class TheoryWorker:
 
 
 def task_handler(
-    setup: JsonObject, report: Callable[..., None]
+    setup: JsonObject, send_event: Callable[..., None]
 ) -> Callable[..., object]:
     """Return the function with which a worker process answers questions of theory."""
-    return TheoryWorker(setup["folder"], report).answer
+    return TheoryWorker(setup["folder"], send_event).answer

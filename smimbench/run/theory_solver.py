@@ -213,28 +213,31 @@ class TheorySolver(Answers):
         unsolved_keys = [
             key for key in distinct_keys if not self._has_stored_points(problem, key)
         ]
-        solved, total = len(distinct_keys) - len(unsolved_keys), len(distinct_keys)
+        solved_count, asked_count = (
+            len(distinct_keys) - len(unsolved_keys),
+            len(distinct_keys),
+        )
 
         def on_node(nodes: int, alpha: float | None) -> None:
-            self.on_progress(problem, Progress(solved, total, nodes, alpha))
+            self.on_progress(problem, Progress(solved_count, asked_count, nodes, alpha))
 
-        self.on_progress(problem, Progress(solved, total))
+        self.on_progress(problem, Progress(solved_count, asked_count))
         if unsolved_keys:
-            with self._solving(problem, unsolved_keys, on_node):
+            with self._solving_context(problem, unsolved_keys, on_node):
                 ratios = [cast(float, key.ratio) for key in unsolved_keys]
                 branches = self.solve("points", problem, ratios)
                 for key, alpha, document in zip(unsolved_keys, ratios, branches):
                     self._store_answer(problem, key, document)
-                    solved += 1
+                    solved_count += 1
                     on_node(self._nodes(problem).count, alpha)
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
     def _has_stored_points(self, problem: Problem, key: AnswerKey) -> bool:
         """Whether points are stored, with their generalization errors if these are requested."""
-        points = cast(Branches | None, self._from_memory_or_file(problem, key))
-        return points is not None and not (
+        branches = cast(Branches | None, self._from_memory_or_file(problem, key))
+        return branches is not None and not (
             self.prediction_errors
-            and any(point.generalization_error is None for point in points)
+            and any(point.generalization_error is None for point in branches)
         )
 
     @_guarding_plugin_errors
@@ -295,12 +298,12 @@ class TheorySolver(Answers):
             self.on_progress(problem, Progress(0, 1, nodes, alpha))
 
         self.on_progress(problem, Progress(0, 1))
-        with self._solving(problem, [key], on_node):
+        with self._solving_context(problem, [key], on_node):
             (document,) = self.solve(kind, problem, *arguments)
             self._store_answer(problem, key, document)
 
     @contextlib.contextmanager
-    def _solving(
+    def _solving_context(
         self,
         problem: Problem,
         keys: Sequence[AnswerKey],
@@ -370,21 +373,26 @@ class TheorySolver(Answers):
 
     def _point(self, problem: Problem, point: Prediction) -> TheoryPoint:
         """Complete a fixed point with its derived quantities, and generalization errors if these are requested."""
-        errors = None
+        generalization_errors = None
         if self.prediction_errors:
-            errors = point_errors(problem, point.Q, point.V, point.error)
-        return theory_point(problem, point, errors)
+            generalization_errors = point_errors(problem, point.Q, point.V, point.error)
+        return theory_point(problem, point, generalization_errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Find the competing fixed points along a line of sample ratios, with interpolated generalization errors."""
         fixed_points = competing(problem, alphas)
-        errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(None)
+        generalization_errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(
+            None
+        )
         if problem.components == 1:
             points = [point for branches in fixed_points for point in branches]
             overlaps = zip(*((point.Q, point.V, point.error) for point in points))
-            errors = iter(curve_errors(problem, *overlaps))
+            generalization_errors = iter(curve_errors(problem, *overlaps))
         return [
-            [theory_point(problem, point, next(errors)) for point in branches]
+            [
+                theory_point(problem, point, next(generalization_errors))
+                for point in branches
+            ]
             for branches in fixed_points
         ]
 
@@ -524,9 +532,12 @@ class TheorySolver(Answers):
         document = json.loads(one_line_json(document))
         check_answer(key.kind, document, problem.components)
         self.memory.answers[key] = answer_from_json(key.kind, document)
-        if file := self._file(key):
-            question = {"problem": json.loads(key.question), "alpha": key.ratio}
-            write_answer(file, question, document)
+        if path := self._file(key):
+            answered_question = {
+                "problem": json.loads(key.question),
+                "alpha": key.ratio,
+            }
+            write_answer(path, answered_question, document)
 
 
 def has_third_party(*specs: Specification) -> bool:

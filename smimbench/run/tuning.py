@@ -67,7 +67,7 @@ class Search:
     suite: Suite
     plan: ProblemPlan
     algorithm: AlgorithmPlan
-    space: SearchSpace
+    search_space: SearchSpace
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -79,7 +79,7 @@ class Search:
         """All that the result of the search depends on: problem, algorithm, ranges, grid and run options, but no seeds."""
         plan, algorithm, run_options = self.plan, self.algorithm, self.suite.run
         spec = with_versions(algorithm.spec, plan.problem.model.name)
-        return {"problem": plan.problem.spec, "algorithm": spec, "tune": self.space.document(), "alpha": plan.alphas,
+        return {"problem": plan.problem.spec, "algorithm": spec, "tune": self.search_space.document(), "alpha": plan.alphas,
                 "dimension": plan.dimensions, "target": run_options.target, **run_options.of_cell(()).identity()}  # fmt: skip
 
     @property
@@ -93,7 +93,7 @@ class Search:
         algorithm = self.algorithm
         entry = get_registry().get("algorithm", algorithm.name)
         trials: dict[str, tuple[Setting, Specification]] = {}
-        for setting in self.space.settings(algorithm.spec):
+        for setting in self.search_space.settings(algorithm.spec):
             try:
                 parameters = with_setting(algorithm.parameters, setting)
                 _, spec = make_algorithm(entry, parameters)
@@ -424,10 +424,11 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     return lines
 
 
-def choice_of(search: Search, stored: SearchResult) -> TunedAlgorithm:
+def choice_of(search: Search, stored_outcome: SearchResult) -> TunedAlgorithm:
     """Return the algorithm with the setting that a search chose, and a summary of the search, as cells store them."""
-    algorithm = stored["algorithm"]
+    algorithm = stored_outcome["algorithm"]
     assert algorithm is not None
-    tuning: Tuning = {"of": search.algorithm.spec, "tune": search.space.document(), "trials": len(stored["trials"]),
-              "runs": stored["runs"], "search": stored["digest"]}  # fmt: skip
+    tuning: Tuning = {"of": search.algorithm.spec, "tune": search.search_space.document(),
+              "trials": len(stored_outcome["trials"]),
+              "runs": stored_outcome["runs"], "search": stored_outcome["digest"]}  # fmt: skip
     return TunedAlgorithm(algorithm, tuning)

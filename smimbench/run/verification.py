@@ -143,15 +143,15 @@ def verify_choices(suite: Suite, store: Store) -> Verification:
     log_errors = log_errors_of_trials(suite, trials)
     for search in searches(suite):
         path, used_choice = choice_file(search, store), suite.choices.get(search.labels)
-        stored = read_choice(search, store)
-        if stored is None:
+        stored_outcome = read_choice(search, store)
+        if stored_outcome is None:
             if used_choice is not None:
                 verification.missing.append(
                     f"{path} is missing, which stores how the setting of {search.labels[1]} was chosen"
                 )
             continue
         unfinished_cells, repeated_outcome = search.next_cells_or_outcome(
-            log_errors, stored["backend"]
+            log_errors, stored_outcome["backend"]
         )
         lines = []
         if unfinished_cells:
@@ -161,10 +161,12 @@ def verify_choices(suite: Suite, store: Store) -> Verification:
             or with_digest(
                 json_value({"question": search.question, **repeated_outcome})
             )
-            != stored
+            != stored_outcome
         ):
             lines = [f"{path}: the records of its trials lead to another choice"]
-        elif used_choice is not None and used_choice != choice_of(search, stored):
+        elif used_choice is not None and used_choice != choice_of(
+            search, stored_outcome
+        ):
             lines = [
                 f"{path}: the suite was run with another setting of {search.labels[1]}"
             ]
@@ -228,10 +230,12 @@ class StoredAnswer:
             return (path.parent.name, path.stem) == names
         return path.name == answer_name(self.kind, key, self.document["alpha"], version)
 
-    def compare(self, solved: Any) -> list[str]:
+    def compare(self, repeated_answer: Any) -> list[str]:
         """Return the differences between the stored result and one that was solved again, given as JSON."""
-        solved = json.loads(one_line_json(solved))
-        if isinstance(self.document["answer"], str) and isinstance(solved, str):
+        repeated_answer = json.loads(one_line_json(repeated_answer))
+        if isinstance(self.document["answer"], str) and isinstance(
+            repeated_answer, str
+        ):
             return []  # both say that there is no prediction, and words may change
         relative_tolerance, absolute_tolerance = ROUNDED, ROUNDED / 100
         this_machine = machine.fingerprint(), machine.versions()
@@ -240,17 +244,21 @@ class StoredAnswer:
             self.document.get("versions"),
         ) != this_machine:
             errors = [
-                float(np.max(point["mse_error"])) for point in _points_of_answer(solved)
+                float(np.max(point["mse_error"]))
+                for point in _points_of_answer(repeated_answer)
             ]
             relative_tolerance, absolute_tolerance = (
                 OTHER_MACHINE,
                 4 * max(errors, default=0.0) + 1e-9,
             )
-        stored_answer, solved = map(
-            _without_reason_texts, (self.document["answer"], solved)
+        stored_answer, repeated_answer = map(
+            _without_reason_texts, (self.document["answer"], repeated_answer)
         )
         lines = differences(
-            stored_answer, solved, relative_tolerance, absolute=absolute_tolerance
+            stored_answer,
+            repeated_answer,
+            relative_tolerance,
+            absolute=absolute_tolerance,
         )
         return [
             f"{self.path}: solved again, {line}" for line in itertools.islice(lines, 3)
@@ -327,8 +335,10 @@ def verify_theory(
 class _RepeatSolver:
     """Solver that repeats the stored answers of a problem without reading any stored file."""
 
-    def __init__(self, problem: Problem, stored: Sequence[StoredAnswer]) -> None:
-        self.problem, self.stored = problem, stored
+    def __init__(
+        self, problem: Problem, stored_answers: Sequence[StoredAnswer]
+    ) -> None:
+        self.problem, self.stored = problem, stored_answers
         # Some answers have no errors of prediction.
         self.solvers = {
             prediction_errors: TheorySolver(
@@ -339,22 +349,22 @@ class _RepeatSolver:
         self.alphas = sorted(
             {
                 float(answer.document["alpha"])
-                for answer in stored
+                for answer in stored_answers
                 if answer.kind == "point"
             }
         )
 
-    def solve(self, stored: StoredAnswer) -> Any:
+    def solve(self, stored_answer: StoredAnswer) -> Any:
         """Solve a stored result again and return it as JSON; None for a node that no other result needed."""
-        document, problem = stored.document, self.problem
-        if stored.kind == "nodes":
+        document, problem = stored_answer.document, self.problem
+        if stored_answer.kind == "nodes":
             node = nodes_of(problem).evaluated.get(document["node"])
             return None if node is None else node_answer(node)
-        if stored.kind == "thresholds":
+        if stored_answer.kind == "thresholds":
             return document_of(self.solvers[True].thresholds(problem))
-        if stored.kind == "curve":
+        if stored_answer.kind == "curve":
             return document_of(self.solvers[True].line(problem, document["alpha"]))
-        if stored.kind == "own":
+        if stored_answer.kind == "own":
             return self._prediction(document)
         prediction_errors = any(
             "generalization_error" in point for point in document["answer"]
@@ -376,24 +386,28 @@ class _RepeatSolver:
     def compare(self, answer_check: Verification, node_check: Verification) -> int:
         """Compare all stored results, then nodes, with repeated ones; return the number of nodes that were not evaluated."""
         unevaluated_nodes, failed_names = 0, set()
-        for stored in sorted(self.stored, key=lambda answer: KINDS.index(answer.kind)):
+        for stored_answer in sorted(
+            self.stored, key=lambda answer: KINDS.index(answer.kind)
+        ):
             name = self.problem.spec["channel"]["name"]
-            if stored.kind == "own":
-                name = stored.document["problem"][1][0]["name"]
+            if stored_answer.kind == "own":
+                name = stored_answer.document["problem"][1][0]["name"]
             try:
-                answer = None if name in failed_names else self.solve(stored)
+                answer = None if name in failed_names else self.solve(stored_answer)
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
                 # An algorithm may have a theory at other points.
-                if stored.kind != "own":
+                if stored_answer.kind != "own":
                     failed_names.add(name)
                 answer_check.remarks.append(
                     f"{name}: its theory raised {error_line(error)}"
                 )
                 continue
-            is_node = stored.kind == "nodes"
+            is_node = stored_answer.kind == "nodes"
             unevaluated_nodes += is_node and answer is None
             if answer is not None:
-                (node_check if is_node else answer_check).add(stored.compare(answer))
+                (node_check if is_node else answer_check).add(
+                    stored_answer.compare(answer)
+                )
         return unevaluated_nodes
 
 
@@ -452,11 +466,11 @@ def verify_reruns(
         cells_by_setting.setdefault(setting, []).append(cell_of_key[keys[index]])
     for (threads, was_killed), chosen_cells in cells_by_setting.items():
         run_again = _rerun_with_time_limit if was_killed else rerun_without_time_limit
-        for cell, repeated in run_again(chosen_cells, threads):
+        for cell, repeated_record in run_again(chosen_cells, threads):
             for stem in stems_of_key[cell.key]:
                 lines = _record_differences(
                     records[stem],
-                    repeated,
+                    repeated_record,
                     store,
                     compare_trajectories=compare_trajectories,
                 )
@@ -518,23 +532,35 @@ def _rerun_with_time_limit(
 
 
 def _record_differences(
-    stored: Record, repeated: Record, store: Store, *, compare_trajectories: bool
+    stored_record: Record,
+    repeated_record: Record,
+    store: Store,
+    *,
+    compare_trajectories: bool,
 ) -> Iterator[str]:
     """Yield the differences, in words, between a stored record and that of the same cell run again."""
     is_same_machine = (
-        stored.timing.machine == machine.fingerprint()
-        and stored.versions == repeated.versions
+        stored_record.timing.machine == machine.fingerprint()
+        and stored_record.versions == repeated_record.versions
     )
-    expected, actual = (
+    stored_fields, repeated_fields = (
         _reproducible_fields(record, store, numbers_in_texts=is_same_machine)
-        for record in (stored, repeated)
+        for record in (stored_record, repeated_record)
     )
-    is_shorter = (stored.iterations or 0) < (repeated.iterations or 0)
+    is_shorter = (stored_record.iterations or 0) < (repeated_record.iterations or 0)
     if not compare_trajectories:
-        del expected["trajectory"], actual["trajectory"]
-    elif stored.status == Status.TIMEOUT and is_shorter and expected["trajectory"]:
-        expected, actual = _steps_before_time_limit(expected, actual)
-    return differences(expected, actual, 0.0 if is_same_machine else OTHER_MACHINE)
+        del stored_fields["trajectory"], repeated_fields["trajectory"]
+    elif (
+        stored_record.status == Status.TIMEOUT
+        and is_shorter
+        and stored_fields["trajectory"]
+    ):
+        stored_fields, repeated_fields = _steps_before_time_limit(
+            stored_fields, repeated_fields
+        )
+    return differences(
+        stored_fields, repeated_fields, 0.0 if is_same_machine else OTHER_MACHINE
+    )
 
 
 REPRODUCIBLE = (
@@ -572,20 +598,21 @@ def _reproducible_fields(
 
 
 def _steps_before_time_limit(
-    stopped: dict[str, Any], full: dict[str, Any]
+    stopped_run: dict[str, Any], full_run: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the part of a run ended by a time limit that the full run shares: start and recorded steps.
 
     The values at its end are those of its last step.
     """
-    recorded_iterations = set(full["trajectory"]["iteration"])
+    recorded_iterations = set(full_run["trajectory"]["iteration"])
     common_fields = []
-    for fields in (stopped, full):
+    for fields in (stopped_run, full_run):
         trajectory = fields["trajectory"]
         common_rows = [
             index
             for index, iteration in enumerate(trajectory["iteration"])
-            if iteration in recorded_iterations and iteration <= stopped["iterations"]
+            if iteration in recorded_iterations
+            and iteration <= stopped_run["iterations"]
         ]
         columns = {
             name: [column[index] for index in common_rows]
@@ -593,10 +620,10 @@ def _steps_before_time_limit(
         }
         start_fields = {name: fields[name] for name in ("samples", "start", "cost")}
         common_fields.append({**start_fields, "trajectory": columns})
-    metrics = stopped["metrics"]
+    metrics = stopped_run["metrics"]
     last_metrics = {
         name: column[-1]
-        for name, column in stopped["trajectory"].items()
+        for name, column in stopped_run["trajectory"].items()
         if name in metrics
     }
     common_fields[0]["metrics"] = {name: metrics[name] for name in last_metrics}
@@ -605,16 +632,20 @@ def _steps_before_time_limit(
 
 
 def differences(
-    stored: Any, repeated: Any, tolerance: float, *, absolute: float | None = None
+    stored_document: Any,
+    repeated_document: Any,
+    tolerance: float,
+    *,
+    absolute: float | None = None,
 ) -> Iterator[str]:
     """Yield the differences, in words, between two JSON documents, up to a relative or ``absolute`` tolerance of numbers."""
-    expected, actual = (
-        dict(_paths_and_leaves(stored)),
-        dict(_paths_and_leaves(repeated)),
+    stored_leaves, repeated_leaves = (
+        dict(_paths_and_leaves(stored_document)),
+        dict(_paths_and_leaves(repeated_document)),
     )
     absolute_tolerance = tolerance if absolute is None else absolute
-    for path in {**expected, **actual}:
-        stored_leaf, repeated_leaf = expected.get(path), actual.get(path)
+    for path in {**stored_leaves, **repeated_leaves}:
+        stored_leaf, repeated_leaf = stored_leaves.get(path), repeated_leaves.get(path)
         is_same = stored_leaf == repeated_leaf
         if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
             are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)

@@ -69,7 +69,7 @@ def test_cost_grows_with_students_and_epochs(tmp_path, registry):
 def test_cost_is_what_the_model_says(tmp_path, registry, monkeypatch):
     """Products of a symmetric matrix take three quarters of what others take."""
     monkeypatch.setattr(cost, "HOST", cost._Speed(1e8))
-    monkeypatch.setattr(cost, "_trial", lambda *run: [])
+    monkeypatch.setattr(cost, "_timed_trial", lambda *run: [])
     cells = cells_of(
         tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 300}
     )
@@ -365,7 +365,7 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
     cells = cells_of(
         tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}
     )
-    monkeypatch.setattr(cost, "_trial", lambda *run: [])
+    monkeypatch.setattr(cost, "_timed_trial", lambda *run: [])
     host = cost.estimate_cost(cells, 1).seconds
     monkeypatch.setattr(cost, "get_backend", lambda name: place)
     monkeypatch.setattr(cost, "ceilings", lambda backend: rates)

@@ -152,7 +152,9 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
         def result(timeout, error=error):
             raise error
 
-        record, why = dask._outcome(SimpleNamespace(status="finished", result=result))
+        record, why = dask._record_or_error(
+            SimpleNamespace(status="finished", result=result)
+        )
         assert record is None
         assert type(why).__name__ in dask.LOST_ERRORS
 

@@ -219,7 +219,7 @@ def finish(search, error):
     names = [spec["learning_rate"] for _, spec in search.trials]
     log_errors: dict[str, float] = {}
     while True:
-        missing, found = search.proceed(log_errors, "numpy")
+        missing, found = search.next_cells_or_outcome(log_errors, "numpy")
         if found is not None:
             return found, len(log_errors)
         for cell in missing:
