@@ -16,12 +16,12 @@ from smimbench.files import canonical_json
 from smimbench.numerics.statistics import quantile
 from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
-from smimbench.report.packed import obstacle, packed_under, read_pack, read_packed
+from smimbench.report.packed import packed_under, read_pack, read_packed, rerun_obstacle
 from smimbench.report.row import grouped
 from smimbench.report.stored_table import UNVERIFIABLE
 from smimbench.report.style import looks
 from smimbench.report.text_files import markdown_table
-from smimbench.report.verdict import prediction_cell, verdicts
+from smimbench.report.verdict import agreement_cell, verdicts
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     newest: dict[str, JsonObject] = {}
     for path in paths:
         table, shared, _ = read_packed(path)
-        rows = [row for row in table.rows if not obstacle(row, shared)]
+        rows = [row for row in table.rows if not rerun_obstacle(row, shared)]
         for verdict in verdicts(rows):
             size = verdict.problem, verdict.dimension
             inside = [
@@ -110,7 +110,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "interval": _interval(standing, contender_row.estimate.n),
                     "cpu_seconds": contender_row.cost.cpu_seconds,
                     "ranking": _ranking(standing),
-                    "as_predicted": prediction_cell(contender),
+                    "as_predicted": agreement_cell(contender),
                 }
                 size = f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
                 entry["contest"] = f"{verdict.problem}, {size}"
@@ -255,7 +255,7 @@ def absent(path: Path) -> list[str]:
     """One line for each row of a file that is not on the board."""
     table, shared, remarks = read_packed(path)
     reasons = {
-        f"{row.place.problem}: {row.place.algorithm}": obstacle(row, shared)
+        f"{row.place.problem}: {row.place.algorithm}": rerun_obstacle(row, shared)
         for row in table.rows
     }
     lines = [

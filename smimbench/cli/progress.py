@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from smimbench.cli.options import make_console, print_message
-from smimbench.report.row import kind_of, reason_of
+from smimbench.report.row import reason_kind, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -193,7 +193,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
         if silent or record.status == "ok":
             return
         algorithm, reason = record.algorithm, reason_of(record)
-        failure_kind = algorithm, kind_of(reason)
+        failure_kind = algorithm, reason_kind(reason)
         if failure_kind not in reported_failures:
             reported_failures.add(failure_kind)
             on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")

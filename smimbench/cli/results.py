@@ -353,7 +353,7 @@ _ENDED = {
 
 def _failure_reasons(rows: Sequence[Row]) -> list[str]:
     """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
-    from smimbench.report.row import kind_of, place
+    from smimbench.report.row import place, reason_kind
 
     cell_counts: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], dict[str, str]] = {}
@@ -366,7 +366,7 @@ def _failure_reasons(rows: Sequence[Row]) -> list[str]:
             status, _, reason = status_and_reason.partition(": ")
             reason_by_kind = reasons.setdefault((algorithm, status), {})
             reason_by_kind.setdefault(
-                kind_of(status_and_reason), f"at alpha {alpha}: {reason}"
+                reason_kind(status_and_reason), f"at alpha {alpha}: {reason}"
             )
     messages = []
     for (algorithm, status), reason_by_kind in sorted(reasons.items()):

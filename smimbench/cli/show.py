@@ -563,7 +563,7 @@ def compare(
     algorithm and parameters, whatever code made them.
     """
     from smimbench.report import tables
-    from smimbench.report.comparison import ONE_SIDED, exceeds, overall_changes
+    from smimbench.report.comparison import ONE_SIDED, exceeds_limit, overall_changes
 
     if fail_over is not None and not math.isfinite(fail_over):
         raise click.UsageError(f"--fail-over: must be a finite number, got {fail_over}")
@@ -602,10 +602,12 @@ def compare(
         worse_rows = [
             change
             for change in changes
-            if exceeds(change.judgment, fail_over, change.time_percent)
+            if exceeds_limit(change.judgment, fail_over, change.time_percent)
         ]
         worse_means = [
-            change for change in mean_changes if exceeds(change.judgment, fail_over)
+            change
+            for change in mean_changes
+            if exceeds_limit(change.judgment, fail_over)
         ]
         failure_count = len(
             [*worse_rows, *worse_means, *unpaired_runs, *omission_remarks]

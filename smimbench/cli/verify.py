@@ -232,8 +232,8 @@ def _verify_pack(
         read_pack,
         read_packed,
         unpacked,
-        verified,
         verified_files,
+        verified_submission,
     )
     from smimbench.suite.reader import parse_suite
 
@@ -274,7 +274,9 @@ def _verify_pack(
             pack_file.missing.append(f"{path}: some theory of its rows is missing")
         verifications |= _verify_scores(results)
         if is_submission:
-            contender_checks = verified(path, rows, run_document, results.suite)
+            contender_checks = verified_submission(
+                path, rows, run_document, results.suite
+            )
             verifications["contenders that others can run again"] = contender_checks
         verifications |= _recompute(
             results, recomputation, trajectories=not is_submission

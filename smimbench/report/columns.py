@@ -17,7 +17,7 @@ from rich.text import Text
 
 from smimbench.files import printable
 from smimbench.report.prediction import LIMIT
-from smimbench.report.row import letter_of, names_with_backend
+from smimbench.report.row import common_dimension_letter, names_with_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,13 +63,15 @@ def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
     return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
 
 
-def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> str:
+def uncertain(
+    value: float | None, error: float | None, smallest_shown_error: float = 1e-5
+) -> str:
     """Format a value with its error, which is omitted if it is too small to show."""
     if value is None or error is None:
         return number(value)
     return (
         number(value, 5)
-        if error < exact
+        if error < smallest_shown_error
         else f"{number(value)}±{number(error, decimals=0)}"
     )
 
@@ -84,23 +86,28 @@ def seconds(value: float | None) -> str:
     if value is None:
         return ""
     # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
-    for minimum, unit, size in (
+    for minimum, unit, seconds_per_unit in (
         (6000.0, "h", 3600.0),
         (999.5, "min", 60.0),
         (1.0, "s", 1.0),
         (1e-3, "ms", 1e-3),
     ):
         if value >= minimum:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / seconds_per_unit:.3g} {unit}"
     return f"{value / 1e-6:.3g} us"
 
 
-def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
-    """Format a number with its sign, in another format if it is at least ``large``; None is blank."""
+def signed(
+    value: float | None, format_spec: str, large_from: float, large_format_spec: str
+) -> str:
+    """Format a number with its sign, in another format if it is at least ``large_from``; None is blank."""
     return (
         ""
         if value is None
-        else format(value, "+z" + (form if abs(value) < large else form_of_large))
+        else format(
+            value,
+            "+z" + (format_spec if abs(value) < large_from else large_format_spec),
+        )
     )
 
 
@@ -111,17 +118,17 @@ def marked_z(z: float | None, n: int | None) -> str:
     )
 
 
-def statuses(counts: Mapping[str, int], moving: int) -> Text:
+def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
     """Format the number of runs per status (in color unless ok), and of runs still changing at the last step."""
     text = Text()
-    for i, (name, count) in enumerate(
+    for index, (status, count) in enumerate(
         sorted(counts.items(), key=lambda kv: kv[0] != "ok")
     ):
-        text.append(" " if i else "").append(
-            f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red"
+        text.append(" " if index else "").append(
+            f"{count} {SHORT[status]}", style="green" if status == "ok" else "bold red"
         )
-    if moving:
-        text.append(f" ({moving} moving)", style="yellow")
+    if moving_runs:
+        text.append(f" ({moving_runs} moving)", style="yellow")
     return text
 
 
@@ -131,28 +138,30 @@ def ratio_words(ratio: float | None, error: float | None = None) -> str:
         return percent(ratio, ".4g")
     if max(ratio, error) >= 1e5:
         return measured(ratio, error)
-    digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
-    return f"{ratio:.{digits}f}±{error:.{digits}f}"
+    decimals = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
+    return f"{ratio:.{decimals}f}±{error:.{decimals}f}"
 
 
-def percent(value: float | None, form: str = ".0%") -> str:
+def percent(value: float | None, format_spec: str = ".0%") -> str:
     """Format a fraction as a percentage; None is blank."""
-    return "" if value is None else format(value, form)
+    return "" if value is None else format(value, format_spec)
 
 
-def _time_near(epsilon: Epsilon, row: Row) -> str:
+def _time_near_text(epsilon: Epsilon, row: Row) -> str:
     """Format the time until the error is within ``epsilon`` of the optimum; blank if it is unknown."""
     near = row.cost.near[epsilon]
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
 
-def _sized(row: Row) -> str:
+def _optimum_at_size_text(row: Row) -> str:
+    """Format the Bayes-optimal error at the dimension of the runs; ``limit`` if only that at infinite D is known."""
     if row.metric != "mse" or not row.optimum.limit:
         return ""
     return LIMIT if row.optimum.source == LIMIT else number(row.optimum.value)
 
 
-def _of_peak(share: float | None, ceiling: str) -> str:
+def _peak_share_text(share: float | None, ceiling: str) -> str:
+    """Format a share of the machine's peak speed, marked ``x`` (matrix products) or ``r`` (memory reads)."""
     return (
         ""
         if share is None
@@ -160,34 +169,39 @@ def _of_peak(share: float | None, ceiling: str) -> str:
     )
 
 
-def _z(row: Row | RowEntry) -> str:
+def _z_text(row: Row | RowEntry) -> str:
     """Format the standardized difference from the prediction, or from the optimal value if there is no prediction."""
     predicted = row.prediction.value is not None or row.prediction.reason
     return marked_z(row.prediction.z if predicted else row.theory.z, row.estimate.n)
 
 
-def _sequences(sequences: Sequence[LearnedSequence]) -> str:
+def _learning_orders_text(sequences: Sequence[LearnedSequence]) -> str:
+    """Format the three most frequent orders in which components were learned, each with its number of runs."""
     return ", ".join(
         f"{' '.join(map(str, order.layers)) or 'none'} ({order.runs})"
         for order in sequences[:3]
     )
 
 
-def _last_over_first(factor: LearningFactor | None) -> str:
+def _learning_factor_text(factor: LearningFactor | None) -> str:
+    """Format the ratio of the learning times of the last and the first component, with its standard error."""
     if factor is None:
         return ""
     return f"{factor.mean:.3g}" + ("" if factor.sem is None else f"±{factor.sem:.2g}")
 
 
-def _change(
-    percent: float | None, interval: Sequence[float] | None, baseline: float | None
+def _change_text(
+    change_percent: float | None,
+    interval: Sequence[float] | None,
+    baseline: float | None,
 ) -> str:
-    if percent is None:
+    """Format a relative change in percent, with the half-width of its confidence interval."""
+    if change_percent is None:
         return ""
-    text = f"{percent:+.3g}"
+    text = f"{change_percent:+.3g}"
     if interval is not None and baseline:
-        low, high = interval
-        text += f"±{50 * (high - low) / abs(baseline):.2g}"
+        lower, upper = interval
+        text += f"±{50 * (upper - lower) / abs(baseline):.2g}"
     return f"{text}%"
 
 
@@ -196,11 +210,12 @@ def one_digit(error: float | None) -> str:
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
-def _generalization(
-    kind: str, errors: Mapping[str, float | None] | None, component: int | None
+def _generalization_error_text(
+    estimator: str, errors: Mapping[str, float | None] | None, component: int | None
 ) -> str:
+    """Format the generalization error of an estimator (Bayes or plug-in), once for all components."""
     # one error for all components: only in the first row
-    return number((errors or {}).get(kind), 5) if component in (None, 1) else ""
+    return number((errors or {}).get(estimator), 5) if component in (None, 1) else ""
 
 
 # -- columns --------------------------------------------------------------------------------------------------------------
@@ -230,22 +245,22 @@ class Column(NamedTuple):
     def cell(self, row: object) -> str | Text:
         """Return the text of the cell in a row."""
         return (
-            self.text(*(_field(row, name) for name in self.fields.split()))
+            self.text(*(_value_at_path(row, name) for name in self.fields.split()))
             if self.fields
             else self.text(row)
         )
 
     def key(self, row: Any) -> Any:
         """Return the sort key of a cell on the HTML page; None for a blank cell."""
-        names = self.sorts or self.fields
-        return _field(row, names.split()[0]) if names else None
+        paths = self.sorts or self.fields
+        return _value_at_path(row, paths.split()[0]) if paths else None
 
 
-def _field(row: object, name: str) -> object:
+def _value_at_path(row: object, path: str) -> object:
     """Return the value of a field with a path like ``estimate.mean``; None if there is none."""
     if isinstance(row, dict):
-        return row.get(name)
-    for attribute in name.split("."):
+        return row.get(path)
+    for attribute in path.split("."):
         row = None if row is None else getattr(row, attribute)
     return row
 
@@ -284,12 +299,13 @@ COLUMNS: dict[str, list[Column]] = {
                "prediction.value prediction.error"),
         Column("optimal", number, "Bayes-optimal value, from state evolution for D to infinity at the "
                "sample ratio of the row.", "optimum.limit"),
-        Column("optimal at this D", _sized, "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
+        Column("optimal at this D", _optimum_at_size_text,
+               "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
                "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
                sorts="optimum.value"),
-        Column("mean - optimal", partial(signed, form=".4f", large=1e4, form_of_large=".1e"),
+        Column("mean - optimal", partial(signed, format_spec=".4f", large_from=1e4, large_format_spec=".1e"),
                "Mean over the runs minus the optimal value.", "theory.difference"),
-        Column("z", _z, "Mean over the runs minus the predicted value (minus the optimal "
+        Column("z", _z_text, "Mean over the runs minus the predicted value (minus the optimal "
                "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
                "for a reliable standard error. Blank where the prediction is 0.", sorts="prediction.z"),
         Column("error / optimal", ratio_words, "Mean error divided by the Bayes-optimal error, at the dimension of the runs "
@@ -316,20 +332,21 @@ COLUMNS: dict[str, list[Column]] = {
                "of error / best, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
-        Column("time to 1.05x optimum", partial(_time_near, "0.05"), "Median time until the error of a run "
+        Column("time to 1.05x optimum", partial(_time_near_text, "0.05"), "Median time until the error of a run "
                "is at most 1.05 times the optimum: the optimal error at this D, or the error of a Bayes-optimal algorithm on the "
                "instance if that is larger; where the optimum is 0, until the error is below run.target. A run that does not "
                "get so close counts as infinite time. never: most runs do not; partly: some sample ratios have no such time."),
         Column("runs at 1.05x optimum", lambda r: percent(r.cost.near["0.05"].fraction),
                "Share of runs whose error gets below 1.05 times the optimum."),
-        *(Column(f"time to {ratio}x optimum", partial(_time_near, epsilon),
+        *(Column(f"time to {ratio}x optimum", partial(_time_near_text, epsilon),
                  f"Median time until the error is at most {ratio} times the optimum.")
           for epsilon, ratio in _NEARNESS),
         Column("time per run", seconds, "Mean duration of a run.", "cost.seconds"),
         Column("iter.", partial(number, digits=0), "Mean number of iterations of a run.", "cost.iterations"),
         Column("first iter. time", seconds, "Time of the first iteration, which often compiles.", "cost.first_iteration"),
         Column("time per iter.", seconds, "Median duration of an iteration, without the first.", "cost.per_iteration"),
-        Column("share of peak speed", _of_peak, "Speed of an iteration as a share of this machine's measured peak: of matrix "
+        Column("share of peak speed", _peak_share_text,
+               "Speed of an iteration as a share of this machine's measured peak: of matrix "
                "products (x) or of memory reads (r), whichever limits the iteration.", "cost.ceiling_fraction cost.ceiling"),
         Column("peak memory", lambda size: "" if size is None else f"{size / 2**20:.0f} MB", "Largest memory used by any run.",
                "cost.peak_memory"),
@@ -339,10 +356,10 @@ COLUMNS: dict[str, list[Column]] = {
                "Mean of the metric extrapolated from at least three dimensions to infinite D. The standard error allows for "
                "terms of order 1/D^2. `sizes too "
                "small`: these terms may move the limit by more than a tenth. `no series in 1/D`: the means scatter about the "
-               "fit by more than chance (p < 1%).", "solved.limit solved.error fit.refusal"),
+               "fit by more than chance (p < 1%).", "accepted_fit.limit accepted_fit.error fit.refusal"),
         Column("1/D coefficient ± error", measured, "Fitted coefficient b of the "
-               "1/D term, with its standard error.", "solved.coefficient solved.coefficient_error"),
-        Column("1/D coefficient, theory", partial(percent, form=".4g"), "Coefficient b of the 1/D term as known in "
+               "1/D term, with its standard error.", "accepted_fit.coefficient accepted_fit.coefficient_error"),
+        Column("1/D coefficient, theory", partial(percent, format_spec=".4g"), "Coefficient b of the 1/D term as known in "
                "closed form.", "prediction.coefficient"),
         Column("chi2 / dof", "{:.1f}/{}".format, "Chi-square of the fit in 1/D, divided by its degrees of "
                "freedom.", "fit.chi2 fit.free"),
@@ -350,15 +367,16 @@ COLUMNS: dict[str, list[Column]] = {
     "Order of learning": [
         Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
                "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
-        Column("learning order (runs)", _sequences, "Order in which the components or layers reach half of their optimal "
+        Column("learning order (runs)", _learning_orders_text,
+               "Order in which the components or layers reach half of their optimal "
                "overlap; in brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),
-        Column("last / first learning time", _last_over_first, "Learning time of the last component divided by that of the "
+        Column("last / first learning time", _learning_factor_text, "Learning time of the last component divided by that of the "
                "first: geometric mean over runs and its standard error.", "runs.learning_order.factor"),
         Column("runs that learn all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],
     "Other numbers that runs report": [
         Column("list index", as_text, "Position of the number in a list that the algorithm reports, such as a list of "
-               "eigenvalues.", "no", unless_same=True),
+               "eigenvalues.", "list_index", unless_same=True),
         Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
                "grows; none: theory predicts no such value.", "finding.theory"),
         Column("runs reporting it", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
@@ -367,7 +385,7 @@ COLUMNS: dict[str, list[Column]] = {
     "Comparison of two results": [
         Column("mean before", number, "Mean of the metric in the first of the two compared results.", "baseline.estimate.mean"),
         Column("mean after", number, "Mean of the metric in the second of the two compared results.", "candidate.estimate.mean"),
-        Column("change", _change, "Relative change of the mean from the first result to the second, with its 99.7% "
+        Column("change", _change_text, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances.",
                "judgment.percent judgment.interval baseline.estimate.mean"),
         Column("verdict", as_text, "Conclusion for the second result relative to the first. better, worse: the "
@@ -383,9 +401,11 @@ COLUMNS: dict[str, list[Column]] = {
         Column("numerical error", one_digit, "Numerical error of the number in the column to the left.", "mse_error"),
         Column("error in alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
                "sample ratio that would change the MSE as much.", "alpha_error"),
-        Column("Bayes gen. error", partial(_generalization, "bayes"), "Generalization error (on new data) of the posterior mean "
+        Column("Bayes gen. error", partial(_generalization_error_text, "bayes"),
+               "Generalization error (on new data) of the posterior mean "
                "of the label.", "generalization_error component"),
-        Column("plug-in gen. error", partial(_generalization, "plugin"), "Generalization error (on new data) of labels computed "
+        Column("plug-in gen. error", partial(_generalization_error_text, "plugin"),
+               "Generalization error (on new data) of labels computed "
                "by putting the estimate in place of the signal.", "generalization_error component"),
         Column("branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
@@ -399,7 +419,7 @@ COLUMNS: dict[str, list[Column]] = {
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("Monte Carlo", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),
-        Column("detectable deviation", partial(percent, form=".1%"), "Smallest relative deviation of the printed "
+        Column("detectable deviation", partial(percent, format_spec=".1%"), "Smallest relative deviation of the printed "
                "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error.",
                "excludes"),
     ],
@@ -420,19 +440,26 @@ def _lay_out_columns(
     """Lay out columns with their headings and cells for these rows, without columns that would be empty."""
     if not rows:
         return []
-    texts: dict[str, Callable[[Any], str | Text]] = {}
-    symbol, component_word = "D", "component"
+    cell_formats: dict[str, Callable[[Any], str | Text]] = {}
+    dimension_letter, component_word = "D", "component"
     if hasattr(rows[0], "place"):
-        texts, symbol = {"algorithm": names_with_backend(rows)}, letter_of(rows)
+        cell_formats, dimension_letter = (
+            {"algorithm": names_with_backend(rows)},
+            common_dimension_letter(rows),
+        )
         component_word = rows[0].component_word
     laid_out = []
-    for name in columns:
-        column = _BY_HEADING[name] if isinstance(name, str) else name
-        cells = [texts.get(column.heading, column.cell)(row) for row in rows]
-        different = set(map(str, cells))
-        is_same = column.unless_same and len(different) == 1
-        if different != {""} and not is_same:
-            heading = re.sub(r"\bD\b", symbol, column.heading)
+    for column_or_heading in columns:
+        column = (
+            _BY_HEADING[column_or_heading]
+            if isinstance(column_or_heading, str)
+            else column_or_heading
+        )
+        cells = [cell_formats.get(column.heading, column.cell)(row) for row in rows]
+        distinct_cells = set(map(str, cells))
+        is_same = column.unless_same and len(distinct_cells) == 1
+        if distinct_cells != {""} and not is_same:
+            heading = re.sub(r"\bD\b", dimension_letter, column.heading)
             if heading == "component":
                 heading = component_word
             laid_out.append((column, heading, cells))
@@ -457,16 +484,16 @@ def make_table(
         Headings of columns that ``COLUMNS`` has, or others.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
-    shown = _lay_out_columns(columns, list(rows))
-    for column, heading, _ in shown:
+    laid_out_columns = _lay_out_columns(columns, list(rows))
+    for column, heading, _ in laid_out_columns:
         table.add_column(
             heading,
             justify="left" if column.words else "right",
             no_wrap=not column.words,
             overflow="fold",
         )
-    for line in zip(*(cells for *_, cells in shown)):
-        table.add_row(*line)
+    for row_cells in zip(*(cells for *_, cells in laid_out_columns)):
+        table.add_row(*row_cells)
     return titled(table, title, caption)
 
 
@@ -477,16 +504,16 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
         if column.no_wrap:
             # Half a number is a wrong number: rather a table wider than the screen.
             width = max(map(cell_len, cells), default=0)
-            lines = textwrap.wrap(
+            heading_lines = textwrap.wrap(
                 heading, max(width, len(heading) // 2, 1), break_long_words=False
             )
-            column.header = "\n".join(lines)
-            column.min_width = max([width, *map(cell_len, lines)])
+            column.header = "\n".join(heading_lines)
+            column.min_width = max([width, *map(cell_len, heading_lines)])
         else:  # words of an ordinary length stay whole, too
             words = " ".join([heading, *cells]).split()
             column.min_width = min(max(map(cell_len, words), default=0), 12)
-    below = [Text(caption, style="dim")] if caption else []
-    return Group(Text(title, style="bold"), UncutTable(table), *below)
+    caption_lines = [Text(caption, style="dim")] if caption else []
+    return Group(Text(title, style="bold"), UncutTable(table), *caption_lines)
 
 
 class UncutTable:
@@ -498,10 +525,10 @@ class UncutTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
-        unlimited = options.update_width(10_000)
-        width = console.measure(self.table, options=unlimited).minimum
-        wide = options.update_width(max(options.max_width, width))
-        yield from console.render(self.table, wide)
+        unlimited_options = options.update_width(10_000)
+        width = console.measure(self.table, options=unlimited_options).minimum
+        wide_options = options.update_width(max(options.max_width, width))
+        yield from console.render(self.table, wide_options)
 
 
 def safe_console(**settings: Any) -> Console:
@@ -509,7 +536,7 @@ def safe_console(**settings: Any) -> Console:
     from rich.console import Console
     from rich.segment import Segment
 
-    class Safe(Console):
+    class SafeConsole(Console):
         def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **options):
                 if not segment.control:
@@ -517,7 +544,7 @@ def safe_console(**settings: Any) -> Console:
                 yield segment
 
     settings |= {"highlight": False, "markup": False, "emoji": False}
-    return Safe(soft_wrap=False, **settings)
+    return SafeConsole(soft_wrap=False, **settings)
 
 
 def plain_text(tables: Iterable[RenderableType]) -> str:
@@ -553,24 +580,24 @@ def latex_table(
     """Make a floating LaTeX table, which needs the package booktabs."""
     laid_out = _lay_out_columns(columns, list(rows))
 
-    def literal(cell: str | Text) -> str:
+    def latex_text(cell: str | Text) -> str:
         return " ".join(printable(str(cell)).split()).translate(_LATEX)
 
-    def line(cells: Iterable[str | Text]) -> str:
-        return " & ".join(map(literal, cells)) + r" \\"
+    def latex_row(cells: Iterable[str | Text]) -> str:
+        return " & ".join(map(latex_text, cells)) + r" \\"
 
     alignments = {True: "l", False: "r"}
-    form = "".join(alignments[column.words] for column, *_ in laid_out)
+    column_spec = "".join(alignments[column.words] for column, *_ in laid_out)
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{literal('; '.join(filter(None, (title, caption))))}}}",
-            rf"\begin{{tabular}}{{{form}}}",
+            rf"\caption{{{latex_text('; '.join(filter(None, (title, caption))))}}}",
+            rf"\begin{{tabular}}{{{column_spec}}}",
             r"\toprule",
-            line(heading for _, heading, _ in laid_out),
+            latex_row(heading for _, heading, _ in laid_out),
             r"\midrule",
-            *map(line, zip(*(cells for *_, cells in laid_out))),
+            *map(latex_row, zip(*(cells for *_, cells in laid_out))),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -585,12 +612,15 @@ def html_environment() -> Environment:
     """Make the Jinja environment of HTML templates, which escapes text from users and removes control characters."""
     import jinja2
 
-    def clean(value: object) -> object:
+    def without_control_characters(value: object) -> object:
         return type(value)(printable(value)) if isinstance(value, str) else value
 
-    folder = jinja2.PackageLoader("smimbench.report", "assets")
+    loader = jinja2.PackageLoader("smimbench.report", "assets")
     return jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean, loader=folder
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=without_control_characters,
+        loader=loader,
     )
 
 
@@ -631,8 +661,13 @@ def columns_document() -> dict[str, dict[str, str]]:
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
     """Print the meanings of the columns, in one table per topic."""
-    heads = [Column(key, fields=key, words=True) for key in ("column", "meaning")]
-    for title, columns in document.items():
-        rows = [{"column": name, "meaning": text} for name, text in columns.items()]
-        console.print(make_table(title, heads, rows, padding=1))
+    help_columns = [
+        Column(key, fields=key, words=True) for key in ("column", "meaning")
+    ]
+    for topic, columns in document.items():
+        rows = [
+            {"column": heading, "meaning": meaning}
+            for heading, meaning in columns.items()
+        ]
+        console.print(make_table(topic, help_columns, rows, padding=1))
         console.print()

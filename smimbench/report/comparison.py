@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
-from smimbench.report.row import Row, RowEntry, distinguish, grouped
+from smimbench.report.row import Row, RowEntry, grouped, with_unique_labels
 from smimbench.report.statistics import (
     Change,
     change_between,
@@ -112,9 +112,9 @@ class RowChange(RowEntry):
         document = {key: row[key] for key in SHARED_KEYS}
         baseline = self.baseline.document() if self.baseline else {}
         candidate = self.candidate.document() if self.candidate else {}
-        for ending, key in COMPARED_KEYS.items():
-            document[f"before{ending}"] = baseline.get(key)
-            document[f"after{ending}"] = candidate.get(key)
+        for suffix, key in COMPARED_KEYS.items():
+            document[f"before{suffix}"] = baseline.get(key)
+            document[f"after{suffix}"] = candidate.get(key)
         verdict = judgment.pop("verdict")
         return {
             **document,
@@ -142,65 +142,69 @@ def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowC
     an estimate is ``more runs fail``. Where theory is 0, errors that both reached the suite's target are ``both at 0``. Times
     are compared only when both are trusted and of one machine.
     """
-    pairs = _counterparts(baseline, candidate)
-    rows = distinguish(
+    pairs = _row_pairs(baseline, candidate)
+    rows = with_unique_labels(
         replace(row, identity=row.identity.without("source"))
-        for a, b in pairs
-        if (row := b or a)
+        for baseline_row, candidate_row in pairs
+        if (row := candidate_row or baseline_row)
     )
     changes = []
     for row, (old_row, new_row) in zip(rows, pairs):
-        time, code = None, []
+        time_change, changed_code = None, []
         if new_row is None:
             judgment = Judgment(ONLY_BEFORE)
         elif old_row is None:
             judgment = Judgment(ONLY_AFTER)
         else:
             judgment = _judge_change(old_row, new_row)
-            time = _time_change(old_row, new_row)
-            code = _changed_code(old_row, new_row)
-        changes.append(RowChange(row, old_row, new_row, judgment, time, code))
+            time_change = _time_change(old_row, new_row)
+            changed_code = _changed_code(old_row, new_row)
+        changes.append(
+            RowChange(row, old_row, new_row, judgment, time_change, changed_code)
+        )
     return sorted(changes, key=_sort_key)
 
 
-def _counterparts(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
+def _row_pairs(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
     """Pair the rows of two tables; a row without a counterpart is paired with None.
 
     A row without a counterpart of the same parameters is paired with the only row of the other table that agrees in all
     parameters that both have: another version of an item may have more parameters or use more samples.
     """
-    unmatched = {_match_key(row): row for row in baseline}
+    unmatched_rows = {_match_key(new_row): new_row for new_row in baseline}
     pairs: dict[tuple[object, ...], Pair] = {
-        key: (unmatched.pop(key, None), row)
-        for key, row in {_match_key(row): row for row in candidate}.items()
+        key: (unmatched_rows.pop(key, None), new_row)
+        for key, new_row in {
+            _match_key(new_row): new_row for new_row in candidate
+        }.items()
     }
-    for key, (old_row, row) in pairs.items():
-        if old_row is not None or row is None:
+    for key, (old_row, new_row) in pairs.items():
+        if old_row is not None or new_row is None:
             continue
-        similar = [
+        similar_keys = [
             other_key
-            for other_key, similar_row in unmatched.items()
+            for other_key, similar_row in unmatched_rows.items()
             if other_key[2:] == key[2:]
-            and is_same_setup(_items(similar_row), _items(row))
+            and is_same_setup(_items_by_kind(similar_row), _items_by_kind(new_row))
         ]
-        if len(similar) == 1:
-            pairs[key] = unmatched.pop(similar[0]), row
-    return [*pairs.values(), *((row, None) for row in unmatched.values())]
+        if len(similar_keys) == 1:
+            pairs[key] = unmatched_rows.pop(similar_keys[0]), new_row
+    return [*pairs.values(), *((new_row, None) for new_row in unmatched_rows.values())]
 
 
-def _items(row: Row) -> dict[str, Specification]:
+def _items_by_kind(row: Row) -> dict[str, Specification]:
     """Return the items of a row (model, inputs, ..., algorithm) by their kind."""
     return {**row.identity.problem, "algorithm": row.identity.algorithm}
 
 
 def _match_key(row: Row) -> tuple[object, ...]:
     """Return the key by which rows match: problem and algorithm without labels, versions and code, and grid point."""
-    row_place, oracle = row.place, row.place.settings == ORACLE
-    items = canonical_json(without("source", _items(row)))
+    row_place, starts_at_teacher = row.place, row.place.settings == ORACLE
+    specification = canonical_json(without("source", _items_by_kind(row)))
     return (
-        items,
+        specification,
         row_place.alpha,
-        oracle,
+        starts_at_teacher,
         row_place.backend,
         row_place.nominal_alpha,
         row_place.dimension,
@@ -211,21 +215,26 @@ def _match_key(row: Row) -> tuple[object, ...]:
 
 def _changed_code(baseline: Row, candidate: Row) -> list[str]:
     """List the items, such as ``algorithm sgd``, whose code differs from the baseline's."""
-    old_items = _items(baseline)
+    old_items = _items_by_kind(baseline)
     return [
         f"{kind} {item['name']}"
-        for kind, item in _items(candidate).items()
-        if isinstance(item, dict) and _sources(item) != _sources(old_items.get(kind))
+        for kind, item in _items_by_kind(candidate).items()
+        if isinstance(item, dict)
+        and _code_hashes(item) != _code_hashes(old_items.get(kind))
     ]
 
 
-def _sources(item: object) -> list[object]:
+def _code_hashes(item: object) -> list[object]:
     """Return the hashes of the code of an item and of the items nested in it."""
     if not isinstance(item, dict):
         return []
     return [
         item.get("source"),
-        *(_sources(inner) for inner in item.values() if isinstance(inner, dict)),
+        *(
+            _code_hashes(nested_item)
+            for nested_item in item.values()
+            if isinstance(nested_item, dict)
+        ),
     ]
 
 
@@ -235,7 +244,7 @@ def _sources(item: object) -> list[object]:
 def _judge_change(baseline: Row, candidate: Row) -> Judgment:
     """Judge the change of a mean; a larger share of failed runs takes precedence."""
     judgment = _judge_means(baseline, candidate)
-    fails_more = _failed_share(candidate) > _failed_share(baseline)
+    fails_more = _failed_fraction(candidate) > _failed_fraction(baseline)
     has_means = None not in (baseline.estimate.mean, candidate.estimate.mean)
     return (
         replace(judgment, verdict=FAILS_MORE) if fails_more and has_means else judgment
@@ -245,38 +254,46 @@ def _judge_change(baseline: Row, candidate: Row) -> Judgment:
 def _judge_means(baseline: Row, candidate: Row) -> Judgment:
     """Judge the change of a mean without regard to failed runs."""
     if baseline.estimate.mean is None:
-        is_none = candidate.estimate.mean is None
-        return Judgment("unchanged" if is_none else "estimates now")
+        still_has_none = candidate.estimate.mean is None
+        return Judgment("unchanged" if still_has_none else "estimates now")
     if candidate.estimate.mean is None:
         return Judgment(LOST_ESTIMATE)
-    values, new_values = baseline.estimate.values, candidate.estimate.values
-    shared = shared_instances(values, new_values)
-    mean, new_mean = _mean_on(shared, baseline), _mean_on(shared, candidate)
-    if math.isclose(mean, new_mean, rel_tol=ROUNDING, abs_tol=0.0):
+    old_values, new_values = baseline.estimate.values, candidate.estimate.values
+    shared_names = shared_instances(old_values, new_values)
+    old_mean, new_mean = (
+        _mean_on(shared_names, baseline),
+        _mean_on(shared_names, candidate),
+    )
+    if math.isclose(old_mean, new_mean, rel_tol=ROUNDING, abs_tol=0.0):
         return Judgment("unchanged", percent=0.0, z=0.0)
     metric = find_metric(candidate.metric)
-    percent = 100 / abs(mean) if mean else None
-    relative = percent and percent * (new_mean - mean)
-    is_zero = metric.direction == "lower" and candidate.theory.value == 0
-    if is_zero and max(mean, new_mean) <= candidate.target:
-        return Judgment("both at 0", relative)
-    worse = is_worse(metric, mean, new_mean)
-    unclear = "differs" if worse else "no worse"
-    change = change_between(values, new_values)
+    percent_per_unit = 100 / abs(old_mean) if old_mean else None
+    relative_change = percent_per_unit and percent_per_unit * (new_mean - old_mean)
+    theory_is_zero = metric.direction == "lower" and candidate.theory.value == 0
+    if theory_is_zero and max(old_mean, new_mean) <= candidate.target:
+        return Judgment("both at 0", relative_change)
+    has_worsened = is_worse(metric, old_mean, new_mean)
+    unclear_verdict = "differs" if has_worsened else "no worse"
+    change = change_between(old_values, new_values)
     if change is None:
-        return Judgment(unclear, relative)
-    half = change.half_width(LEVEL)
-    verdict = "worse" if worse else "better"
-    if abs(change.value) <= half:
-        worse_on = [is_worse(metric, values[k], new_values[k]) for k in shared]
-        is_everywhere = bool(shared) and set(worse_on) == {worse}
-        verdict = unclear if is_everywhere else "within noise"
+        return Judgment(unclear_verdict, relative_change)
+    half_width = change.half_width(LEVEL)
+    verdict = "worse" if has_worsened else "better"
+    if abs(change.value) <= half_width:
+        worse_by_instance = [
+            is_worse(metric, old_values[instance], new_values[instance])
+            for instance in shared_names
+        ]
+        is_same_on_every_instance = bool(shared_names) and set(worse_by_instance) == {
+            has_worsened
+        }
+        verdict = unclear_verdict if is_same_on_every_instance else "within noise"
     return Judgment(
         verdict,
-        relative,
-        percent and percent * change.error,
+        relative_change,
+        percent_per_unit and percent_per_unit * change.error,
         change.dof,
-        [change.value - half, change.value + half],
+        [change.value - half_width, change.value + half_width],
         change.z,
     )
 
@@ -286,14 +303,16 @@ def _mean_on(instances: Sequence[str], row: Row) -> float:
     values, mean = row.estimate.values, row.estimate.mean
     if len(instances) in (0, len(values)) and mean is not None:
         return mean
-    return float(np.mean([values[name] for name in instances]))
+    return float(np.mean([values[instance] for instance in instances]))
 
 
-def _failed_share(row: Row) -> float:
+def _failed_fraction(row: Row) -> float:
+    """Return the fraction of a row's runs that gave no estimate."""
     return failed_runs(row) / max(1, count_runs(row.runs.status_counts))
 
 
 def _time_change(baseline: Row, candidate: Row) -> float | None:
+    """Return the change of the time per iteration in percent; None if the times are not comparable."""
     old_cost, new_cost = baseline.cost, candidate.cost
     if not (old_cost.trusted and new_cost.trusted):
         return None
@@ -305,6 +324,7 @@ def _time_change(baseline: Row, candidate: Row) -> float | None:
 
 
 def _sort_key(change: RowChange) -> tuple[float, float]:
+    """Sort key of changes: by verdict, worst first, then by the size of the change."""
     verdict = change.judgment.verdict
     rank = ORDER.index(verdict) if verdict in ORDER else len(ORDER)
     return rank, -abs(change.judgment.percent or 0.0)
@@ -340,7 +360,7 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
     A change that is unclear in every single row may be clear in their mean. Metrics with a single row are omitted.
     """
 
-    def line(change: RowChange) -> tuple[object, ...]:
+    def series_key(change: RowChange) -> tuple[object, ...]:
         row_place = change.place
         return (
             row_place.problem,
@@ -351,32 +371,40 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
         )
 
     overall = []
-    known_changes = [change for change in changes if change.judgment.relative]
-    for line_changes in grouped(known_changes, line).values():
-        direction = find_metric(line_changes[0].metric).direction
+    measured_changes = [change for change in changes if change.judgment.relative]
+    for series_changes in grouped(measured_changes, series_key).values():
+        direction = find_metric(series_changes[0].metric).direction
         # A change of the mean is no distance from 1.
-        if len(line_changes) < 2 or direction == "one":
+        if len(series_changes) < 2 or direction == "one":
             continue
-        relative = (change.judgment.relative for change in line_changes)
-        mean = mean_change([change for change in relative if change])
-        half = mean.half_width(LEVEL)
-        verdict = "worse" if (mean.value > 0) == (direction == "lower") else "better"
-        if abs(mean.value) <= half:
+        relative_changes = (change.judgment.relative for change in series_changes)
+        mean_relative_change = mean_change(
+            [change for change in relative_changes if change]
+        )
+        half_width = mean_relative_change.half_width(LEVEL)
+        verdict = (
+            "worse"
+            if (mean_relative_change.value > 0) == (direction == "lower")
+            else "better"
+        )
+        if abs(mean_relative_change.value) <= half_width:
             verdict = "within noise"
-        judgment = Judgment(verdict, mean.value)
+        judgment = Judgment(verdict, mean_relative_change.value)
         overall.append(
-            OverallChange(line_changes[0].row, len(line_changes), judgment, half)
+            OverallChange(
+                series_changes[0].row, len(series_changes), judgment, half_width
+            )
         )
     return overall
 
 
-def exceeds(
-    judgment: Judgment, percent: float, time_percent: float | None = None
+def exceeds_limit(
+    judgment: Judgment, limit_percent: float, time_percent: float | None = None
 ) -> bool:
-    """Return whether an error is worse, or a time slower, by more than ``percent``, or the row exists in one table only."""
+    """Return whether an error is worse, or a time slower, by more than ``limit_percent``, or the row exists in one table only."""
     if judgment.verdict in (LOST_ESTIMATE, FAILS_MORE, *ONE_SIDED):
         return True
-    if (time_percent or 0.0) > percent:
+    if (time_percent or 0.0) > limit_percent:
         return True
-    size = math.inf if judgment.percent is None else abs(judgment.percent)
-    return judgment.verdict in ("worse", "differs") and size > percent
+    change_size = math.inf if judgment.percent is None else abs(judgment.percent)
+    return judgment.verdict in ("worse", "differs") and change_size > limit_percent

@@ -23,7 +23,13 @@ from smimbench.numerics.size_laws import (
 from smimbench.numerics.statistics import normal_score
 from smimbench.registry.registry import metric_label
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.row import Row, RowEntry, grouped, letter_of, summed_statuses
+from smimbench.report.row import (
+    Row,
+    RowEntry,
+    common_dimension_letter,
+    grouped,
+    summed_statuses,
+)
 from smimbench.report.style import MARKERS, line_name
 from smimbench.suite.cells import Suite
 
@@ -67,7 +73,7 @@ class Limit(RowEntry):
     points: list[SizePoint]
 
     @property
-    def solved(self) -> Extrapolation | None:
+    def accepted_fit(self) -> Extrapolation | None:
         """The fit, or None if it was rejected."""
         return None if self.fit.refusal else self.fit
 
@@ -77,7 +83,7 @@ class Limit(RowEntry):
         return {
             **{key: row[key] for key in ROW_KEYS},
             **{
-                key: getattr(self.solved, name, None)
+                key: getattr(self.accepted_fit, name, None)
                 for key, name in FIT_FIELDS.items()
             },
             **{key: row[key] for key in ("difference", "z", "own_z")},
@@ -117,83 +123,99 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
     The number of samples is an integer, so the actual sample ratio depends slightly on D. Means at smaller D are moved to the
     sample ratio of the largest D: they are multiplied by the ratio of theory at the two sample ratios.
     """
-    lines = grouped(rows, _line).values()
+    rows_by_series = grouped(rows, _series_key).values()
     limits = (
-        _limit(sorted(line, key=lambda row: row.place.dimension), target)
-        for line in lines
+        _extrapolated(sorted(series_rows, key=lambda row: row.place.dimension), target)
+        for series_rows in rows_by_series
     )
     return [limit for limit in limits if limit is not None]
 
 
-def _line(row: Row) -> tuple[object, ...]:
+def _series_key(row: Row) -> tuple[object, ...]:
     """Return a key that is equal for rows that differ only in their dimension."""
     row_place, problem = row.place, row.identity.problem
-    inputs, label = problem.get("inputs", {}), row_place.problem
-    if "features" in inputs:  # one problem at every dimension
-        problem, label = {**problem, "inputs": {**inputs, "features": None}}, ""
-    items = canonical_json([label, problem, row.identity.algorithm])
-    line = (
+    input_spec, problem_label = problem.get("inputs", {}), row_place.problem
+    if "features" in input_spec:  # one problem at every dimension
+        problem, problem_label = (
+            {**problem, "inputs": {**input_spec, "features": None}},
+            "",
+        )
+    setup = canonical_json([problem_label, problem, row.identity.algorithm])
+    grid_point = (
         row_place.algorithm,
         row_place.backend,
         row_place.nominal_alpha,
         row.metric,
         row.component,
     )
-    return *line, items
+    return *grid_point, setup
 
 
-def _limit(line: Sequence[Row], target: float) -> Limit | None:
-    rows = [row for row in line if row.estimate.mean is not None]
+def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
+    """Extrapolate one quantity from its rows at increasing dimension; None with fewer than three of them."""
+    rows = [row for row in series_rows if row.estimate.mean is not None]
     if len(rows) < FEWEST:
         return None
-    largest = rows[-1]
-    theory = largest.theory.value
+    largest_row = rows[-1]
+    theory_value = largest_row.theory.value
     counts = [row.estimate.n for row in rows]
     sizes = [row.place.dimension for row in rows]
-    factors = [
-        theory / row.theory.value if row.theory.value and theory else 1.0
+    theory_factors = [
+        theory_value / row.theory.value if row.theory.value and theory_value else 1.0
         for row in rows
     ]
     sems = [
-        math.nan if row.estimate.sem is None else row.estimate.sem * factor
-        for row, factor in zip(rows, factors)
+        math.nan if row.estimate.sem is None else row.estimate.sem * theory_factor
+        for row, theory_factor in zip(rows, theory_factors)
     ]
     errors, dof = pooled_errors(sizes, np.array(sems) * np.sqrt(counts), counts)
     points = []
-    for row, factor, error in zip(rows, factors, errors):
+    for row, theory_factor, error in zip(rows, theory_factors, errors):
         mean = row.estimate.mean or 0.0
-        moved = mean * factor
+        shifted_mean = mean * theory_factor
         if math.isfinite(error):
-            error = max(float(error), 1e-9 * abs(moved), 1e-9 * target)
-            point = SizePoint(row.place.dimension, row.estimate.n, mean, moved, error)
+            error = max(float(error), 1e-9 * abs(shifted_mean), 1e-9 * target)
+            point = SizePoint(
+                row.place.dimension, row.estimate.n, mean, shifted_mean, error
+            )
             points.append(point)
     if len(points) < FEWEST:
         return None
-    second = SECOND
-    if largest.dimension_letter == "d":
-        second = max(SECOND, ONE_SAMPLE / largest.place.alpha)
-    dimensions, _, _, moved_means, moved_errors = zip(*map(astuple, points))
-    fit = extrapolate(dimensions, moved_means, moved_errors, dof, second)
+    second_order_scale = SECOND
+    if largest_row.dimension_letter == "d":
+        second_order_scale = max(SECOND, ONE_SAMPLE / largest_row.place.alpha)
+    dimensions, _, _, shifted_means, shifted_errors = zip(*map(astuple, points))
+    fit = extrapolate(
+        dimensions, shifted_means, shifted_errors, dof, second_order_scale
+    )
     difference = z = None
-    if theory is not None and not fit.refusal:
-        difference = fit.limit - theory
-        z = _z(fit, difference, largest.theory.error or 0.0, 0.0 if theory else target)
+    if theory_value is not None and not fit.refusal:
+        difference = fit.limit - theory_value
+        z = _normal_score(
+            fit,
+            difference,
+            largest_row.theory.error or 0.0,
+            0.0 if theory_value else target,
+        )
     row = replace(
-        largest,
-        place=replace(largest.place, alpha=largest.place.nominal_alpha),
-        estimate=replace(largest.estimate, n=sum(counts)),
+        largest_row,
+        place=replace(largest_row.place, alpha=largest_row.place.nominal_alpha),
+        estimate=replace(largest_row.estimate, n=sum(counts)),
         prediction=replace(
-            largest.prediction, z=None if largest.prediction.value is None else z
+            largest_row.prediction,
+            z=None if largest_row.prediction.value is None else z,
         ),
-        theory=replace(largest.theory, difference=difference, z=z),
+        theory=replace(largest_row.theory, difference=difference, z=z),
         runs=replace(
-            largest.runs, status_counts=summed_statuses(line), still_moving=None
+            largest_row.runs,
+            status_counts=summed_statuses(series_rows),
+            still_moving=None,
         ),
     )
     return Limit(row, fit, points)
 
 
-def _z(fit: Extrapolation, difference: float, *errors: float) -> float:
+def _normal_score(fit: Extrapolation, difference: float, *errors: float) -> float:
     """Return a difference over its combined error, converted from Student's law to the equally likely normal score."""
     score = difference / math.hypot(fit.error, *errors)
     return math.copysign(normal_score(abs(score), fit.dof), score)
@@ -211,7 +233,8 @@ VIRIDIS = (
 """RGB colors of the viridis color map, from dark to light; colors in between are interpolated."""
 
 
-Shade = tuple[float, ...]
+Color = tuple[float, ...]
+"""Red, green and blue, from 0 to 1."""
 
 
 def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
@@ -220,10 +243,12 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
     Color and marker stand for the sample ratio.
     """
     charts = []
-    problems = grouped(limits, lambda limit: limit.place.problem)
-    for number, (problem, problem_limits) in enumerate(problems.items(), 1):
+    limits_by_problem = grouped(limits, lambda limit: limit.place.problem)
+    for figure_number, (problem, problem_limits) in enumerate(
+        limits_by_problem.items(), 1
+    ):
         alphas = sorted({limit.place.alpha for limit in problem_limits})
-        groups = grouped(
+        limits_by_curve = grouped(
             problem_limits,
             lambda limit: (
                 limit.metric,
@@ -232,50 +257,59 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
                 limit.component,
             ),
         )
-        d = letter_of(problem_limits)
+        letter = common_dimension_letter(problem_limits)
         note = (
-            f"Means over runs, at the sample ratio of the largest {d}. Lines: fits with corrections of order 1/{d} and 1/{d}² "
-            "(none if the fit was rejected). Diamonds: theory for the algorithm, or the Bayes optimum where the algorithm has no "
-            "theory. Bars: standard errors, pooled over all {d} where the scatter follows a power law."
+            f"Means over runs, at the sample ratio of the largest {letter}. Lines: fits with corrections of order 1/{letter} and "
+            f"1/{letter}² (none if the fit was rejected). Diamonds: theory for the algorithm, or the Bayes optimum where the "
+            f"algorithm has no theory. Bars: standard errors, pooled over all {letter} where the scatter follows a power law."
         )
-        name = "finite-size" if len(problems) == 1 else f"finite-size-{number}"
-        panels = [_size_panel(group, alphas) for group in groups.values()]
+        name = (
+            "finite-size"
+            if len(limits_by_problem) == 1
+            else f"finite-size-{figure_number}"
+        )
+        panels = [
+            _size_panel(curve_limits, alphas)
+            for curve_limits in limits_by_curve.values()
+        ]
         charts.append(Chart(name, f"{suite.title}: {problem}", panels, note))
     return charts
 
 
 def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
+    """Make the panel of one metric, algorithm and component, with a line for each sample ratio."""
     series: list[Series] = []
     for limit in sorted(limits, key=lambda limit: limit.place.alpha):
-        k = alphas.index(limit.place.alpha)
+        alpha_index = alphas.index(limit.place.alpha)
         # Not the colors of algorithms: light stands for many samples, in gray, too.
-        position = (len(VIRIDIS) - 1) * k / max(1, len(alphas) - 1)
-        indices = range(len(VIRIDIS))
-        shade = tuple(
-            float(np.interp(position, indices, channel)) for channel in zip(*VIRIDIS)
+        color_position = (len(VIRIDIS) - 1) * alpha_index / max(1, len(alphas) - 1)
+        color_indices = range(len(VIRIDIS))
+        color = tuple(
+            float(np.interp(color_position, color_indices, rgb_channel))
+            for rgb_channel in zip(*VIRIDIS)
         )
-        series += _limit_series(limit, shade, MARKERS[k % len(MARKERS)])
-    example, d = limits[0], letter_of(limits)
-    component = None if example.component is None else example.component - 1
-    backend, name = example.place.backend, example.place.algorithm
+        series += _limit_series(limit, color, MARKERS[alpha_index % len(MARKERS)])
+    example_limit, dimension_letter = limits[0], common_dimension_letter(limits)
+    component = None if example_limit.component is None else example_limit.component - 1
+    backend, algorithm = example_limit.place.backend, example_limit.place.algorithm
     if backend != "numpy":
-        name += f"@{backend}"
-    head = line_name(name, example.component_word, component)
-    label = metric_label(example.metric)
+        algorithm += f"@{backend}"
+    title = line_name(algorithm, example_limit.component_word, component)
+    label = metric_label(example_limit.metric)
     return Panel(
-        head,
-        f"1 / {d}",
+        title,
+        f"1 / {dimension_letter}",
         label,
         series,
-        example.place.problem,
+        example_limit.place.problem,
         "inverse",
         from_zero=False,
     )
 
 
-def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
+def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
     """Make the marks and lines of one sample ratio: means over runs, fit, extrapolated limit and theory."""
-    about = {
+    identity = {
         "problem": limit.place.problem,
         "metric": limit.metric,
         "algorithm": limit.place.algorithm,
@@ -284,36 +318,52 @@ def _limit_series(limit: Limit, shade: Shade, marker: str) -> list[Series]:
         "alpha": limit.place.alpha,
     }
 
-    def marks(
-        kind: str,
+    def mark_series(
+        quantity: str,
         style: dict[str, object],
         columns: dict[str, Any],
         name: str = "",
-        **flags: object,
+        **more_columns: object,
     ) -> Series:
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
-        about_marks = {**about, "what": kind}
-        return Series(name, columns | flags, about_marks, "marks", shade, style)
+        mark_identity = {**identity, "what": quantity}
+        return Series(
+            name, columns | more_columns, mark_identity, "marks", color, style
+        )
 
-    sizes = [point.dimension for point in limit.points]
-    means = {
-        "dimension": sizes,
+    dimensions = [point.dimension for point in limit.points]
+    mean_columns = {
+        "dimension": dimensions,
         "value": [point.moved for point in limit.points],
         "error": [point.error for point in limit.points],
     }
     counts = [point.n for point in limit.points]
     label = f"α = {limit.place.alpha:.4g}"
-    series = [marks("runs", {"marker": marker, "s": 16}, means, label, n=counts)]
-    fit, theory = limit.solved, limit.theory
+    series = [
+        mark_series("runs", {"marker": marker, "s": 16}, mean_columns, label, n=counts)
+    ]
+    fit, theory = limit.accepted_fit, limit.theory
     if fit is not None:
-        inverse = np.linspace(0, 1 / min(sizes), 100)
-        fitted = fit.limit + inverse * (fit.coefficient + fit.second * inverse)
-        line = {"inverse": inverse, "value": fitted}
-        series.append(Series("", line, None, "line", shade, {"lw": 1.0}))
-        ends = {"dimension": ["inf"], "value": [fit.limit], "error": [fit.error]}
-        series.append(marks("fit", {"marker": "_", "s": 30}, ends))
+        inverse_dimensions = np.linspace(0, 1 / min(dimensions), 100)
+        fitted = fit.limit + inverse_dimensions * (
+            fit.coefficient + fit.second * inverse_dimensions
+        )
+        fitted_columns = {"inverse": inverse_dimensions, "value": fitted}
+        series.append(Series("", fitted_columns, None, "line", color, {"lw": 1.0}))
+        limit_columns = {
+            "dimension": ["inf"],
+            "value": [fit.limit],
+            "error": [fit.error],
+        }
+        series.append(mark_series("fit", {"marker": "_", "s": 30}, limit_columns))
     if theory.value is not None:
-        ends = {"dimension": ["inf"], "value": [theory.value], "error": [theory.error]}
-        diamond = {"marker": "D", "s": 30, "clip_on": False}
-        series.append(marks("theory", diamond, ends, hollow=[True]))
+        limit_columns = {
+            "dimension": ["inf"],
+            "value": [theory.value],
+            "error": [theory.error],
+        }
+        diamond_style = {"marker": "D", "s": 30, "clip_on": False}
+        series.append(
+            mark_series("theory", diamond_style, limit_columns, hollow=[True])
+        )
     return series

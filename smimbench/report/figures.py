@@ -10,7 +10,12 @@ import numpy as np
 from smimbench.registry.items import Parameters
 from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
-from smimbench.report.row import component_word, grouped, largest_dimension_rows, letter
+from smimbench.report.row import (
+    component_word,
+    dimension_letter_of,
+    grouped,
+    largest_dimension_rows,
+)
 from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 from smimbench.run.answers import stored_or_none
@@ -373,7 +378,7 @@ class _MetricPanel:
             title += f", {word}\N{NO-BREAK SPACE}{self.component}"
         if sizes := sorted({row.place.dimension for row in rows}):
             ends = map(str, dict.fromkeys([sizes[0], sizes[-1]]))
-            title += f", {letter(problem.model)} = {' to '.join(ends)}"
+            title += f", {dimension_letter_of(problem.model)} = {' to '.join(ends)}"
         panel = Panel(
             title,
             "sample ratio α",

@@ -126,7 +126,7 @@ def write_packed(
     """
     _ = results.rows  # making the rows looks up all theory that they need
     store = results.store
-    stems = dict.fromkeys(
+    record_stems = dict.fromkeys(
         record.file_stem
         for cell, record in results.pairs
         if cell.place[:2] not in left_out
@@ -138,7 +138,9 @@ def write_packed(
         "packed": FORMAT,
         "run": shared,
         "theory": theory,
-        "records": [_complete_record(store, stem, trajectories) for stem in stems],
+        "records": [
+            _complete_record(store, stem, trajectories) for stem in record_stems
+        ],
         "scored": [] if left_out else documents_of(scores_of(store)),
     }
     text = _text_of(pack)
@@ -159,11 +161,13 @@ def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
         return with_digest({**record.document, "trajectory": None})
     if not isinstance(record.trajectory, LongTrajectory):
         return record.document
-    columns = store.trajectory(record)
-    if columns is None:
+    trajectory_columns = store.trajectory(record)
+    if trajectory_columns is None:
         raise SuiteError(store.complaints[-1], "", "this record cannot be packed")
-    lists = {name: column.tolist() for name, column in columns.items()}
-    return with_digest({**record.document, "trajectory": json_value(lists)})
+    column_lists = {
+        name: column.tolist() for name, column in trajectory_columns.items()
+    }
+    return with_digest({**record.document, "trajectory": json_value(column_lists)})
 
 
 def _text_of(pack: Mapping[str, object]) -> bytes:
@@ -184,7 +188,7 @@ def packed_under(path: Path) -> list[Path]:
         for file in sorted(path.iterdir())
         if is_packed(file)
         and not file.name.startswith(".")
-        and unless(ValueError, _text_at, file, 10) == HEAD
+        and unless(ValueError, _first_bytes, file, 10) == HEAD
     ]
 
 
@@ -206,7 +210,7 @@ def read_packed(path: Path) -> PackedTable:
     """
     pack = read_pack(path)
     if pack["packed"] == stored_table.FORMAT:
-        with _refused(path):
+        with _as_suite_errors(path):
             return PackedTable(
                 stored_table.table_of(pack), pack["run"], [stored_table.UNVERIFIABLE]
             )
@@ -228,9 +232,9 @@ def read_pack(path: Path) -> JsonObject:
     try:
         pack = _parsed(path)
     except (OSError, ValueError) as error:
-        why = error_line(error) if isinstance(error, OSError) else str(error)
+        reason = error_line(error) if isinstance(error, OSError) else str(error)
         raise SuiteError(
-            str(path), "", f"cannot be read as packed results: {why}"
+            str(path), "", f"cannot be read as packed results: {reason}"
         ) from None
     if not isinstance(pack, dict) or "packed" not in pack:
         raise SuiteError(
@@ -245,7 +249,7 @@ def read_pack(path: Path) -> JsonObject:
             "packed",
             f"the file has format {version}, but this version of smimbench reads formats 2 and {FORMAT}",
         )
-    with _refused(path):
+    with _as_suite_errors(path):
         if pack.pop("digest", None) != digest_of(pack):
             raise ValueError(
                 "the file was changed after it was written (its digest does not match)"
@@ -256,7 +260,7 @@ def read_pack(path: Path) -> JsonObject:
 
 def _parsed(path: Path) -> object:
     """Parse the JSON of a file; raise ValueError if it is not JSON or is larger than ``LARGEST`` bytes."""
-    text = _text_at(path, LARGEST + 1)
+    text = _first_bytes(path, LARGEST + 1)
     if len(text) > LARGEST:
         raise ValueError(
             f"the file is larger than {LARGEST >> 20} MB, the largest allowed size"
@@ -267,7 +271,7 @@ def _parsed(path: Path) -> object:
         raise ValueError("the file is incomplete or not JSON") from None
 
 
-def _text_at(path: Path, count: int) -> bytes:
+def _first_bytes(path: Path, count: int) -> bytes:
     """Read the first ``count`` bytes of a file, decompressed if its name ends with .gz; raise ValueError if that fails."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -277,7 +281,7 @@ def _text_at(path: Path, count: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _as_suite_errors(path: Path) -> Iterator[None]:
     """Convert errors in the content of a file to SuiteErrors that name the file."""
     try:
         yield
@@ -299,16 +303,19 @@ def unpacked(
         If a record or an answer has the wrong structure, or the suite needs a plugin that is not installed.
     """
     shared = pack["run"]
-    changes = shared.get("overrides", []), shared.get("only", [])
+    suite_changes = shared.get("overrides", []), shared.get("only", [])
     suite = parse_suite(
-        Path(f"{shared['suite']}.toml"), shared["text"], *changes, from_results=True
+        Path(f"{shared['suite']}.toml"),
+        shared["text"],
+        *suite_changes,
+        from_results=True,
     )
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
         store = Store(Path(temporary) / suite.name)
         answers = Answers(
             Path(temporary) / "theory", prediction_errors=suite.needs_prediction_errors
         )
-        with _refused(path):
+        with _as_suite_errors(path):
             check_model(_Pack, pack, "packed results of smimbench")
             _write_files(pack, store, Path(temporary) / "theory")
             results = Results(
@@ -322,16 +329,16 @@ def unpacked(
             scores.load()
             for complaint in (*store.complaints, *scores.complaints):
                 raise ValueError(complaint.removeprefix(f"{temporary}/"))
-        left_out = {tuple(place) for place in shared.get("left_out", [])}
+        excluded_places = {tuple(place) for place in shared.get("left_out", [])}
         results.cells = [
-            cell for cell in results.cells if cell.place[:2] not in left_out
+            cell for cell in results.cells if cell.place[:2] not in excluded_places
         ]
         yield results
 
 
-def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
+def _write_files(pack: JsonObject, store: Store, theory_folder: Path) -> None:
     """Write the records, ``run.json`` and theory of packed results as the files of a results folder."""
-    files = {store.folder / "run.json": indented_json(with_digest(pack["run"]))}
+    text_by_path = {store.folder / "run.json": indented_json(with_digest(pack["run"]))}
     for records, folder in (
         (pack["records"], store.folder),
         (pack["scored"], scores_of(store).folder),
@@ -339,14 +346,14 @@ def _write_files(pack: JsonObject, store: Store, theory: Path) -> None:
         for record in records:
             timing = record["timing"]
             stem = file_stem(record["key"], timing["machine"], timing.get("trusted"))
-            files[folder / f"{stem}.json"] = indented_json(record)
+            text_by_path[folder / f"{stem}.json"] = indented_json(record)
     for kind, answers in pack["theory"].items():
         for answer in answers:
-            files[
-                theory
+            text_by_path[
+                theory_folder
                 / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])
             ] = one_line_json(answer)
-    for path, text in files.items():
+    for path, text in text_by_path.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
@@ -361,8 +368,8 @@ def verified_files(paths: Iterable[Path]) -> Verification:
                 text = _text_of(pack)
             else:
                 text = stored_table.text_of_table(pack).encode()
-            is_same = _text_at(path, LARGEST) == text
-            verification.add([] if is_same else [f"{path}: {OTHER_TEXT}"])
+            is_unchanged = _first_bytes(path, LARGEST) == text
+            verification.add([] if is_unchanged else [f"{path}: {OTHER_TEXT}"])
         except (SuiteError, ValueError) as error:
             verification.add([str(error)])
     return verification
@@ -371,7 +378,7 @@ def verified_files(paths: Iterable[Path]) -> Verification:
 # -- submissions to the board ----------------------------------------------------------------------------------------------
 
 
-def obstacle(row: Row, shared: RunJson) -> str:
+def rerun_obstacle(row: Row, shared: RunJson) -> str:
     """Return the reason why others cannot run a row again; empty if they can.
 
     Parameters
@@ -393,7 +400,7 @@ def obstacle(row: Row, shared: RunJson) -> str:
         return "the algorithm does not apply to this problem (all runs were skipped)"
     if "timeout" in row.runs.status_counts:
         return "some of its runs were stopped by a time limit"
-    for item in _third_party([row.identity.problem, row.identity.algorithm]):
+    for item in _third_party_items([row.identity.problem, row.identity.algorithm]):
         if "source" not in item:
             return f"the hash of the code of {item['name']} is missing"
         if item["distribution"] not in shared.get("packages", {}):
@@ -401,14 +408,16 @@ def obstacle(row: Row, shared: RunJson) -> str:
     return ""
 
 
-def _third_party(identity: object) -> list[Specification]:
+def _third_party_items(identity: object) -> list[Specification]:
     """List the specifications of third-party items in nested tables."""
     if isinstance(identity, list):
-        return [item for table in identity for item in _third_party(table)]
+        return [item for table in identity for item in _third_party_items(table)]
     if not isinstance(identity, dict):
         return []
-    inner = [item for value in identity.values() for item in _third_party(value)]
-    return [identity, *inner] if "distribution" in identity else inner
+    nested_items = [
+        item for value in identity.values() for item in _third_party_items(value)
+    ]
+    return [identity, *nested_items] if "distribution" in identity else nested_items
 
 
 def submission(
@@ -433,82 +442,98 @@ def submission(
         reason = f"some cells were run with other versions than run.json states ({shared['versions']}); run them again"
         raise SuiteError(suite.file, "", reason)
     machines = {record.timing.machine for _, record in results.pairs}
-    choices = [read_choice(search, results.store) for search in searches(suite)]
+    search_results = [read_choice(search, results.store) for search in searches(suite)]
     distributions: set[str] = set()
     for row in results.rows:
-        items = _third_party([row.identity.problem, row.identity.algorithm])
-        distributions.update(item["distribution"] for item in items)
+        third_party_items = _third_party_items(
+            [row.identity.problem, row.identity.algorithm]
+        )
+        distributions.update(item["distribution"] for item in third_party_items)
     fingerprint = shared["fingerprint"]
     shared = {
         **shared,
         "by": by,
         "fingerprint": fingerprint if machines == {fingerprint} else "",
         "packages": installed(sorted(distributions)),
-        "searches": [choice for choice in choices if choice],
+        "searches": [
+            search_result for search_result in search_results if search_result
+        ],
     }
-    reasons = {
-        (row.place.problem, row.place.algorithm): obstacle(row, shared)
+    reason_by_place = {
+        (row.place.problem, row.place.algorithm): rerun_obstacle(row, shared)
         for row in results.rows
     }
-    left_out = {place: reason for place, reason in reasons.items() if reason}
-    if len(left_out) == len(reasons):
-        (problem, algorithm), reason = next(iter(left_out.items()))
+    excluded_places = {
+        place: reason for place, reason in reason_by_place.items() if reason
+    }
+    if len(excluded_places) == len(reason_by_place):
+        (problem, algorithm), reason = next(iter(excluded_places.items()))
         place = f"{problem}: {algorithm}"
-        message = f"others can run none of its rows again: {place}: {reason}"
-        raise SuiteError(suite.file, "", message)
-    return {**shared, "left_out": [list(place) for place in left_out]}, left_out
+        explanation = f"others can run none of its rows again: {place}: {reason}"
+        raise SuiteError(suite.file, "", explanation)
+    return {
+        **shared,
+        "left_out": [list(place) for place in excluded_places],
+    }, excluded_places
 
 
-def verified(
+def verified_submission(
     path: Path, rows: Sequence[Row], shared: RunJson, suite: Suite
 ) -> Verification:
     """Check that others can run all rows again, and that tuned parameters are the best of the searches in the file."""
     verification = Verification()
-    stored = {digest_of(search): search for search in shared.get("searches", [])}
-    questions = (
+    searches_by_digest = {
+        digest_of(search): search for search in shared.get("searches", [])
+    }
+    questions_by_place = (
         {search.labels: json_value(search.question) for search in searches(suite)}
-        if stored
+        if searches_by_digest
         else {}
     )
-    tuned = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
-    for (problem, algorithm), members in grouped(
+    tuned_cells = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
+    for (problem, algorithm), place_rows in grouped(
         rows, lambda row: (row.place.problem, row.place.algorithm)
     ).items():
-        reason = obstacle(members[0], shared)
-        lines = [f"cannot be run again: {reason}"] if reason else []
-        if (cell := tuned.get((problem, algorithm))) and cell.tuning:
-            lines += _search_mistakes(
+        reason = rerun_obstacle(place_rows[0], shared)
+        complaints = [f"cannot be run again: {reason}"] if reason else []
+        if (cell := tuned_cells.get((problem, algorithm))) and cell.tuning:
+            complaints += _search_complaints(
                 cell,
-                stored.get(cell.tuning["search"]),
-                questions.get((problem, algorithm)),
+                searches_by_digest.get(cell.tuning["search"]),
+                questions_by_place.get((problem, algorithm)),
             )
-        verification.add([f"{path}: {problem}: {algorithm}: {line}" for line in lines])
+        verification.add(
+            [f"{path}: {problem}: {algorithm}: {complaint}" for complaint in complaints]
+        )
     return verification
 
 
-def _search_mistakes(
+def _search_complaints(
     cell: Cell, search: SearchResult | None, question: object
 ) -> list[str]:
+    """Say why the parameters of a tuned algorithm are not the best of the search in the file; empty if they are."""
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
-    errors, chosen = search["rounds"][-1]["errors"], search["chosen"]
-    best = min((error for error in errors if error is not None), default=None)
-    counted = (len(search["trials"]), search["runs"]) == (
+    trial_errors, chosen_trial = search["rounds"][-1]["errors"], search["chosen"]
+    smallest_error = min(
+        (error for error in trial_errors if error is not None), default=None
+    )
+    has_same_counts = (len(search["trials"]), search["runs"]) == (
         cell.tuning["trials"],
         cell.tuning["runs"],
     )
     if (
-        not counted
+        not has_same_counts
         or search["question"] != question
         or search["algorithm"] != cell.algorithm
-        or best is None
-        or chosen is None
-        or chosen not in range(len(errors))
+        or smallest_error is None
+        or chosen_trial is None
+        or chosen_trial not in range(len(trial_errors))
     ):
         return ["its parameters are not those that the search in the file chose"]
     return (
         []
-        if errors[chosen] == best
+        if trial_errors[chosen_trial] == smallest_error
         else [
             "the search in the file has a trial with a smaller error than the one chosen"
         ]

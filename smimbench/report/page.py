@@ -23,7 +23,7 @@ from smimbench.report.notebook import ROW
 from smimbench.report.row import names_with_backend
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
-from smimbench.report.verdict import prediction_words, tied_words, verdict_line
+from smimbench.report.verdict import agreement_words, tied_words, verdict_line
 from smimbench.run.record import RunJson
 from smimbench.run.store import options_of
 
@@ -147,7 +147,7 @@ def _shown(verdict: Verdict) -> _ShownVerdict:
     if best and (best.mean_error is not None or not best.points):
         best = None
     if best:
-        agreement = prediction_words(best)
+        agreement = agreement_words(best)
         ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
     ties, line = tied_words(verdict), verdict_line(verdict)
     return _ShownVerdict(verdict.problem, best, ties, line, agreement, ratio)

@@ -92,12 +92,12 @@ class Deviation(NamedTuple):
     dof: float
     allowance: float
 
-    def detectable(self, level: float) -> float:
+    def smallest_detectable(self, level: float) -> float:
         """Return the smallest deviation that a test at this significance level detects with probability ``POWER``."""
         quantiles = quantile(1 - level / 2, self.dof) + quantile(POWER, self.dof)
         return self.allowance + quantiles * self.error
 
-    def score(self, allowance: float = 0.0) -> float:
+    def excess_score(self, allowance: float = 0.0) -> float:
         """Return the normal score of the part of the deviation that exceeds an allowance."""
         excess = max(abs(self.value) - allowance, 0.0)
         return math.copysign(normal_score(excess / self.error, self.dof), self.value)
@@ -125,47 +125,63 @@ class SizeSeries(NamedTuple):
     sizes: list[SizeRuns]
 
     @property
-    def measured(self) -> list[SizeRuns]:
+    def sizes_with_sem(self) -> list[SizeRuns]:
         """Dimensions with at least two runs, so that the mean has a standard error."""
         return [size for size in self.sizes if len(size.values) > 1]
 
 
 def deviation(
-    series: SizeSeries, scatter: float = 0.0, factor: float = 1.0
+    series: SizeSeries, relative_variance: float = 0.0, finite_size_factor: float = 1.0
 ) -> Deviation | None:
     r"""Estimate the deviation of runs from their prediction at infinite D; None for fewer than four runs.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
-    a normal variable around 0, with a third of ``factor`` times ``FINITE`` or of ``SECOND`` as its standard deviation. What the
-    sizes cannot separate from the deviation is the allowance for finite size. Near thresholds single runs ``scatter`` far more
-    than by ``1 / sqrt(D)``; the allowance then grows with that.
+    a normal variable around 0, with a third of ``finite_size_factor`` times ``FINITE`` or of ``SECOND`` as its standard
+    deviation. What the sizes cannot separate from the deviation is the allowance for finite size. Near thresholds single runs
+    scatter far more than by ``1 / sqrt(D)``; the allowance then grows with their ``relative_variance`` (times D).
     """
-    sizes = series.measured
+    sizes = series.sizes_with_sem
     if sum(len(size.values) for size in sizes) < FEWEST:
         return None
     dimensions = np.array([size.dimension for size in sizes], dtype=float)
     residuals = _residuals(sizes)
-    scatters = np.array([residual.std(ddof=1) for residual in residuals])
-    errors, dof = pooled_errors(dimensions, scatters, [*map(len, residuals)])
+    standard_deviations = np.array([residual.std(ddof=1) for residual in residuals])
+    errors, dof = pooled_errors(dimensions, standard_deviations, [*map(len, residuals)])
     theory_error = max(size.error / size.unit for size in sizes)
     errors = np.hypot(np.maximum(errors, 1e-6), theory_error)
     units = np.array([size.unit for size in sizes])
-    corrections = (series.coefficient or 0.0) / units
-    inverse = 1 / dimensions
-    means = np.array([r.mean() for r in residuals]) - corrections * inverse
-    open_first = 0.0
+    known_corrections = (series.coefficient or 0.0) / units
+    inverse_dimensions = 1 / dimensions
+    means = (
+        np.array([residual.mean() for residual in residuals])
+        - known_corrections * inverse_dimensions
+    )
+    first_order_allowance = 0.0
     if series.coefficient is None:
-        open_first = factor * FINITE[series.direction]
-    fit = fit_sizes(dimensions, means, errors, (math.inf, open_first / 3, SECOND / 3))
+        first_order_allowance = finite_size_factor * FINITE[series.direction]
+    fit = fit_sizes(
+        dimensions, means, errors, (math.inf, first_order_allowance / 3, SECOND / 3)
+    )
     value, b, _ = fit.coefficients.tolist()
-    by_size = fit.errors[0, :-3]
-    _, b_share, c_share = np.abs(by_size / errors @ fit.laws).tolist()
-    open_second = SECOND + (np.abs(corrections).max() + b) ** 2
-    allowance = float(open_first * b_share + open_second * c_share) + RESOLUTION
-    largest = np.argmin(inverse)
-    scatter = max(scatter, scatters[largest] ** 2 / inverse[largest])
-    allowance += float(np.float64(scatter / SCATTER) ** 3)
-    return Deviation(value, float(np.linalg.norm(by_size)), dof, allowance)
+    errors_by_size = fit.errors[0, :-3]
+    _, first_order_share, second_order_share = np.abs(
+        errors_by_size / errors @ fit.laws
+    ).tolist()
+    second_order_allowance = SECOND + (np.abs(known_corrections).max() + b) ** 2
+    allowance = (
+        float(
+            first_order_allowance * first_order_share
+            + second_order_allowance * second_order_share
+        )
+        + RESOLUTION
+    )
+    largest_size = np.argmin(inverse_dimensions)
+    relative_variance = max(
+        relative_variance,
+        standard_deviations[largest_size] ** 2 / inverse_dimensions[largest_size],
+    )
+    allowance += float(np.float64(relative_variance / SCATTER) ** 3)
+    return Deviation(value, float(np.linalg.norm(errors_by_size)), dof, allowance)
 
 
 def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
@@ -176,27 +192,34 @@ def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
     residuals = [
         (np.asarray(size.values) - size.prediction) / size.unit for size in sizes
     ]
-    lengths = [np.asarray(size.teacher_excess, dtype=float) for size in sizes]
-    centered = np.concatenate([length - length.mean() for length in lengths])
-    square = centered @ centered
+    norm_excesses = [np.asarray(size.teacher_excess, dtype=float) for size in sizes]
+    centered_excess = np.concatenate(
+        [norm_excess - norm_excess.mean() for norm_excess in norm_excesses]
+    )
+    sum_of_squares = centered_excess @ centered_excess
     # NaN fails, too: then some length is not known.
-    if len(centered) < 3 * len(sizes) + 2 or not square > 0:
+    if len(centered_excess) < 3 * len(sizes) + 2 or not sum_of_squares > 0:
         return residuals
-    about_mean = np.concatenate([residual - residual.mean() for residual in residuals])
-    slope = centered @ about_mean / square
-    return [residual - slope * length for residual, length in zip(residuals, lengths)]
+    centered_residuals = np.concatenate(
+        [residual - residual.mean() for residual in residuals]
+    )
+    residual_slope = centered_excess @ centered_residuals / sum_of_squares
+    return [
+        residual - residual_slope * norm_excess
+        for residual, norm_excess in zip(residuals, norm_excesses)
+    ]
 
 
 # -- all predicted quantities of an algorithm -----------------------------------------------------------------------------
 
 
 class PredictedQuantity(NamedTuple):
-    """Key of a predicted quantity: a metric of a component at a sample ratio, and ``at`` a fraction of the steps."""
+    """Key of a predicted quantity: a metric of a component at a sample ratio, ``step_fraction`` of its steps."""
 
     alpha: float
     metric: str
     component: int | None
-    at: float | None
+    step_fraction: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +269,28 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     metric : str or None
         The error that ``would_have_seen`` is about.
     """
-    agreement_of_all = _agreement(rows, metric)
+    agreement_of_all = _test_agreement(rows, metric)
     if (
         agreement_of_all.prediction in (None, "yes")
         or agreement_of_all.would_have_seen is None
     ):
         return agreement_of_all
-    outliers, count = _far_off([row for row in rows if row.metric == metric])
+    outliers, run_count = _outliers([row for row in rows if row.metric == metric])
     if not outliers:
         return agreement_of_all
-    agreement_of_most = _agreement(rows, metric, outliers)
-    if agreement_of_most.prediction == "no":
-        return agreement_of_most
-    if agreement_of_most.would_have_seen is None or (
-        agreement_of_most.prediction == agreement_of_all.prediction
-        and 10 * agreement_of_most.would_have_seen > agreement_of_all.would_have_seen
+    agreement_without_outliers = _test_agreement(rows, metric, outliers)
+    if agreement_without_outliers.prediction == "no":
+        return agreement_without_outliers
+    if agreement_without_outliers.would_have_seen is None or (
+        agreement_without_outliers.prediction == agreement_of_all.prediction
+        and 10 * agreement_without_outliers.would_have_seen
+        > agreement_of_all.would_have_seen
     ):
         return agreement_of_all
     return replace(
-        agreement_of_most, prediction="far off", far_off=[len(outliers), count]
+        agreement_without_outliers,
+        prediction="far off",
+        far_off=[len(outliers), run_count],
     )
 
 
@@ -272,7 +298,7 @@ RunName = tuple[tuple[object, ...], str]
 """Identifier of a run: the place of its row, and the instance."""
 
 
-def _far_off(rows: Sequence[Row]) -> tuple[set[RunName], int]:
+def _outliers(rows: Sequence[Row]) -> tuple[set[RunName], int]:
     """Find the outliers among runs, and count all runs; there are none if too many runs are far from the median.
 
     Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
@@ -282,105 +308,128 @@ def _far_off(rows: Sequence[Row]) -> tuple[set[RunName], int]:
     distances: list[Host] = []
     for row in rows:
         errors = np.array([*row.estimate.values.values()])
-        logs = np.log(np.maximum(errors, max(row.target, 1e-300)))
-        distances.append(np.abs(logs - np.median(logs)))
-    typical = np.median(np.concatenate(distances)) if distances else 0.0
-    runs: set[RunName] = set()
+        log_errors = np.log(np.maximum(errors, max(row.target, 1e-300)))
+        distances.append(np.abs(log_errors - np.median(log_errors)))
+    median_distance = np.median(np.concatenate(distances)) if distances else 0.0
+    all_runs: set[RunName] = set()
     outliers: set[RunName] = set()
     for row, distance in zip(rows, distances):
-        names = [(place(row), name) for name in row.estimate.values]
-        scatter = 1.4826 * max(typical, np.median(distance))  # 1.4826: of a normal law
-        is_far = distance > max(FAR * scatter, math.log(FACTOR))
-        runs.update(names)
-        if is_far.sum() <= max(1, 2 * RARE * len(names)):
-            outliers.update(names[i] for i in np.flatnonzero(is_far))
-    return outliers if len(outliers) <= RARE * len(runs) else set(), len(runs)
+        run_names = [(place(row), instance) for instance in row.estimate.values]
+        robust_deviation = 1.4826 * max(
+            median_distance, np.median(distance)
+        )  # 1.4826: of a normal law
+        is_outlier = distance > max(FAR * robust_deviation, math.log(FACTOR))
+        all_runs.update(run_names)
+        if is_outlier.sum() <= max(1, 2 * RARE * len(run_names)):
+            outliers.update(run_names[index] for index in np.flatnonzero(is_outlier))
+    return outliers if len(outliers) <= RARE * len(all_runs) else set(), len(all_runs)
 
 
-def _agreement(
+def _test_agreement(
     rows: Sequence[Row], metric: str | None, outliers: Collection[RunName] = ()
 ) -> Agreement:
     """Test whether the runs, without the given outliers, agree with their prediction."""
-    numbers = [(row, number) for row in rows for number in _predicted_numbers(row)]
-    predicted = _series(numbers, outliers)
-    is_incomplete = any(
+    predicted_numbers = [
+        (row, number) for row in rows for number in _predicted_numbers(row)
+    ]
+    series_by_quantity = _series_by_quantity(predicted_numbers, outliers)
+    lacks_runs = any(
         not size.values
-        for quantity, series in predicted.items()
+        for quantity, series in series_by_quantity.items()
         for size in series.sizes
-        if quantity.at is None
+        if quantity.step_fraction is None
     )
-    factor = 1.0
+    finite_size_factor = 1.0
     if any(row.prediction.branch == "spectral" for row in rows):
-        factor = SPECTRAL
-        predicted = {q: s for q, s in predicted.items() if s.direction != "one"}
-    if not predicted:
+        finite_size_factor = SPECTRAL
+        series_by_quantity = {
+            quantity: series
+            for quantity, series in series_by_quantity.items()
+            if series.direction != "one"
+        }
+    if not series_by_quantity:
         reasons = [row.prediction.reason for row in rows if row.prediction.reason]
         return Agreement(None, no_theory=min(reasons, default=None))
-    scatters = _scatters(predicted)
+    relative_variances = _relative_variances(series_by_quantity)
     deviations: dict[PredictedQuantity, Deviation] = {}
-    for quantity, series in predicted.items():
-        measured = deviation(series, scatters[quantity], factor)
-        if measured is not None:
-            deviations[quantity] = measured
+    for quantity, series in series_by_quantity.items():
+        quantity_deviation = deviation(
+            series, relative_variances[quantity], finite_size_factor
+        )
+        if quantity_deviation is not None:
+            deviations[quantity] = quantity_deviation
         elif quantity.metric == metric:
-            is_incomplete = True
+            lacks_runs = True
     if not deviations:
         return Agreement("too few runs")
-    tested = deviations | _means(deviations)
-    level = LEVEL / len(tested)
-    limit = quantile(1 - level / 2)
-    refused = {q: d for q, d in tested.items() if abs(d.score(d.allowance)) > limit}
+    tested_deviations = deviations | _mean_deviations(deviations)
+    level_per_test = LEVEL / len(tested_deviations)
+    critical_score = quantile(1 - level_per_test / 2)
+    significant_deviations = {
+        quantity: d
+        for quantity, d in tested_deviations.items()
+        if abs(d.excess_score(d.allowance)) > critical_score
+    }
     error_deviations = [
-        d for q, d in deviations.items() if q.metric == metric and q.at is None
+        d
+        for quantity, d in deviations.items()
+        if quantity.metric == metric and quantity.step_fraction is None
     ] or [*deviations.values()]
-    detectable = max(d.detectable(level) for d in error_deviations)
-    by_chance = max(d.detectable(level) - d.allowance for d in error_deviations)
-    quantity, largest = max(
-        (refused or tested).items(),
+    detectable = max(d.smallest_detectable(level_per_test) for d in error_deviations)
+    largest_statistical_part = max(
+        d.smallest_detectable(level_per_test) - d.allowance for d in error_deviations
+    )
+    quantity, largest_deviation = max(
+        (significant_deviations or tested_deviations).items(),
         key=lambda pair: (
-            bool(refused) and pair[0].metric == metric,
-            abs(pair[1].score()),
+            bool(significant_deviations) and pair[0].metric == metric,
+            abs(pair[1].excess_score()),
         ),
     )
-    if refused:
+    if significant_deviations:
         answer = "no"
-    elif abs(largest.score(RESOLUTION)) > limit:
+    elif abs(largest_deviation.excess_score(RESOLUTION)) > critical_score:
         answer = "finite size"
-    elif is_incomplete or by_chance > VAGUE:
+    elif lacks_runs or largest_statistical_part > VAGUE:
         answer = "too few runs"
     else:
         answer = "yes" if detectable <= VAGUE else "finite size"
     return Agreement(
-        answer, detectable, largest.value, largest.score(), quantity.metric
+        answer,
+        detectable,
+        largest_deviation.value,
+        largest_deviation.excess_score(),
+        quantity.metric,
     )
 
 
 def _predicted_numbers(row: Row) -> list[PredictedNumber]:
     """List all quantities of a row that have a prediction for the algorithm."""
-    theory = row.prediction
-    at_end = _at_end(row, theory.coefficient, theory.value, theory.error)
-    return [at_end, *(theory.also_predicted or ())]
+    prediction = row.prediction
+    at_end = _at_end(row, prediction.coefficient, prediction.value, prediction.error)
+    return [at_end, *(prediction.also_predicted or ())]
 
 
-def _at_end(row: Row, *theory: float | None) -> PredictedNumber:
-    """Return the row's metric at the end of the run as a predicted quantity; ``theory`` is coefficient, prediction and error."""
+def _at_end(row: Row, *prediction: float | None) -> PredictedNumber:
+    """Return the row's metric at the end of the run with its ``prediction``: coefficient of 1/D, value and numerical error."""
     return PredictedNumber(
-        row.metric, row.component, None, row.estimate.values, *theory
+        row.metric, row.component, None, row.estimate.values, *prediction
     )
 
 
-def _series(
-    numbers: Iterable[tuple[Row, PredictedNumber]], outliers: Collection[RunName] = ()
+def _series_by_quantity(
+    predicted_numbers: Iterable[tuple[Row, PredictedNumber]],
+    outliers: Collection[RunName] = (),
 ) -> dict[PredictedQuantity, SizeSeries]:
     """Collect the runs of several rows by predicted quantity, without outliers."""
-    numbers = list(numbers)
-    teachers = {
+    predicted_numbers = list(predicted_numbers)
+    teacher_excesses = {
         place(row): row.prediction.teachers
-        for row, _ in numbers
+        for row, _ in predicted_numbers
         if row.prediction.teachers
     }
-    predicted: dict[PredictedQuantity, SizeSeries] = {}
-    for row, number in numbers:
+    series_by_quantity: dict[PredictedQuantity, SizeSeries] = {}
+    for row, number in predicted_numbers:
         prediction, coefficient = number.prediction, number.coefficient
         if prediction is None:
             continue
@@ -391,21 +440,23 @@ def _series(
             # Where theory says 0, errors up to the target count as reached.
             if unit <= ZERO * row.target:
                 unit, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
-        row_place = place(row)
+        place_key = place(row)
         values = {
-            name: value
-            for name, value in number.values.items()
-            if (row_place, name) not in outliers
+            instance: value
+            for instance, value in number.values.items()
+            if (place_key, instance) not in outliers
         }
-        lengths = teachers.get(row_place, {})
+        excesses_by_instance = teacher_excesses.get(place_key, {})
         excess = [
-            lengths[name][(number.component or 1) - 1] if name in lengths else math.nan
-            for name in values
+            excesses_by_instance[instance][(number.component or 1) - 1]
+            if instance in excesses_by_instance
+            else math.nan
+            for instance in values
         ]
-        key = PredictedQuantity(
+        quantity = PredictedQuantity(
             row.place.nominal_alpha, number.metric, number.component, number.at
         )
-        runs = SizeRuns(
+        size_runs = SizeRuns(
             row.place.dimension,
             [*values.values()],
             excess,
@@ -413,58 +464,77 @@ def _series(
             number.error or 0.0,
             unit,
         )
-        empty = SizeSeries(direction, coefficient, [])
-        predicted.setdefault(key, empty).sizes.append(runs)
-    return predicted
+        new_series = SizeSeries(direction, coefficient, [])
+        series_by_quantity.setdefault(quantity, new_series).sizes.append(size_runs)
+    return series_by_quantity
 
 
-def _scatters(
-    predicted: Mapping[PredictedQuantity, SizeSeries],
+def _relative_variances(
+    series_by_quantity: Mapping[PredictedQuantity, SizeSeries],
 ) -> dict[PredictedQuantity, float]:
     """Estimate the relative variance of single runs for each quantity; a large one of a related quantity counts, too.
 
     There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all
     quantities of its sample ratio, and the scatter of an error for the claim about it.
     """
-    scatters = {quantity: _scatter(series) for quantity, series in predicted.items()}
-    largest: dict[PredictedQuantity, float] = {}
-    for quantities in grouped(predicted, lambda quantity: quantity.alpha).values():
-        claims = [q for q in quantities if predicted[q].direction == "one"]
-        errors = [
-            q for q in quantities if predicted[q].direction == "lower" and q.at is None
+    own_variances = {
+        quantity: _relative_variance(series)
+        for quantity, series in series_by_quantity.items()
+    }
+    largest_variances: dict[PredictedQuantity, float] = {}
+    for quantities in grouped(
+        series_by_quantity, lambda quantity: quantity.alpha
+    ).values():
+        claim_quantities = [
+            candidate
+            for candidate in quantities
+            if series_by_quantity[candidate].direction == "one"
+        ]
+        error_quantities = [
+            candidate
+            for candidate in quantities
+            if series_by_quantity[candidate].direction == "lower"
+            and candidate.step_fraction is None
         ]
         for quantity in quantities:
-            related = [quantity, *claims]
-            if quantity in claims:
-                related += [q for q in errors if q.component == quantity.component]
-            largest[quantity] = max(scatters[q] for q in related)
-    return largest
+            related_quantities = [quantity, *claim_quantities]
+            if quantity in claim_quantities:
+                related_quantities += [
+                    candidate
+                    for candidate in error_quantities
+                    if candidate.component == quantity.component
+                ]
+            largest_variances[quantity] = max(
+                own_variances[candidate] for candidate in related_quantities
+            )
+    return largest_variances
 
 
-def _scatter(series: SizeSeries) -> float:
+def _relative_variance(series: SizeSeries) -> float:
     """Relative variance of single runs at the largest dimension, times D.
 
     For overlaps, whose prediction may be 0, it is relative to the larger of mean and prediction.
     """
-    sizes = series.measured
-    if not sizes:
+    sizes_with_sem = series.sizes_with_sem
+    if not sizes_with_sem:
         return 0.0
-    largest, residual = max(
-        zip(sizes, _residuals(sizes)), key=lambda pair: pair[0].dimension
+    largest_size, residual = max(
+        zip(sizes_with_sem, _residuals(sizes_with_sem)),
+        key=lambda pair: pair[0].dimension,
     )
     # Errors are in units of their prediction already, or of the target where that is 0.
     scale = 1.0
     if series.direction != "lower":
-        scale = abs(largest.prediction)
+        scale = abs(largest_size.prediction)
         if series.direction == "higher":
-            scale = max(scale, abs(float(np.mean(largest.values))))
-        scale /= largest.unit
+            scale = max(scale, abs(float(np.mean(largest_size.values))))
+        scale /= largest_size.unit
     if not scale:
         return 0.0
-    return float((residual.std(ddof=1) / scale) ** 2 * largest.dimension)
+    return float((residual.std(ddof=1) / scale) ** 2 * largest_size.dimension)
 
 
-def _means(
+def _mean_deviations(
     deviations: Mapping[PredictedQuantity, Deviation],
 ) -> dict[PredictedQuantity, Deviation]:
     """Average the deviations of each quantity over sample ratios, where there are several; their runs are independent."""
@@ -474,15 +544,19 @@ def _means(
     ).items():
         if len(quantities) < 2:
             continue
-        columns = zip(*(deviations[q] for q in quantities))
-        values, errors, dofs, allowances = map(np.array, columns)
+        deviation_columns = zip(*(deviations[q] for q in quantities))
+        values, errors, degrees_of_freedom, allowances = map(
+            np.array, deviation_columns
+        )
         weights = errors**-2.0 / np.sum(errors**-2.0)
         variances = (weights * errors) ** 2
-        total = np.sum(variances)
+        total_variance = np.sum(variances)
         means[quantity] = Deviation(
             float(weights @ values),
-            float(total**0.5),
-            float(total**2 / np.sum(variances**2 / dofs)),  # Welch and Satterthwaite
+            float(total_variance**0.5),
+            float(
+                total_variance**2 / np.sum(variances**2 / degrees_of_freedom)
+            ),  # Welch and Satterthwaite
             float(weights @ allowances),
         )
     return means
@@ -490,15 +564,20 @@ def _means(
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """Test whether an error is impossibly low: below the Bayes-optimal one by more than chance and finite size explain."""
-    series = _series(
+    series_by_quantity = _series_by_quantity(
         (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
         for row in rows
         if row.metric == metric
     )
-    deviations = [d for d in map(deviation, series.values()) if d is not None]
+    series_deviations = [
+        series_deviation
+        for series_deviation in map(deviation, series_by_quantity.values())
+        if series_deviation is not None
+    ]
     return any(
-        d.score(d.allowance) < -quantile(1 - IMPOSSIBLE / len(deviations))
-        for d in deviations
+        series_deviation.excess_score(series_deviation.allowance)
+        < -quantile(1 - IMPOSSIBLE / len(series_deviations))
+        for series_deviation in series_deviations
     )
 
 
@@ -518,12 +597,12 @@ class Optimum(NamedTuple):
     source: str
     runs: Mapping[str, Host]
 
-    def goal(self, instance: str) -> Host:
+    def reachable_errors(self, instance: str) -> Host:
         """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
         return np.maximum(self.value, self.runs.get(instance, 0.0))
 
 
-class Reference(NamedTuple):
+class OptimalRuns(NamedTuple):
     """Runs of a Bayes-optimal algorithm at one dimension: limit (P,), errors by instance, coefficients of 1/D if known."""
 
     dimension: int
@@ -533,12 +612,12 @@ class Reference(NamedTuple):
     coefficient: Sequence[float] | None
 
 
-def limit_of(point: TheoryPoint) -> Optimum:
+def optimum_at_limit(point: TheoryPoint) -> Optimum:
     """Optimum without a finite-size correction: the infinite-D limit at a theory point."""
     return Optimum(point.mse, point.mse_error, LIMIT, {})
 
 
-def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
+def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     """Compute the optimum at every dimension for one problem and sample ratio.
 
     Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
@@ -555,30 +634,54 @@ def optima(references: Sequence[Reference]) -> dict[int, Optimum]:
                 limit + excess, error, "closed form", reference.runs
             )
     return closed_form or _fitted_optima(
-        [r for r in references if len(r.runs) > 1 and (r.limit > 1e-12).all()]
+        [
+            reference
+            for reference in references
+            if len(reference.runs) > 1 and (reference.limit > 1e-12).all()
+        ]
     )
 
 
-def _fitted_optima(references: Sequence[Reference]) -> dict[int, Optimum]:
+def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     """Fit the optimum at every dimension to the runs of a Bayes-optimal algorithm."""
     if not references:
         return {}
-    sizes = np.array([r.dimension for r in references], dtype=float)
-    counts = [len(r.runs) for r in references]
-    limits = np.array([r.limit for r in references]).T
-    optima, errors = np.empty_like(limits), np.empty_like(limits)
-    for p, limit in enumerate(limits):
-        runs = [np.array([*r.runs.values()])[:, p] for r in references]
-        excess = np.array([run.mean() for run in runs]) - limit
-        sems, _ = pooled_errors(sizes, [run.std(ddof=1) for run in runs], counts)
+    dimensions = np.array(
+        [reference.dimension for reference in references], dtype=float
+    )
+    counts = [len(reference.runs) for reference in references]
+    limits = np.array([reference.limit for reference in references]).T
+    optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
+    for component, limit in enumerate(limits):
+        run_errors = [
+            np.array([*reference.runs.values()])[:, component]
+            for reference in references
+        ]
+        excess = (
+            np.array([dimension_errors.mean() for dimension_errors in run_errors])
+            - limit
+        )
+        sems, _ = pooled_errors(
+            dimensions,
+            [dimension_errors.std(ddof=1) for dimension_errors in run_errors],
+            counts,
+        )
         sems = np.maximum(sems, 1e-6 * limit)
-        fit = fit_sizes(sizes, excess, sems, (0.0, np.inf, SECOND / 3 * limit.max()))
+        fit = fit_sizes(
+            dimensions, excess, sems, (0.0, np.inf, SECOND / 3 * limit.max())
+        )
         # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
-        highest = limit * (1 + 2 * (FINITE["lower"] / sizes + SECOND / sizes**2))
-        optima[p] = np.clip(limit + fit.laws @ fit.coefficients, 1e-3 * limit, highest)
-        errors[p] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
+        largest_plausible = limit * (
+            1 + 2 * (FINITE["lower"] / dimensions + SECOND / dimensions**2)
+        )
+        optimal_errors[component] = np.clip(
+            limit + fit.laws @ fit.coefficients, 1e-3 * limit, largest_plausible
+        )
+        errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
     source = f"runs of {references[0].algorithm}"
     return {
-        reference.dimension: Optimum(optima[:, k], errors[:, k], source, reference.runs)
-        for k, reference in enumerate(references)
+        reference.dimension: Optimum(
+            optimal_errors[:, size_index], errors[:, size_index], source, reference.runs
+        )
+        for size_index, reference in enumerate(references)
     }

@@ -87,21 +87,23 @@ class ResultsTable:
             return []
         return extrapolated_rows(self.rows, self.target)
 
-    def about(self) -> JsonObject:
+    def stored_fields(self) -> JsonObject:
         """Return the JSON fields of the table that cannot be computed from its rows."""
-        about = {key: getattr(self, key) for key in (*HEAD, *COUNTS)}
-        return about | ({"left_out": list(self.left_out)} if self.left_out else {})
+        stored_fields = {key: getattr(self, key) for key in (*HEAD, *COUNTS)}
+        return stored_fields | (
+            {"left_out": list(self.left_out)} if self.left_out else {}
+        )
 
     def document(self) -> JsonObject:
         """Return the JSON document that ``show --json`` prints."""
-        about = self.about()
+        stored_fields = self.stored_fields()
         return {
-            **{key: about.pop(key) for key in HEAD},
+            **{key: stored_fields.pop(key) for key in HEAD},
             "verdicts": [verdict.document() for verdict in self.verdicts],
             "summary": [asdict(entry) for entry in self.summary],
             "rows": [row.document() for row in self.rows],
             "extrapolated": [limit.document() for limit in self.extrapolated],
-            **about,
+            **stored_fields,
         }
 
 
@@ -110,7 +112,9 @@ COUNTS = ("status_counts", "missing", "other_versions")
 """Fields of the table that its JSON document holds unchanged, together with ``HEAD``."""
 
 
-def paired(cells: Sequence[Cell], records: Mapping[str, Record]) -> list[Pair]:
+def cells_with_records(
+    cells: Sequence[Cell], records: Mapping[str, Record]
+) -> list[Pair]:
     """Pair each cell with its stored record, from any machine; records with trusted times are preferred."""
     trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
     by_key = {record.key: record for record in trusted_last}
@@ -126,7 +130,7 @@ CODE_KEYS = ("problem", "algorithm", "tuning", "metrics")
 """Keys of a cell's identity that contain versions and hashes of code."""
 
 
-def paired_by_name(
+def cells_with_outdated_records(
     cells: Sequence[Cell], store: Store, records: Mapping[str, Record]
 ) -> list[Pair]:
     """Pair cells with records that another version of the code computed, for algorithms without any up-to-date record.
@@ -134,27 +138,31 @@ def paired_by_name(
     Each cell gets the identity of its record. If several versions have records, the one that wrote the newest is used.
     """
 
-    def contender(cell: Cell) -> tuple[str, str, str]:
+    def contender_key(cell: Cell) -> tuple[str, str, str]:
+        """Labels of problem and algorithm, and the backend."""
         return cell.problem_label, cell.algorithm_label, cell.backend
 
-    def code(record: Record) -> list[object]:
+    def code_identity(record: Record) -> list[object]:
+        """Parts of a record's cell that contain versions and hashes of code."""
         return [record.cell.get(key) for key in CODE_KEYS]
 
     keys = {record.key for record in records.values()}
-    up_to_date = {contender(cell) for cell in cells if cell.key in keys}
+    up_to_date = {contender_key(cell) for cell in cells if cell.key in keys}
     outdated = made_by_other_code(cells, records.values())
     pairs: list[Pair] = []
-    for name, members in grouped(outdated, lambda pair: contender(pair[0])).items():
-        if name in up_to_date:
+    for contender, members in grouped(
+        outdated, lambda pair: contender_key(pair[0])
+    ).items():
+        if contender in up_to_date:
             continue
         newest = max((record for _, record in members), key=store.write_time)
         trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
-        by_key = {
+        pairs_by_key = {
             cell.key: (cell, record)
             for cell, record in trusted_last
-            if code(record) == code(newest)
+            if code_identity(record) == code_identity(newest)
         }
-        for cell, record in by_key.values():
+        for cell, record in pairs_by_key.values():
             items: dict[str, Any] = {key: record.cell.get(key) for key in CODE_KEYS[:3]}
             pairs.append((replace(cell, **items), record))
     return pairs
@@ -191,9 +199,9 @@ class Results:
             for backend in backends or stored or ["numpy"]
             for cell in suite.cells(backend)
         ]
-        self.pairs = paired(self.cells, self.records)
+        self.pairs = cells_with_records(self.cells, self.records)
         if any_code:
-            self.pairs += paired_by_name(self.cells, store, self.records)
+            self.pairs += cells_with_outdated_records(self.cells, store, self.records)
         self.counts = dict(Counter(record.status.value for _, record in self.pairs))
 
     @cached_property

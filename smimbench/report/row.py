@@ -452,25 +452,29 @@ def row_of(document: RowDocument) -> Row:
     ValueError
         If a field is missing or of another type.
     """
-    nested: dict[str, Any] = {}
+    nested_document: dict[str, Any] = {}
     for key, path in PATHS.items():
-        group, _, field = path.rpartition(".")
+        group_path, _, field = path.rpartition(".")
         if key in document:
-            fields = nested.setdefault(group, {}) if group else nested
+            fields = (
+                nested_document.setdefault(group_path, {})
+                if group_path
+                else nested_document
+            )
             fields[field] = document[key]
     try:
-        text = json.dumps(nested, allow_nan=False)
+        json_text = json.dumps(nested_document, allow_nan=False)
     except ValueError:
         raise ValueError(
             "not a row of smimbench: it contains an infinite number or NaN; such numbers must be null"
         ) from None
     try:
-        return _row_type().validate_json(text, strict=True)
+        return _row_type().validate_json(json_text, strict=True)
     except pydantic.ValidationError as error:
-        example = error.errors(include_url=False)[0]
-        path = ".".join(map(str, example["loc"]))
+        first_error = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first_error["loc"]))
         raise ValueError(
-            f"not a row of smimbench: the field {path} is wrong: {example['msg']}, got {short_repr(example['input'])}"
+            f"not a row of smimbench: the field {path} is wrong: {first_error['msg']}, got {short_repr(first_error['input'])}"
         ) from None
 
 
@@ -526,10 +530,14 @@ def reason_of(record: Record, near: str | None = None) -> str:
     return reason
 
 
-def kind_of(reason: str) -> str:
+def reason_kind(reason: str) -> str:
     """Return a key that is equal for similar failure reasons: the failing line of code, else the text without numbers."""
-    failed = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
-    return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
+    failed_line = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
+    return (
+        failed_line[1]
+        if failed_line
+        else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
+    )
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -555,15 +563,21 @@ def names_with_backend(
 
     An estimate from elsewhere has none; it is distinguished only from an algorithm of the same name that was run here.
     """
-    several = len({row.place.backend for row in rows} - {EXTERNAL}) > 1
-    local = {row.place.algorithm for row in rows if row.place.backend != EXTERNAL}
+    has_several_backends = len({row.place.backend for row in rows} - {EXTERNAL}) > 1
+    local_algorithms = {
+        row.place.algorithm for row in rows if row.place.backend != EXTERNAL
+    }
 
-    def name(row: Row | RowEntry) -> str:
+    def name_of(row: Row | RowEntry) -> str:
         algorithm, backend = row.place.algorithm, row.place.backend
-        apart = algorithm in local if backend == EXTERNAL else several
-        return f"{algorithm}@{backend}" if apart else algorithm
+        shows_backend = (
+            algorithm in local_algorithms
+            if backend == EXTERNAL
+            else has_several_backends
+        )
+        return f"{algorithm}@{backend}" if shows_backend else algorithm
 
-    return name
+    return name_of
 
 
 def component_word(problem: Problem) -> str:
@@ -571,56 +585,68 @@ def component_word(problem: Problem) -> str:
     return "layer" if "layers" in problem.spec["channel"] else "component"
 
 
-def letter(model: Model) -> str:
+def dimension_letter_of(model: Model) -> str:
     """Return the letter for a model's dimension: d for a matrix of extensive rank, else D."""
     return "d" if model.rank == "extensive" else "D"
 
 
-def letter_of(rows: Iterable[Row | RowEntry]) -> str:
+def common_dimension_letter(rows: Iterable[Row | RowEntry]) -> str:
     """Return the letter for the dimension of rows: that of their model, or D if models differ."""
     letters = {row.dimension_letter for row in rows}
     return letters.pop() or "D" if len(letters) == 1 else "D"
 
 
-def distinguish(rows: Iterable[Row]) -> list[Row]:
+def with_unique_labels(rows: Iterable[Row]) -> list[Row]:
     """Extend labels that different problems or algorithms share, so that every label is unique."""
     rows = list(rows)
-    for key in ("problem", "algorithm"):
-        meanings: dict[str, dict[str, dict[str, object]]] = {}
+    for item in ("problem", "algorithm"):
+        specs_by_label: dict[str, dict[str, dict[str, object]]] = {}
         for row in rows:
-            spec = getattr(row.identity, key)
-            meanings.setdefault(getattr(row.place, key), {})[canonical_json(spec)] = (
-                _flat(spec)
-            )
-        for i, row in enumerate(rows):
-            label, spec = getattr(row.place, key), getattr(row.identity, key)
-            if len(meanings[label]) > 1:
+            spec = getattr(row.identity, item)
+            specs_by_label.setdefault(getattr(row.place, item), {})[
+                canonical_json(spec)
+            ] = _flattened(spec)
+        for row_index, row in enumerate(rows):
+            label, spec = getattr(row.place, item), getattr(row.identity, item)
+            if len(specs_by_label[label]) > 1:
                 labels = {
                     "problem": row.place.problem,
                     "algorithm": row.place.algorithm,
                 }
-                labels[key] += _difference(meanings[label], canonical_json(spec))
-                rows[i] = row.labeled(**labels)
+                labels[item] += _differing_parameters(
+                    specs_by_label[label], canonical_json(spec)
+                )
+                rows[row_index] = row.labeled(**labels)
     return rows
 
 
-def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, entry in table.items():
-        if isinstance(entry, dict):
-            flat |= _flat(entry, f"{prefix}{key}.")
+def _flattened(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flatten nested tables; keys of inner tables follow those of outer ones after a dot."""
+    flat_table: dict[str, object] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            flat_table |= _flattened(value, f"{prefix}{name}.")
         else:
-            flat[prefix + key] = entry
-    return flat
+            flat_table[prefix + name] = value
+    return flat_table
 
 
-def _difference(meanings: Mapping[str, Mapping[str, object]], identity: str) -> str:
+def _differing_parameters(
+    flat_specs: Mapping[str, Mapping[str, object]], identity: str
+) -> str:
     """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``."""
-    keys = sorted({key for flat in meanings.values() for key in flat})
-    words = []
-    for key in keys:
-        if len({repr(flat.get(key)) for flat in meanings.values()}) > 1:
-            is_package = key.rpartition(".")[2] == "distribution"
+    parameters = sorted(
+        {parameter for flat_spec in flat_specs.values() for parameter in flat_spec}
+    )
+    settings = []
+    for parameter in parameters:
+        if (
+            len({repr(flat_spec.get(parameter)) for flat_spec in flat_specs.values()})
+            > 1
+        ):
+            is_package = parameter.rpartition(".")[2] == "distribution"
             default = "smimbench" if is_package else "unset"
-            words.append(f"{key}={meanings[identity].get(key, default)}")
-    return f" ({', '.join(words)})"
+            settings.append(
+                f"{parameter}={flat_specs[identity].get(parameter, default)}"
+            )
+    return f" ({', '.join(settings)})"

@@ -30,7 +30,13 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
-from smimbench.report.prediction import LIMIT, Optimum, Reference, limit_of, optima
+from smimbench.report.prediction import (
+    LIMIT,
+    OptimalRuns,
+    Optimum,
+    optima_by_dimension,
+    optimum_at_limit,
+)
 from smimbench.report.row import (
     HalfOverlap,
     LearningOrder,
@@ -43,23 +49,23 @@ from smimbench.report.row import (
     Runs,
     Setup,
     component_word,
-    distinguish,
+    dimension_letter_of,
     grouped,
-    letter,
     reason_of,
+    with_unique_labels,
 )
 from smimbench.report.statistics import (
     TracedRun,
-    against_theory,
     clock_remarks,
+    compared_with_theory,
     instance_of,
     learning_order,
     mean_and_error,
     mean_diagnostics,
     near_threshold,
     ratio_to_bayes,
-    runtime,
-    still_moving,
+    run_cost,
+    runs_still_moving,
     values_of,
 )
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, stored_or_none
@@ -80,7 +86,7 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def draws_fresh(algorithm: Specification) -> bool:
+def draws_fresh_samples(algorithm: Specification) -> bool:
     """Return whether an algorithm draws fresh samples instead of using the cell's; False if it is not installed."""
     try:
         plan = plan_of(build_algorithm(algorithm, None), placeholder_data(1, 1, 1))
@@ -89,7 +95,7 @@ def draws_fresh(algorithm: Specification) -> bool:
     return bool(plan.draws_fresh)
 
 
-def used_fresh(record: Record) -> bool:
+def used_fresh_samples(record: Record) -> bool:
     """Return whether a run used fresh samples."""
     return bool(record.fresh_samples)
 
@@ -105,7 +111,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     """Return the sample ratio that a cell's algorithm will use: of the data set, or of the fresh samples of all steps."""
     model = problem.model
     count = model.sample_count(cell.alpha, cell.dimension)
-    if draws_fresh(cell.algorithm):
+    if draws_fresh_samples(cell.algorithm):
         algorithm = build_algorithm(cell.algorithm, problem)
         plan = plan_of(algorithm, placeholder_data(count, model.tokens, cell.dimension))
         count = int(plan.steps or 0) * int(plan.batch or count) or count
@@ -114,12 +120,14 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
 
 def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
     """Return the sample ratio actually used, the largest of all runs; the planned ratio if the records lack it."""
-    metered = [
+    measured_ratios = [
         record.sample_ratio
         for _, record in pairs
         if record.sample_ratio is not None and record.fresh_samples is not None
     ]
-    return max(metered) if metered else planned_ratio(problem, pairs[0][0])
+    return (
+        max(measured_ratios) if measured_ratios else planned_ratio(problem, pairs[0][0])
+    )
 
 
 @dataclass(frozen=True)
@@ -132,14 +140,14 @@ class PlaceRuns:
     records: list[Record]
 
     @property
-    def measured(self) -> list[Record]:
+    def runs_with_estimate(self) -> list[Record]:
         """Records of runs that have an estimate and did not diverge."""
         return [r for r in self.records if r.metrics and r.status != Status.DIVERGED]
 
     @property
-    def are_fresh(self) -> bool:
+    def use_fresh_samples(self) -> bool:
         """Whether any of the runs used fresh samples."""
-        return any(map(used_fresh, self.records))
+        return any(map(used_fresh_samples, self.records))
 
 
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
@@ -148,24 +156,24 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
     The cells of a group differ only in seed and replicate.
     """
 
-    def identity(pair: Pair) -> tuple[str, tuple[object, ...]]:
+    def group_key(pair: Pair) -> tuple[str, tuple[object, ...]]:
         cell = pair[0]
         place = canonical_json(cell.algorithm), cell.backend, *cell.place
         return canonical_json(cell.problem), place
 
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     places = []
-    for (spec, _), members in grouped(pairs, identity).items():
+    for (problem_key, _), members in grouped(pairs, group_key).items():
         cell, records = members[0][0], [record for _, record in members]
         # Cells of other code have the problem of their label.
-        problem = problems.get(spec) or suite.problems[cell.problem_label]
+        problem = problems.get(problem_key) or suite.problems[cell.problem_label]
         label, algorithm, alpha, dimension = cell.place
         ratio = ratio_of_runs(problem, members)
         place = Place(
             label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
         )
-        items = Setup(cell.problem, cell.untuned_spec).without("version")
-        places.append((cell, PlaceRuns(place, problem, items, records)))
+        setup = Setup(cell.problem, cell.untuned_spec).without("version")
+        places.append((cell, PlaceRuns(place, problem, setup, records)))
     return places
 
 
@@ -239,7 +247,7 @@ class TheoryOfPlace(NamedTuple):
     prediction : AlgorithmPrediction or None
     reason : str
         Why there is no prediction.
-    near : str or None
+    threshold_remark : str or None
         The threshold that runs which did not converge are near, in words.
     optimum : Optimum or None
         The optimal error at this size; None: only its limit is known.
@@ -248,11 +256,11 @@ class TheoryOfPlace(NamedTuple):
     bayes: TheoryPoint | None = None
     prediction: AlgorithmPrediction | None = None
     reason: str = ""
-    near: str | None = None
+    threshold_remark: str | None = None
     optimum: Optimum | None = None
 
 
-def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
+def _theory_of_runs(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
     """Look up the stored theory of a place."""
     problem, ratio = runs.problem, runs.place.alpha
     if problem.no_theory is not None:
@@ -260,7 +268,7 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
     bayes = bayes_point(answers, problem, ratio)
     if bayes is None:
         return TheoryOfPlace()
-    near = _near(runs, answers)
+    near = _threshold_remark(runs, answers)
     prediction = prediction_of(answers, problem, cell, ratio, runs.records)
     if isinstance(prediction, str):
         return TheoryOfPlace(bayes, None, prediction, near)
@@ -272,9 +280,9 @@ def _theory(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
     )
 
 
-def _near(runs: PlaceRuns, answers: Answers) -> str | None:
+def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
     """Describe the threshold near which runs did not converge; None if all converged."""
-    problem, ratio, count = runs.problem, runs.place.alpha, runs.place.dimension
+    problem, ratio, directions = runs.problem, runs.place.alpha, runs.place.dimension
     if all(record.status != Status.NOT_CONVERGED for record in runs.records):
         return None
     try:
@@ -282,8 +290,8 @@ def _near(runs: PlaceRuns, answers: Answers) -> str | None:
     except THEORY_ERRORS:  # the reason of the run is shown without
         return None
     if problem.model.rank != "low":
-        count = problem.model.sample_count(ratio, count)
-    return near_threshold(thresholds, ratio, count, component_word(problem))
+        directions = problem.model.sample_count(ratio, directions)
+    return near_threshold(thresholds, ratio, directions, component_word(problem))
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
@@ -291,32 +299,33 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
 
     They come from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
     """
-    references: dict[tuple[str, float], list[Reference]] = {}
-    shipped = [
+    references: dict[tuple[str, float], list[OptimalRuns]] = {}
+    shipped_runs = [
         (cell, record)
         for cell, record in pairs
-        if "source" not in cell.algorithm and not used_fresh(record)
+        if "source" not in cell.algorithm and not used_fresh_samples(record)
     ]
-    for members in grouped(shipped, lambda pair: pair[0].place).values():
+    for members in grouped(shipped_runs, lambda pair: pair[0].place).values():
         cell, records = members[0][0], [record for _, record in members]
         problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
-        is_covered = any(
-            r.algorithm != cell.algorithm_label or r.dimension == cell.dimension
-            for r in problem_references
+        has_reference = any(
+            reference.algorithm != cell.algorithm_label
+            or reference.dimension == cell.dimension
+            for reference in problem_references
         )
-        if not is_covered:
+        if not has_reference:
             problem = suite.problems[cell.problem_label]
-            problem_references += _references(problem, cell, records, answers)
+            problem_references += _optimal_runs(problem, cell, records, answers)
     return {
         (problem, alpha, dimension): optimum
         for (problem, alpha), problem_references in references.items()
-        for dimension, optimum in optima(problem_references).items()
+        for dimension, optimum in optima_by_dimension(problem_references).items()
     }
 
 
-def _references(
+def _optimal_runs(
     problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
-) -> Iterator[Reference]:
+) -> Iterator[OptimalRuns]:
     """Yield the runs of an algorithm, by dimension, if theory predicts that it is Bayes-optimal."""
     ratio = sample_ratio(problem, cell.alpha, cell.dimension)
     try:
@@ -336,14 +345,20 @@ def _references(
         if record.status == Status.OK and "mse" in record.metrics
     }
     coefficient = (prediction.finite_size or {}).get("mse")
-    yield Reference(cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient)
+    yield OptimalRuns(
+        cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient
+    )
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
 def error_rows(
-    pairs: Sequence[Pair], suite: Suite, store: Store, answers: Answers, sized: Optima
+    pairs: Sequence[Pair],
+    suite: Suite,
+    store: Store,
+    answers: Answers,
+    optima_at_size: Optima,
 ) -> list[Row]:
     """Make the rows of the error table, in the order of the suite.
 
@@ -353,32 +368,39 @@ def error_rows(
     is not stored is None.
     """
     places = places_of(pairs, suite)
-    unsolved: dict[Problem, Exception] = {}
+    theory_errors: dict[Problem, Exception] = {}
     for _, runs in places:
         try:
             stored_or_none(answers.points, runs.problem, [runs.place.alpha])
         except THEORY_ERRORS as error:  # its rows say so, the others stay
-            unsolved.setdefault(runs.problem, error)
-    example = next(iter(unsolved.values()), None)
-    is_none_solved = {plan.problem for plan in suite.plans} <= unsolved.keys()
-    if is_none_solved and isinstance(example, ProblemError) and example.key != "theory":
+            theory_errors.setdefault(runs.problem, error)
+    first_error = next(iter(theory_errors.values()), None)
+    is_none_solved = {plan.problem for plan in suite.plans} <= theory_errors.keys()
+    if (
+        is_none_solved
+        and isinstance(first_error, ProblemError)
+        and first_error.key != "theory"
+    ):
         # With that key its process ended, or had to: rows say so, the runs may be good. Otherwise nothing else is hidden.
-        raise example
+        raise first_error
     rows: list[Row] = []
     for cell, runs in places:
-        if runs.problem in unsolved:
-            why = error_line(unsolved[runs.problem])
-            theory = TheoryOfPlace(reason=f"theory raised {why}")
+        if runs.problem in theory_errors:
+            error_text = error_line(theory_errors[runs.problem])
+            theory = TheoryOfPlace(reason=f"theory raised {error_text}")
         else:
-            theory = _theory(cell, runs, answers)
-        if not runs.are_fresh:
-            theory = theory._replace(optimum=_sized(sized, runs.place))
+            theory = _theory_of_runs(cell, runs, answers)
+        if not runs.use_fresh_samples:
+            theory = theory._replace(
+                optimum=_optimum_at_size(optima_at_size, runs.place)
+            )
         rows += _rows_of_place(runs, theory, suite, store)
-    return distinguish(rows)
+    return with_unique_labels(rows)
 
 
-def _sized(sized: Optima, place: Place) -> Optimum | None:
-    return sized.get((place.problem, place.nominal_alpha, place.dimension))
+def _optimum_at_size(optima_at_size: Optima, place: Place) -> Optimum | None:
+    """Look up the Bayes-optimal error at the dimension of a place; None if it is unknown."""
+    return optima_at_size.get((place.problem, place.nominal_alpha, place.dimension))
 
 
 def rows_of_points(
@@ -386,43 +408,45 @@ def rows_of_points(
     points: Sequence[GridPoint],
     records: Sequence[Record],
     answers: Answers,
-    sized: Optima,
+    optima_at_size: Optima,
 ) -> list[Row]:
     """Make the rows of external estimates (see ``smimbench.run.external``); replicates of one point share a row.
 
     They have all metrics that can be computed from an estimate alone.
     """
 
-    def contender(pair: tuple[GridPoint, Record]) -> tuple[str, str, float, int]:
+    def row_key(pair: tuple[GridPoint, Record]) -> tuple[str, str, float, int]:
         point, record = pair
         return point.plan.label, record.algorithm, point.alpha, point.dimension
 
     rows: list[Row] = []
     pairs = zip(points, records, strict=True)
-    for (label, algorithm, alpha, dimension), members in grouped(
-        pairs, contender
+    for (label, algorithm, alpha, dimension), row_pairs in grouped(
+        pairs, row_key
     ).items():
-        problem = members[0][0].plan.problem
+        problem = row_pairs[0][0].plan.problem
         ratio = sample_ratio(problem, alpha, dimension)
         place = Place(label, algorithm, EXTERNAL, ratio, alpha, dimension)
         identity = Setup(problem.spec, {"name": algorithm}).without("version")
-        members_records = [record for _, record in members]
-        runs = PlaceRuns(place, problem, identity, members_records)
+        records = [record for _, record in row_pairs]
+        runs = PlaceRuns(place, problem, identity, records)
         bayes = bayes_point(answers, problem, ratio)
         reason = NO_THEORY if bayes else ""
-        theory = TheoryOfPlace(bayes, reason=reason, optimum=_sized(sized, place))
+        theory = TheoryOfPlace(
+            bayes, reason=reason, optimum=_optimum_at_size(optima_at_size, place)
+        )
         metrics = list(trajectory_metrics(problem.model.name))
         rows += _rows_of_place(runs, theory, suite, Store(""), metrics)
     return rows
 
 
 def scored_rows(
-    suite: Suite, store: Store, answers: Answers, sized: Optima
+    suite: Suite, store: Store, answers: Answers, optima_at_size: Optima
 ) -> list[Row]:
     """Make the rows of external estimates stored by ``smimbench score``, for the metrics of the suite."""
     if not scores_of(store).folder.exists():
         return []
-    rows = rows_of_points(suite, *stored_scores(suite, store), answers, sized)
+    rows = rows_of_points(suite, *stored_scores(suite, store), answers, optima_at_size)
     return [row for row in rows if row.metric in suite.run.metrics]
 
 
@@ -438,96 +462,120 @@ def _rows_of_place(
     bayes, prediction, reason, _, optimum = theory
     metrics = metrics or suite.run.metrics
     target, components = suite.run.target, problem.components
-    traced = [
-        TracedRun(r, None if r.status in FAILED_STATUSES else store.trajectory(r))
-        for r in records
+    traced_runs = [
+        TracedRun(
+            record,
+            None if record.status in FAILED_STATUSES else store.trajectory(record),
+        )
+        for record in records
     ]
-    layers, order = _learning_order(runs, traced, bayes)
+    half_overlaps, learning_order = _learning_order(runs, traced_runs, bayes)
     if optimum is None and bayes is not None:
-        optimum = limit_of(bayes)
-    goals = optimum and [optimum.goal(instance_of(r)) for r in records]
-    cost = runtime(traced, goals, target)
-    outcomes = replace(_outcomes(runs, theory), learning_order=order)
-    if not runs.are_fresh:
-        outcomes = replace(outcomes, still_moving=still_moving(traced, target))
+        optimum = optimum_at_limit(bayes)
+    reachable_errors = optimum and [
+        optimum.reachable_errors(instance_of(record)) for record in records
+    ]
+    cost = run_cost(traced_runs, reachable_errors, target)
+    run_outcomes = replace(_run_outcomes(runs, theory), learning_order=learning_order)
+    if not runs.use_fresh_samples:
+        run_outcomes = replace(
+            run_outcomes, still_moving=runs_still_moving(traced_runs, target)
+        )
     rows = []
     for name in metrics:
         metric = find_metric(name, problem.model.name)
-        complaints: list[str] = []
-        limits, values = (
-            [*zip(*theory_of(metric, problem, point, components, complaints))]
+        theory_complaints: list[str] = []
+        optimal_values, predicted_values = (
+            [*zip(*theory_of(metric, problem, point, components, theory_complaints))]
             for point in (bayes, prediction)
         )
-        coefficients = _coefficients(prediction, name, len(values))
-        blank = sorted({r.blank[name] for r in records if name in r.blank})
-        metric_outcomes = replace(outcomes, blank=blank)
-        for k, (limit, value) in enumerate(zip(limits, values)):
-            numbers = values_of(runs.measured, name, k)
-            mean = mean_and_error(np.array([*numbers.values()]))
-            distance = against_theory(mean, *value)
-            predicted = PredictedValue(*value, coefficients[k], None, None, None)
-            if value[0] is None:
-                why = next(iter(complaints), reason) or None
-                predicted = replace(predicted, reason=why)
-            solution = bayes if value[0] is None else prediction
+        coefficients = _size_coefficients(prediction, name, len(predicted_values))
+        blank = sorted(
+            {record.blank[name] for record in records if name in record.blank}
+        )
+        metric_outcomes = replace(run_outcomes, blank=blank)
+        for component, (optimal_value, predicted_value) in enumerate(
+            zip(optimal_values, predicted_values)
+        ):
+            values_by_instance = values_of(runs.runs_with_estimate, name, component)
+            mean = mean_and_error(np.array([*values_by_instance.values()]))
+            difference_from_theory = compared_with_theory(mean, *predicted_value)
+            predicted = PredictedValue(
+                *predicted_value, coefficients[component], None, None, None
+            )
+            if predicted_value[0] is None:
+                no_prediction_reason = next(iter(theory_complaints), reason) or None
+                predicted = replace(predicted, reason=no_prediction_reason)
+            solution = bayes if predicted_value[0] is None else prediction
             if solution:
                 branch, method = solution.branch, solution.method
                 predicted = replace(predicted, branch=branch, method=method)
-            best = OptimalValue(*limit, *limit, LIMIT)
+            optimal = OptimalValue(*optimal_value, *optimal_value, LIMIT)
             if optimum is not None and name == "mse":
-                at_size = float(optimum.value[k]), float(optimum.error[k])
-                best = OptimalValue(*limit, *at_size, optimum.source)
+                at_size = (
+                    float(optimum.value[component]),
+                    float(optimum.error[component]),
+                )
+                optimal = OptimalValue(*optimal_value, *at_size, optimum.source)
             if metric.direction == "lower":
-                ratio = ratio_to_bayes(mean.mean, best.limit, target, best.value)
-                best = replace(best, ratio=ratio)
-            if layers and metric.per_component:
-                metric_outcomes = replace(metric_outcomes, half_overlap=layers[k])
+                ratio = ratio_to_bayes(mean.mean, optimal.limit, target, optimal.value)
+                optimal = replace(optimal, ratio=ratio)
+            if half_overlaps and metric.per_component:
+                metric_outcomes = replace(
+                    metric_outcomes, half_overlap=half_overlaps[component]
+                )
             rows.append(
                 Row(
                     place=runs.place,
                     metric=name,
-                    component=k + 1 if len(values) > 1 else None,
+                    component=component + 1 if len(predicted_values) > 1 else None,
                     target=target,
-                    estimate=MeanOfRuns(numbers, len(numbers), *mean),
-                    prediction=replace(predicted, z=distance.z),
-                    optimum=best,
-                    theory=against_theory(mean, *limit)
-                    if value[0] is None
-                    else distance,
+                    estimate=MeanOfRuns(
+                        values_by_instance, len(values_by_instance), *mean
+                    ),
+                    prediction=replace(predicted, z=difference_from_theory.z),
+                    optimum=optimal,
+                    theory=compared_with_theory(mean, *optimal_value)
+                    if predicted_value[0] is None
+                    else difference_from_theory,
                     cost=cost,
                     runs=metric_outcomes,
                     identity=runs.identity,
                     component_word=component_word(problem),
-                    dimension_letter=letter(problem.model),
+                    dimension_letter=dimension_letter_of(problem.model),
                 )
             )
     if prediction:  # once for a place
         also_predicted = [
             *_unlisted_metrics(runs, prediction, metrics),
-            *_checkpoints(problem, traced, prediction),
+            *_checkpoints(problem, traced_runs, prediction),
         ]
-        teachers = _teachers(runs, prediction)
-        with_all = replace(
+        teachers = _teacher_excesses(runs, prediction)
+        first_prediction = replace(
             rows[0].prediction, also_predicted=also_predicted, teachers=teachers
         )
-        rows[0] = replace(rows[0], prediction=with_all)
+        rows[0] = replace(rows[0], prediction=first_prediction)
     return rows
 
 
-def _outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
+def _run_outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
     """Summarize statuses, warnings and diagnostics of runs, without what their trajectories show."""
     records, prediction = runs.records, theory.prediction
-    reasons = {reason_of(r, theory.near) for r in records if r.status != Status.OK}
-    warnings = {line for record in records for line in record.warnings}
+    reasons = {
+        reason_of(record, theory.threshold_remark)
+        for record in records
+        if record.status != Status.OK
+    }
+    warnings = {warning for record in records for warning in record.warnings}
     warnings.update(clock_remarks(records))
     if theory.reason and theory.bayes is None:
         warnings.add(theory.reason)
     return Runs(
-        status_counts=dict(Counter(r.status.value for r in records)),
+        status_counts=dict(Counter(record.status.value for record in records)),
         reasons=sorted(reasons),
         warnings=sorted(warnings),
         blank=[],
-        restarts=sum(r.restarts for r in records),
+        restarts=sum(record.restarts for record in records),
         still_moving=None,
         learning_order=None,
         half_overlap=None,
@@ -544,23 +592,29 @@ def _learning_order(
         return [], None
     overlaps = theory_of(find_metric("overlap"), problem, bayes, problem.components)[0]
     # What draws its own samples has no epochs.
-    counts = [run.samples for run in runs.records if run.samples is not None]
-    samples = math.nan if runs.are_fresh or not counts else float(counts[0])
+    sample_counts = [run.samples for run in runs.records if run.samples is not None]
+    samples_per_epoch = (
+        math.nan
+        if runs.use_fresh_samples or not sample_counts
+        else float(sample_counts[0])
+    )
     trajectories = [run.trajectory for run in traced]
-    return learning_order(trajectories, [value or 0.0 for value in overlaps], samples)
+    return learning_order(
+        trajectories, [overlap or 0.0 for overlap in overlaps], samples_per_epoch
+    )
 
 
-def _coefficients(
-    prediction: AlgorithmPrediction | None, metric: str, count: int
+def _size_coefficients(
+    prediction: AlgorithmPrediction | None, metric: str, components: int
 ) -> Sequence[float | None]:
     """Return the coefficients (P,) of the 1/D corrections of a predicted metric.
 
     They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
     """
     if prediction is None:
-        return [None] * count
+        return [None] * components
     coefficients = (prediction.finite_size or {}).get(metric)
-    return coefficients or [0.0 if prediction.at_size else None] * count
+    return coefficients or [0.0 if prediction.at_size else None] * components
 
 
 CHECKPOINTS = (0.125, 0.25, 0.5)
@@ -577,15 +631,19 @@ def _unlisted_metrics(
         if name in listed:
             continue
         metric = find_metric(name, problem.model.name)
-        expected = theory_of(metric, problem, prediction, problem.components)
-        for k, (value, error) in enumerate(zip(*expected)):
-            values = values_of(runs.measured, name, k)
-            if value is not None and values:
+        predicted_values = theory_of(metric, problem, prediction, problem.components)
+        for component_index, (value, error) in enumerate(zip(*predicted_values)):
+            values_by_instance = values_of(
+                runs.runs_with_estimate, name, component_index
+            )
+            if value is not None and values_by_instance:
                 component = (
-                    k + 1 if metric.per_component and problem.components > 1 else None
+                    component_index + 1
+                    if metric.per_component and problem.components > 1
+                    else None
                 )
                 yield PredictedNumber(
-                    name, component, None, values, coefficient, value, error
+                    name, component, None, values_by_instance, coefficient, value, error
                 )
 
 
@@ -593,7 +651,7 @@ def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
     """Yield the errors at checkpoints of the predicted trajectory."""
-    path, components = prediction.trajectory, problem.components
+    predicted_path, components = prediction.trajectory, problem.components
     runs = [
         run
         for run in runs
@@ -601,30 +659,41 @@ def _checkpoints(
         and "mse" in run.trajectory
         and run.record.status != Status.DIVERGED
     ]
-    if not isinstance(path, dict) or not runs:
+    if not isinstance(predicted_path, dict) or not runs:
         return
-    clock = "samples" if "samples" in path else "iteration"
-    times = np.asarray(path[clock], dtype=float)
+    clock = "samples" if "samples" in predicted_path else "iteration"
+    times = np.asarray(predicted_path[clock], dtype=float)
     zeros = np.zeros((len(times), components))
     coefficient = 0.0 if prediction.at_size else None
-    for share in CHECKPOINTS if len(times) > 2 else ():
-        i = int(np.argmin(np.abs(times - share * times[-1])))
-        if not 0 < i < len(times) - 1:
+    for step_fraction in CHECKPOINTS if len(times) > 2 else ():
+        time_index = int(np.argmin(np.abs(times - step_fraction * times[-1])))
+        if not 0 < time_index < len(times) - 1:
             continue
-        measured = {
-            instance_of(run.record): errors_at(run, clock, times[i]) for run in runs
+        errors_by_instance = {
+            instance_of(run.record): errors_at(run, clock, times[time_index])
+            for run in runs
         }
-        expected, errors = (
-            np.ravel(path.get(key, zeros)[i]).tolist() for key in ("mse", "mse_error")
+        predicted_errors, numerical_errors = (
+            np.ravel(predicted_path.get(key, zeros)[time_index]).tolist()
+            for key in ("mse", "mse_error")
         )
-        for k, theory in enumerate(zip(expected, errors)):
-            values = {
-                name: at_time[k]
-                for name, at_time in measured.items()
-                if math.isfinite(at_time[k])
+        for component_index, value_and_error in enumerate(
+            zip(predicted_errors, numerical_errors)
+        ):
+            values_by_instance = {
+                instance: run_errors[component_index]
+                for instance, run_errors in errors_by_instance.items()
+                if math.isfinite(run_errors[component_index])
             }
-            component = k + 1 if components > 1 else None
-            yield PredictedNumber("mse", component, share, values, coefficient, *theory)
+            component = component_index + 1 if components > 1 else None
+            yield PredictedNumber(
+                "mse",
+                component,
+                step_fraction,
+                values_by_instance,
+                coefficient,
+                *value_and_error,
+            )
 
 
 def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
@@ -635,15 +704,16 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
     """
     trajectory = run.trajectory or {}
     # Before the first step nothing has been counted.
-    ticks = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
-    after_end = None if run.record.status == Status.OK else math.nan
-    columns = np.asarray(trajectory["mse"], dtype=float).T
+    clock_values = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
+    error_after_end = None if run.record.status == Status.OK else math.nan
+    component_errors = np.asarray(trajectory["mse"], dtype=float).T
     return [
-        float(np.interp(time, ticks, column, right=after_end)) for column in columns
+        float(np.interp(time, clock_values, errors, right=error_after_end))
+        for errors in component_errors
     ]
 
 
-def _teachers(
+def _teacher_excesses(
     runs: PlaceRuns, prediction: AlgorithmPrediction
 ) -> dict[str, list[float]]:
     """Compute the relative excess of the squared norm of each instance's teacher over its mean, per component.
@@ -651,14 +721,19 @@ def _teachers(
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """
     components = runs.problem.components
-    moment = runs.problem.prior.second_moment(components)
-    expected = np.diagonal(np.asarray(moment, dtype=float))
-    excess = {}
-    for record in runs.measured:
-        truth = np.asarray(record.start.get("truth") or [], dtype=float)
-        if truth.shape == (components, components):
-            excess[instance_of(record)] = np.diagonal(truth) / expected - 1
-    mean = 0.0
-    if excess and prediction.at_size:
-        mean = np.mean([*excess.values()], axis=0)
-    return {name: (lengths - mean).tolist() for name, lengths in excess.items()}
+    second_moment = runs.problem.prior.second_moment(components)
+    mean_squared_norms = np.diagonal(np.asarray(second_moment, dtype=float))
+    excess_by_instance = {}
+    for record in runs.runs_with_estimate:
+        teacher_overlap = np.asarray(record.start.get("truth") or [], dtype=float)
+        if teacher_overlap.shape == (components, components):
+            excess_by_instance[instance_of(record)] = (
+                np.diagonal(teacher_overlap) / mean_squared_norms - 1
+            )
+    mean_excess = 0.0
+    if excess_by_instance and prediction.at_size:
+        mean_excess = np.mean([*excess_by_instance.values()], axis=0)
+    return {
+        instance: (excesses - mean_excess).tolist()
+        for instance, excesses in excess_by_instance.items()
+    }

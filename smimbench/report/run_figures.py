@@ -20,8 +20,8 @@ from smimbench.registry.registry import (
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
-from smimbench.report.prediction import limit_of
-from smimbench.report.row import component_word, grouped, letter
+from smimbench.report.prediction import optimum_at_limit
+from smimbench.report.row import component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,
     bayes_point,
@@ -29,14 +29,14 @@ from smimbench.report.rows import (
     prediction_question,
     ratio_of_runs,
     sample_ratio,
-    used_fresh,
+    used_fresh_samples,
 )
 from smimbench.report.statistics import (
     EPSILONS,
     ZERO,
     instance_of,
-    near_goal,
-    time_near,
+    near_optimum,
+    time_near_optimum,
 )
 from smimbench.report.style import (
     COLORS,
@@ -72,7 +72,7 @@ class Run(NamedTuple):
 
     algorithm: str
     record: Record
-    x: Host
+    times: Host
     values: Host
 
 
@@ -91,35 +91,40 @@ Cells = dict[CellPlace, list[Pair]]
 """Runs by ``Cell.place``."""
 
 
-def chosen_panels(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
+def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
     """Choose the places to draw: those of the largest dimension, at most one figure full; a note says if some are omitted."""
     largest: dict[str, int] = {}
     for label, *_, dimension in places:
         largest[label] = max(dimension, largest.get(label, 0))
-    chosen = [place for place in places if place[-1] == largest[place[0]]]
-    chosen = chosen[:: -(-len(chosen) // PANELS)]
-    if len(chosen) == len(places):
-        return chosen, ""
-    return chosen, f" {len(chosen)} of {len(places)} combinations are shown."
+    chosen_places = [place for place in places if place[-1] == largest[place[0]]]
+    chosen_places = chosen_places[:: -(-len(chosen_places) // PANELS)]
+    if len(chosen_places) == len(places):
+        return chosen_places, ""
+    return (
+        chosen_places,
+        f" {len(chosen_places)} of {len(places)} combinations are shown.",
+    )
 
 
 # -- against samples and seconds -------------------------------------------------------------------------------------------
 
 
-def _counts(trajectory: Trajectory) -> bool:
+def _counts_samples(trajectory: Trajectory) -> bool:
     """Return whether a trajectory counts samples; if not, every iteration uses all of them."""
     samples = np.asarray(trajectory.get("samples", ()), dtype=float)
     return bool(np.isfinite(samples).any())
 
 
-def _samples(record: Record, trajectory: Trajectory) -> Host:
-    if _counts(trajectory):
+def _sample_times(record: Record, trajectory: Trajectory) -> Host:
+    """Return the number of samples processed at each step of a run."""
+    if _counts_samples(trajectory):
         return trajectory["samples"]
     count = np.nan if record.samples is None else record.samples
     return trajectory["iteration"] * count
 
 
-def _seconds(record: Record, trajectory: Trajectory) -> Host:
+def _second_times(record: Record, trajectory: Trajectory) -> Host:
+    """Return the seconds at each step of a run, with those of attempts that were given up."""
     return trajectory["seconds"] + record.timing.lost_seconds
 
 
@@ -131,23 +136,29 @@ def learning_charts(results: Results) -> list[Chart]:
     """
     note = "Samples count each time they are used; without batches, every iteration uses all samples."
     trajectories = (results.store.trajectory(record) for _, record in results.pairs)
-    is_drawn = any(_counts(trajectory or {}) for trajectory in trajectories)
+    counts_samples = any(
+        _counts_samples(trajectory or {}) for trajectory in trajectories
+    )
     charts = []
     for metric in _drawn_metrics(results):
         name = f"learning-{metric}"
-        chart = course_chart(results, name, metric, _samples, "samples processed", note)
-        if chart and (is_drawn or _has_prediction(chart)):
+        chart = learning_curve_chart(
+            results, name, metric, _sample_times, "samples processed", note
+        )
+        if chart and (counts_samples or _has_prediction(chart)):
             charts.append(chart)
-        is_drawn = False
+        counts_samples = False
     return charts
 
 
 def _has_prediction(chart: Chart) -> bool:
+    """Return whether any line of a chart is a predicted trajectory."""
     names = [series.name for panel in chart.panels for series in panel.series]
     return any(PREDICTED in name for name in names)
 
 
 def _drawn_metrics(results: Results) -> list[str]:
+    """List the metrics of the suite that are measured during runs."""
     return [
         name for name in results.suite.run.metrics if find_metric(name).in_trajectory
     ]
@@ -159,10 +170,12 @@ def seconds_chart(results: Results) -> Chart | None:
         return None
     trusted = all(record.timing.trusted for _, record in results.pairs)
     note = "" if trusted else "Times are untrusted: cells may have run in parallel."
-    return course_chart(results, "seconds", "mse", _seconds, "seconds", note)
+    return learning_curve_chart(
+        results, "seconds", "mse", _second_times, "seconds", note
+    )
 
 
-def course_chart(
+def learning_curve_chart(
     results: Results, name: str, metric: str, clock: Clock, xlabel: str, note: str
 ) -> Chart | None:  # fmt: skip
     """Make learning curves of a metric against a clock, one panel per problem and sample ratio, at the largest dimension.
@@ -180,17 +193,19 @@ def course_chart(
     runs = _runs_by_place(results, metric, clock)
     if not runs:
         return None
-    places, left_out = chosen_panels(runs)
+    places, omission_note = places_to_draw(runs)
     cells = grouped(results.pairs, lambda pair: pair[0].place)
     panels = []
     for place in places:
-        panel = _CoursePanel(results, place, find_metric(metric), xlabel, runs[place])
+        panel = _LearningPanel(results, place, find_metric(metric), xlabel, runs[place])
         panels.append(panel.draw(cells))
-    key = (
+    caption = (
         f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, or the range of fewer "
         "than four runs; dashed: predicted."
     )
-    return Chart(name, results.suite.title, panels, (note + left_out).strip(), key)
+    return Chart(
+        name, results.suite.title, panels, (note + omission_note).strip(), caption
+    )
 
 
 def _runs_by_place(
@@ -202,48 +217,52 @@ def _runs_by_place(
         trajectory = results.store.trajectory(record)
         if trajectory is None or metric not in trajectory:
             continue
-        x = np.asarray(clock(record, trajectory), dtype=float)
+        times = np.asarray(clock(record, trajectory), dtype=float)
         values = np.asarray(trajectory[metric])
-        shown = np.isfinite(x) & (x > 0) & np.isfinite(values).all(axis=1)
-        if shown.any():
-            run = Run(cell.algorithm_label, record, x[shown], values[shown])
+        is_shown = np.isfinite(times) & (times > 0) & np.isfinite(values).all(axis=1)
+        if is_shown.any():
+            run = Run(cell.algorithm_label, record, times[is_shown], values[is_shown])
             place = cell.problem_label, cell.alpha, cell.dimension
             runs.setdefault(place, []).append(run)
     return runs
 
 
-def _range(runs: Sequence[Run]) -> tuple[float, float]:
+def _time_range(runs: Sequence[Run]) -> tuple[float, float]:
     """Return the earliest start and the latest end of runs on their clock."""
-    return min(run.x[0] for run in runs), max(run.x[-1] for run in runs)
+    return min(run.times[0] for run in runs), max(run.times[-1] for run in runs)
 
 
-def _fresh_grid(
+def _fresh_sample_grid(
     problem: Problem, dimension: int, runs: Sequence[Run]
 ) -> tuple[Host, tuple[float, ...]]:
     """Return the numbers of samples, and sample ratios, at which the Bayes-optimal error with fresh samples is drawn.
 
     Empty where no run draws any, or theory takes long.
     """
-    ends = [run.x[-1] for run in runs if used_fresh(run.record)]
-    if not ends or not is_cheap(problem):
+    fresh_sample_counts = [
+        run.times[-1] for run in runs if used_fresh_samples(run.record)
+    ]
+    if not fresh_sample_counts or not is_cheap(problem):
         return np.array([]), ()
-    samples = np.geomspace(_range(runs)[0], max(ends), 40)
-    ratio = problem.model.sample_ratio
-    return samples, tuple(ratio(max(1, round(n)), dimension) for n in samples)
+    samples = np.geomspace(_time_range(runs)[0], max(fresh_sample_counts), 40)
+    ratio_of_count = problem.model.sample_ratio
+    return samples, tuple(
+        ratio_of_count(max(1, round(count)), dimension) for count in samples
+    )
 
 
-def course_questions(results: Results) -> Iterator[Question]:
+def learning_curve_questions(results: Results) -> Iterator[Question]:
     """Yield the theory questions of learning curves and spectra that tables do not ask."""
     problems = results.suite.problems
-    if any(used_fresh(record) for _, record in results.pairs):
+    if any(used_fresh_samples(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
-            runs_by_place = _runs_by_place(results, metric, _samples)
+            runs_by_place = _runs_by_place(results, metric, _sample_times)
             for (label, _, dimension), runs in runs_by_place.items():
-                _, ratios = _fresh_grid(problems[label], dimension, runs)
+                _, ratios = _fresh_sample_grid(problems[label], dimension, runs)
                 if ratios:
                     yield LineQuestion(problems[label], ratios)
-    spectra = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
-    for (label, _, alpha, dimension), pairs in spectra.items():
+    pairs_by_place = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
+    for (label, _, alpha, dimension), pairs in pairs_by_place.items():
         problem, records = problems[label], [record for _, record in pairs]
         ratio = sample_ratio(problem, alpha, dimension)
         with contextlib.suppress(RegistryError, ParameterError):
@@ -251,7 +270,7 @@ def course_questions(results: Results) -> Iterator[Question]:
 
 
 @dataclass
-class _CoursePanel:
+class _LearningPanel:
     """Panel of learning curves: a metric during the runs of one problem, sample ratio and dimension."""
 
     results: Results
@@ -266,7 +285,7 @@ class _CoursePanel:
         self.components = self.runs[0].values.shape[1]
         self.sample_count = problem.model.sample_count(alpha, dimension)
         self.panel = Panel(
-            f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}",
+            f"{label}, α = {alpha:.4g}, {dimension_letter_of(problem.model)} = {dimension}",
             self.xlabel,
             metric_label(self.metric.name),
             [],
@@ -281,103 +300,122 @@ class _CoursePanel:
         label, alpha, dimension = self.place
         ratio = sample_ratio(problem, alpha, dimension)
         is_error = self.metric.direction == "lower"
-        self._add_optimum("Bayes-optimal", "--", np.array(_range(runs)), [ratio] * 2)
+        self._add_optimum(
+            "Bayes-optimal", "--", np.array(_time_range(runs)), [ratio] * 2
+        )
         if is_error:  # a run that diverges leaves the panel
-            start = max(float(run.values[0].max()) for run in runs)
-            panel.ylog, panel.cap = True, 3.0 * start
+            largest_start_error = max(float(run.values[0].max()) for run in runs)
+            panel.ylog, panel.cap = True, 3.0 * largest_start_error
         if panel.x == "samples":
-            names = ["every sample once"]
-            columns = {"samples": [self.sample_count], "algorithm": names}
+            line_names = ["every sample once"]
+            columns = {"samples": [self.sample_count], "algorithm": line_names}
             panel.series.append(Series("", columns, None, "upright"))
-            samples, ratios = _fresh_grid(problem, dimension, runs)
+            samples, ratios = _fresh_sample_grid(problem, dimension, runs)
             if ratios:
                 self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
         looks = looks_of(self.results.suite)
-        by_algorithm = grouped(runs, lambda run: run.algorithm)
-        for i, (name, members) in enumerate(by_algorithm.items()):
+        runs_by_algorithm = grouped(runs, lambda run: run.algorithm)
+        for index, (name, algorithm_runs) in enumerate(runs_by_algorithm.items()):
             # Colors of components leave dashes to the algorithms.
-            dashes = DASHES[i % len(DASHES)] if self.components > 1 else "-"
-            self._add_median(name, members, looks[name], dashes)
+            dash_pattern = DASHES[index % len(DASHES)] if self.components > 1 else "-"
+            self._add_median(name, algorithm_runs, looks[name], dash_pattern)
             if panel.x == "samples":
                 pairs = cells[label, name, alpha, dimension]
                 self._add_prediction(name, pairs, looks[name])
         return panel
 
-    def _add(
+    def _add_lines(
         self,
         name: str,
         algorithm: str,
         color: str,
         style: Mapping[str, object],
-        x: Host,
+        times: Host,
         **values: Host,
     ) -> None:
         """Add a line per component, from values (t, P)."""
-        place = dict(zip(("problem", "alpha", "dimension"), self.place))
-        word, count = component_word(self.problem), self.components
-        for k in range(count):
-            if count > 1:
-                color = COLORS[k % len(COLORS)]
-            legend = line_name(name, word, k if count > 1 else None)
-            columns = {column: numbers[:, k] for column, numbers in values.items()}
-            columns = {self.panel.x: x, **columns}
-            about = {**place, "what": legend}
-            line = Series(legend, columns, about, "line", color, style, algorithm)
+        place_columns = dict(zip(("problem", "alpha", "dimension"), self.place))
+        component_name, components = component_word(self.problem), self.components
+        for component in range(components):
+            if components > 1:
+                color = COLORS[component % len(COLORS)]
+            legend = line_name(
+                name, component_name, component if components > 1 else None
+            )
+            columns = {
+                column: component_values[:, component]
+                for column, component_values in values.items()
+            }
+            columns = {self.panel.x: times, **columns}
+            identity = {**place_columns, "what": legend}
+            line = Series(legend, columns, identity, "line", color, style, algorithm)
             self.panel.series.append(line)
 
     def _add_optimum(
-        self, name: str, dashes: str, x: Host, ratios: Sequence[float]
+        self, name: str, dash_pattern: str, times: Host, ratios: Sequence[float]
     ) -> None:
         """Add the Bayes-optimal line at those of these sample ratios where theory is stored."""
         answers, problem = self.results.answers, self.problem
-        line = (
+        line_branches = (
             stored_or_none(answers.line, problem, ratios) if len(ratios) > 2 else None
         )
         optimum = [
             theory_of(self.metric, problem, branches[0], self.components)[0]
-            for branches in line
+            for branches in line_branches
             or stored_or_none(answers.points, problem, ratios)
             or ()
         ]
         values = np.array(optimum, dtype=float)
         if np.isfinite(values).any():
-            style = {"ls": dashes, "zorder": 2}
-            self._add(name, "", "black", style, x, value=values)
+            style = {"ls": dash_pattern, "zorder": 2}
+            self._add_lines(name, "", "black", style, times, value=values)
             target = self.results.suite.run.target
             if self.metric.direction == "lower" and (values <= ZERO * target).any():
                 self.panel.floor = floor_of(values[values > 0][:1], target)
 
     def _add_median(
-        self, name: str, runs: Sequence[Run], look: Look, dashes: Dashes
+        self, name: str, runs: Sequence[Run], look: Look, dash_pattern: Dashes
     ) -> None:
         """Add the median over an algorithm's runs, with a band for quartiles or range."""
-        start = max(run.x[0] for run in runs)
-        grid = np.unique(np.concatenate([run.x for run in runs]))
-        grid = grid[grid >= start]
+        common_start = max(run.times[0] for run in runs)
+        grid = np.unique(np.concatenate([run.times for run in runs]))
+        grid = grid[grid >= common_start]
         if len(grid) > GRID:
-            grid = np.geomspace(start, grid[-1], GRID)
-        values = [r.values[np.searchsorted(r.x, grid, side="right") - 1] for r in runs]
+            grid = np.geomspace(common_start, grid[-1], GRID)
+        values_on_grid = [
+            run.values[np.searchsorted(run.times, grid, side="right") - 1]
+            for run in runs
+        ]
         # Of three runs there are no quartiles.
-        edges = (0.25, 0.75) if len(runs) >= FEW else (0.0, 1.0)
-        median = np.median(values, axis=0)
-        low, high = np.quantile(values, edges, axis=0)
-        style = {"ls": dashes, "zorder": 3, **end_marker(look)}
-        self._add(name, name, look.color, style, grid, value=median, low=low, high=high)
+        band_quantiles = (0.25, 0.75) if len(runs) >= FEW else (0.0, 1.0)
+        median = np.median(values_on_grid, axis=0)
+        lower, upper = np.quantile(values_on_grid, band_quantiles, axis=0)
+        style = {"ls": dash_pattern, "zorder": 3, **end_marker(look)}
+        self._add_lines(
+            name, name, look.color, style, grid, value=median, low=lower, high=upper
+        )
 
     def _add_prediction(self, name: str, pairs: Sequence[Pair], look: Look) -> None:
         """Add the predicted trajectory of an algorithm, if there is one."""
-        path = _predicted_path(self.results, self.problem, pairs)
-        if self.metric.name not in path:
+        predicted_path = _predicted_path(self.results, self.problem, pairs)
+        if self.metric.name not in predicted_path:
             return
-        x = path.get("samples")
-        if x is None:
-            x = np.multiply(self.sample_count, path["iteration"])
-        x = np.asarray(x, dtype=float)
-        values = np.asarray(path[self.metric.name], dtype=float).reshape(len(x), -1)
+        times = predicted_path.get("samples")
+        if times is None:
+            times = np.multiply(self.sample_count, predicted_path["iteration"])
+        times = np.asarray(times, dtype=float)
+        values = np.asarray(predicted_path[self.metric.name], dtype=float).reshape(
+            len(times), -1
+        )
         style = {"ls": "--", "zorder": 4}
-        shown = x > 0
-        self._add(
-            name + PREDICTED, name, look.color, style, x[shown], value=values[shown]
+        is_shown = times > 0
+        self._add_lines(
+            name + PREDICTED,
+            name,
+            look.color,
+            style,
+            times[is_shown],
+            value=values[is_shown],
         )
 
 
@@ -390,11 +428,11 @@ def _predicted_path(
 ) -> Trajectory:
     """Return the predicted trajectory of these runs; empty if there is none."""
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
-    theory = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
-    predicted = None if isinstance(theory, str) else theory.trajectory
+    prediction = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
+    predicted = None if isinstance(prediction, str) else prediction.trajectory
     if predicted is None or isinstance(predicted, str):
         return {}
-    return {name: np.asarray(column) for name, column in predicted.items()}
+    return {name: np.asarray(values) for name, values in predicted.items()}
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------------
@@ -406,50 +444,71 @@ def spectrum_chart(results: Results) -> Chart | None:
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
     title.
     """
-    groups = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
-    if not groups:
+    pairs_by_place = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
+    if not pairs_by_place:
         return None
-    places, left_out = chosen_panels(groups)
+    places, omission_note = places_to_draw(pairs_by_place)
     note = "Bars: nonzero eigenvalues of the estimates of all runs; lines: theory."
-    panels = [_spectrum_panel(results, groups[place]) for place in places]
-    return Chart("spectrum", results.suite.title, panels, note + left_out)
+    panels = [_spectrum_panel(results, pairs_by_place[place]) for place in places]
+    return Chart("spectrum", results.suite.title, panels, note + omission_note)
 
 
 def _pairs_with_spectra(results: Results) -> list[Pair]:
+    """List the cells whose record has the eigenvalues of its estimate."""
     return [pair for pair in results.pairs if pair[1].final.get("spectrum")]
 
 
 def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
+    """Make the panel of the eigenvalues of all runs at one place, with the predicted density."""
     cell, records = pairs[0][0], [record for _, record in pairs]
     label, algorithm, alpha, dimension = cell.place
     problem = results.suite.problems[label]
-    about = dict(zip(("problem", "algorithm", "alpha", "dimension"), cell.place))
+    identity = dict(zip(("problem", "algorithm", "alpha", "dimension"), cell.place))
     ratio = sample_ratio(problem, alpha, dimension)
     prediction = prediction_of(results.answers, problem, cell, ratio, records)
-    expected = None
+    predicted_spectrum = None
     if not isinstance(prediction, str):
-        expected = prediction.more.get("spectrum")
+        predicted_spectrum = prediction.more.get("spectrum")
     spectra = [np.asarray(record.final["spectrum"], dtype=float) for record in records]
-    values = np.concatenate(spectra)
-    nonzero = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
+    eigenvalues = np.concatenate(spectra)
+    is_nonzero = np.abs(eigenvalues) > 1e-9 * np.abs(eigenvalues).max(initial=1e-300)
     # A bar holds eight on average.
-    counts, edges = np.histogram(values[nonzero], max(10, nonzero.sum() // 8))
-    density = counts / (len(values) * np.diff(edges))
-    zero = 1 - nonzero.mean()
-    title = f"{label}: {algorithm}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}; zero: {zero:.1%}"
+    bin_counts, edges = np.histogram(
+        eigenvalues[is_nonzero], max(10, is_nonzero.sum() // 8)
+    )
+    density = bin_counts / (len(eigenvalues) * np.diff(edges))
+    zero_fraction = 1 - is_nonzero.mean()
+    letter = dimension_letter_of(problem.model)
+    title = f"{label}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zero_fraction:.1%}"
 
-    def spectrum(
-        name: str, kind: Kind, color: str, edges: Host, density: Host, zero: float
+    def spectrum_series(
+        name: str,
+        kind: Kind,
+        color: str,
+        edges: Host,
+        density: Host,
+        zero_fraction: float,
     ) -> Series:
         columns = {"from": edges[:-1], "to": edges[1:], "density": density}
-        return Series(name, columns, {**about, "what": name, "zero": zero}, kind, color)
+        return Series(
+            name,
+            columns,
+            {**identity, "what": name, "zero": zero_fraction},
+            kind,
+            color,
+        )
 
-    series = [spectrum("runs", "bars", "#99C7E0", edges, density, zero)]
-    if expected:
-        edges, zero = np.asarray(expected["edges"]), expected["zeros"]
-        density = np.asarray(expected["mass"]) / np.diff(edges)
-        series.append(spectrum("predicted", "line", "black", edges, density, zero))
-        title += f", predicted {zero:.1%}"
+    series = [spectrum_series("runs", "bars", "#99C7E0", edges, density, zero_fraction)]
+    if predicted_spectrum:
+        edges, zero_fraction = (
+            np.asarray(predicted_spectrum["edges"]),
+            predicted_spectrum["zeros"],
+        )
+        density = np.asarray(predicted_spectrum["mass"]) / np.diff(edges)
+        series.append(
+            spectrum_series("predicted", "line", "black", edges, density, zero_fraction)
+        )
+        title += f", predicted {zero_fraction:.1%}"
     return Panel(title, "eigenvalue", "density", series, label, "from", "density")
 
 
@@ -467,7 +526,7 @@ READING = (
 """Note below performance profiles that explains how to read them."""
 
 
-class Hit(NamedTuple):
+class TargetTime(NamedTuple):
     """Time at which a run came near the Bayes-optimal error; infinite if it never did.
 
     Attributes
@@ -486,108 +545,141 @@ class Hit(NamedTuple):
     samples: float
 
 
-def hits(results: Results) -> list[Hit]:
+def target_times(results: Results) -> list[TargetTime]:
     """List when each run came near the Bayes-optimal error (at its dimension if known), for each relative distance.
 
     Algorithms that draw fresh samples (see ``on_instance_data``) and problems without stored theory are excluded.
     """
-    times = []
+    target_times = []
     for cell, record in results.pairs:
-        label, name, alpha, dimension = cell.place
+        label, algorithm, alpha, dimension = cell.place
         problem = results.suite.problems[label]
-        n = problem.model.sample_count(alpha, dimension)
-        if (record.fresh_samples or 0) > 1.5 * n:
+        sample_count = problem.model.sample_count(alpha, dimension)
+        if (record.fresh_samples or 0) > 1.5 * sample_count:
             continue
-        ratio = problem.model.sample_ratio(n, dimension)
-        point = bayes_point(results.answers, problem, ratio)
+        sample_ratio = problem.model.sample_ratio(sample_count, dimension)
+        point = bayes_point(results.answers, problem, sample_ratio)
         optimum = results.optima.get((label, alpha, dimension))
-        optimum = optimum or (limit_of(point) if point else None)
+        optimum = optimum or (optimum_at_limit(point) if point else None)
         if optimum is None:
             continue
-        is_lost = record.status in FAILED_STATUSES
-        trajectory = None if is_lost else results.store.trajectory(record)
+        has_failed = record.status in FAILED_STATUSES
+        trajectory = None if has_failed else results.store.trajectory(record)
         instance, target = instance_of(record), results.suite.run.target
         place = label, alpha, dimension, instance
         for epsilon in EPSILONS:
-            goal = near_goal(optimum.goal(instance), epsilon, target)
-            first_time = time_near(trajectory, goal)
+            target_errors = near_optimum(
+                optimum.reachable_errors(instance), epsilon, target
+            )
+            first_time = time_near_optimum(trajectory, target_errors)
             # An algorithm that does not count its samples goes through all of them in every iteration.
             samples = (
-                first_time.iteration * n
+                first_time.iteration * sample_count
                 if math.isnan(first_time.samples)
                 else first_time.samples
             )
             seconds = first_time.seconds + record.timing.lost_seconds
-            times.append(
-                Hit(name, place, epsilon, seconds, first_time.iteration, samples)
+            target_times.append(
+                TargetTime(
+                    algorithm, place, epsilon, seconds, first_time.iteration, samples
+                )
             )
-    return times
+    return target_times
 
 
-def performance(results: Results) -> dict[str, list[float]]:
+def error_ratios(results: Results) -> dict[str, list[float]]:
     """Compute the ratio of each algorithm's error to the smallest of all on every instance; infinite without an estimate."""
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
     backend_rows = [row for row in rows if row.place.backend in backends]
-    by_algorithm = errors(on_instance_data(backend_rows))
-    best: dict[object, float] = {}
-    for by_place in by_algorithm.values():
-        for place, (error, _) in by_place.items():
-            best[place] = min(error, best.get(place, math.inf))
-    ratios = {}
-    for name, by_place in by_algorithm.items():
-        ratios[name] = [
-            by_place[place][0] / best[place]
-            if place in by_place and best[place] > 0
+    errors_by_algorithm = errors(on_instance_data(backend_rows))
+    smallest_errors: dict[object, float] = {}
+    for errors_by_instance in errors_by_algorithm.values():
+        for instance, (error, _) in errors_by_instance.items():
+            smallest_errors[instance] = min(
+                error, smallest_errors.get(instance, math.inf)
+            )
+    ratios_by_algorithm = {}
+    for name, errors_by_instance in errors_by_algorithm.items():
+        ratios_by_algorithm[name] = [
+            errors_by_instance[instance][0] / smallest_errors[instance]
+            if instance in errors_by_instance and smallest_errors[instance] > 0
             else math.inf
-            for place in best
+            for instance in smallest_errors
         ]
-    return ratios
+    return ratios_by_algorithm
 
 
-def share_within(
-    numbers: Mapping[str, Sequence[float]], end: float = math.inf
+def cumulative_shares(
+    numbers: Mapping[str, Sequence[float]], largest_number: float = math.inf
 ) -> dict[str, tuple[Host, Host]]:
-    """Compute cumulative distributions by algorithm: sorted numbers up to ``end``, and the share of all up to each."""
-    curves = {}
-    for name, unsorted in numbers.items():
-        ordered = np.sort(unsorted)
-        reached = ordered[np.isfinite(ordered) & (ordered <= end)]
-        curves[name] = reached, np.arange(1, len(reached) + 1) / len(ordered)
-    return curves
+    """Compute cumulative distributions by algorithm: sorted numbers up to ``largest_number``, and the share of all up to each."""
+    distributions = {}
+    for name, unsorted_numbers in numbers.items():
+        sorted_numbers = np.sort(unsorted_numbers)
+        finite_numbers = sorted_numbers[
+            np.isfinite(sorted_numbers) & (sorted_numbers <= largest_number)
+        ]
+        distributions[name] = (
+            finite_numbers,
+            np.arange(1, len(finite_numbers) + 1) / len(sorted_numbers),
+        )
+    return distributions
 
 
 def profile_chart(results: Results) -> Chart | None:
     """Make the figure of performance profiles: targets reached against seconds, iterations and samples, and error ratios."""
-    by_algorithm = grouped(hits(results), lambda hit: hit.algorithm)
-    if len(by_algorithm) < 2:
+    times_by_algorithm = grouped(
+        target_times(results), lambda target_time: target_time.algorithm
+    )
+    if len(times_by_algorithm) < 2:
         return None
-    looks, panels = looks_of(results.suite), []
-    for axis, xlabel in (
+    look_by_algorithm, panels = looks_of(results.suite), []
+    for x_quantity, xlabel in (
         ("seconds", "seconds"),
         ("iteration", "iterations"),
         ("samples", "samples processed"),
         ("ratio", "error over that of the best algorithm"),
     ):
-        if axis == "ratio":
-            ylabel, curves = "instances", share_within(performance(results), CUT)
-            end = CUT
+        if x_quantity == "ratio":
+            ylabel, curves = "instances", cumulative_shares(error_ratios(results), CUT)
+            largest_x = CUT
         else:
             ylabel, times = "targets reached", {}
-            for name, members in by_algorithm.items():
-                times[name] = [getattr(hit, axis) for hit in members]
-            curves = share_within(times)
-            end = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
+            for name, algorithm_times in times_by_algorithm.items():
+                times[name] = [
+                    getattr(target_time, x_quantity) for target_time in algorithm_times
+                ]
+            curves = cumulative_shares(times)
+            largest_x = max(
+                (
+                    sorted_numbers[-1]
+                    for sorted_numbers, _ in curves.values()
+                    if len(sorted_numbers)
+                ),
+                default=1.0,
+            )
         series = []
-        for name, (x, y) in curves.items():
-            if name in looks:
-                height = y[-1] if len(y) else 0.0
-                columns = {"x": [*x, end], "share": [*y, height]}
-                style = {"drawstyle": "steps-post", **end_marker(looks[name])}
-                about, color = {"axis": xlabel, "algorithm": name}, looks[name].color
-                series.append(Series(name, columns, about, "line", color, style, name))
-        is_log = axis != "ratio"
+        for name, (sorted_numbers, shares) in curves.items():
+            if name in look_by_algorithm:
+                final_share = shares[-1] if len(shares) else 0.0
+                columns = {
+                    "x": [*sorted_numbers, largest_x],
+                    "share": [*shares, final_share],
+                }
+                style = {
+                    "drawstyle": "steps-post",
+                    **end_marker(look_by_algorithm[name]),
+                }
+                identity, color = (
+                    {"axis": xlabel, "algorithm": name},
+                    look_by_algorithm[name].color,
+                )
+                series.append(
+                    Series(name, columns, identity, "line", color, style, name)
+                )
+        is_log = x_quantity != "ratio"
         panel = Panel(
             "", xlabel, f"share of {ylabel}", series, None, "x", "share", is_log
         )

@@ -51,8 +51,10 @@ def values_of(
     """Return the finite values of a metric by instance; ``component`` counts from 0."""
     values = {}
     for record in records:
-        components = record.metrics.get(metric, ())
-        value = components[component] if len(components) > component else None
+        component_values = record.metrics.get(metric, ())
+        value = (
+            component_values[component] if len(component_values) > component else None
+        )
         if value is not None and math.isfinite(value):
             values[instance_of(record)] = float(value)
     return values
@@ -98,18 +100,18 @@ def mean_and_error(values: Host) -> MeanAndError:
     return MeanAndError(float(values.mean()) if n else None, sem)
 
 
-def against_theory(
-    estimate: MeanAndError, expected: float | None, error: float | None
+def compared_with_theory(
+    estimate: MeanAndError, theory: float | None, theory_error: float | None
 ) -> Comparison:
     """Compare a mean with theory; ``z`` is their difference in units of the combined error."""
     mean, sem = estimate
-    if mean is None or expected is None:
-        return Comparison(expected, error, None, None)
-    difference, z = mean - expected, None
-    scale = math.hypot(sem or 0.0, error or 0.0)
-    if sem is not None and expected != 0 and scale > ROUNDING * abs(mean):
-        z = difference / scale
-    return Comparison(expected, error, difference, z)
+    if mean is None or theory is None:
+        return Comparison(theory, theory_error, None, None)
+    difference, z = mean - theory, None
+    combined_error = math.hypot(sem or 0.0, theory_error or 0.0)
+    if sem is not None and theory != 0 and combined_error > ROUNDING * abs(mean):
+        z = difference / combined_error
+    return Comparison(theory, theory_error, difference, z)
 
 
 def ratio_to_bayes(
@@ -122,23 +124,26 @@ def ratio_to_bayes(
 
 
 def mean_diagnostics(
-    records: Sequence[Record], theory: Mapping[str, Sequence[float | None] | None]
+    records: Sequence[Record],
+    predictions_by_diagnostic: Mapping[str, Sequence[float | None] | None],
 ) -> dict[str, list[Finding]]:
     """Average the diagnostics that runs report, with their theory; a vector has one entry per component."""
-    reported: dict[str, list[list[float | None]]] = {}
+    lists_by_diagnostic: dict[str, list[list[float | None]]] = {}
     for record in records:
         for name, numbers in record.final.items():
             if isinstance(numbers, list) and name not in {*READINGS, "spectrum"}:
-                reported.setdefault(name, []).append(numbers)
+                lists_by_diagnostic.setdefault(name, []).append(numbers)
     findings: dict[str, list[Finding]] = {}
-    for name, lists in sorted(reported.items()):
-        columns = itertools.zip_longest(*lists)
-        predictions = theory.get(name) or []
+    for name, reported_lists in sorted(lists_by_diagnostic.items()):
+        entries = itertools.zip_longest(*reported_lists)
+        predictions = predictions_by_diagnostic.get(name) or []
         findings[name] = []
-        for column, prediction in itertools.zip_longest(columns, predictions):
-            if column is not None:
-                values = np.array([x for x in column if x is not None], dtype=float)
-                counts = len(values), len(lists)
+        for entry_values, prediction in itertools.zip_longest(entries, predictions):
+            if entry_values is not None:
+                values = np.array(
+                    [value for value in entry_values if value is not None], dtype=float
+                )
+                counts = len(values), len(reported_lists)
                 finding = Finding(*mean_and_error(values), *counts, prediction)
                 findings[name].append(finding)
     return findings
@@ -210,9 +215,9 @@ def mean_change(changes: Sequence[Change]) -> Change:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def near_goal(bayes: Host, epsilon: float, target: float) -> Host:
+def near_optimum(optimum: Host, epsilon: float, target: float) -> Host:
     """Errors (P,) that count as near the optimum: ``1 + epsilon`` times the Bayes-optimal ones, at least the target."""
-    return np.where(bayes > target, (1 + epsilon) * bayes, target)
+    return np.where(optimum > target, (1 + epsilon) * optimum, target)
 
 
 class TracedRun(NamedTuple):
@@ -233,68 +238,73 @@ class FirstTime(NamedTuple):
     seconds: float = math.inf
 
 
-def first_time(trajectory: Trajectory | None, reached: Host | None) -> FirstTime:
+def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstTime:
     """Find when a condition first holds along a trajectory."""
-    if trajectory is None or reached is None or not reached.any():
+    if trajectory is None or is_reached is None or not is_reached.any():
         return FirstTime()
-    step = int(np.argmax(reached))
+    first_index = int(np.argmax(is_reached))
     samples = math.nan
     if "samples" in trajectory:
         # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
-        samples = float(trajectory["samples"][step]) if step else 0.0
-    seconds = float(trajectory["seconds"][step])
-    return FirstTime(float(trajectory["iteration"][step]), samples, seconds)
+        samples = float(trajectory["samples"][first_index]) if first_index else 0.0
+    seconds = float(trajectory["seconds"][first_index])
+    return FirstTime(float(trajectory["iteration"][first_index]), samples, seconds)
 
 
-def time_near(trajectory: Trajectory | None, goal: Host) -> FirstTime:
+def time_near_optimum(trajectory: Trajectory | None, goal: Host) -> FirstTime:
     """Find when the errors of all components first reach their goals (P,)."""
     if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
         return FirstTime()
     return first_time(trajectory, np.all(trajectory["mse"] <= goal, axis=1))
 
 
-def _nearness(
+def _time_to_optimum(
     runs: Sequence[TracedRun],
-    goals: Sequence[Host] | None,
+    optimal_errors: Sequence[Host] | None,
     epsilon: float,
     target: float,
 ) -> Nearness:
     """Compute median times until the errors of a run are within a factor ``1 + epsilon`` of its goals."""
-    if goals is None:
+    if optimal_errors is None:
         return Nearness(None, None, None)
     seconds, iterations = [], []
-    for run, goal in zip(runs, goals):
-        hit = time_near(run.trajectory, near_goal(goal, epsilon, target))
+    for run, optimum in zip(runs, optimal_errors):
+        time_reached = time_near_optimum(
+            run.trajectory, near_optimum(optimum, epsilon, target)
+        )
         # An attempt that was given up counts in the time to get there.
-        seconds.append(hit.seconds + run.record.timing.lost_seconds)
-        iterations.append(hit.iteration)
-    share = mean_of(map(math.isfinite, seconds))
-    return Nearness(_median_time(seconds), _median_time(iterations), share)
+        seconds.append(time_reached.seconds + run.record.timing.lost_seconds)
+        iterations.append(time_reached.iteration)
+    fraction = mean_of(map(math.isfinite, seconds))
+    return Nearness(_median_time(seconds), _median_time(iterations), fraction)
 
 
-def runtime(
-    runs: Sequence[TracedRun], goals: Sequence[Host] | None, target: float
+def run_cost(
+    runs: Sequence[TracedRun], optimal_errors: Sequence[Host] | None, target: float
 ) -> RunCost:
-    """Compute times, iterations and memory for the runtime tables; ``goals`` are the optimal errors (P,) of each run."""
+    """Compute times, iterations and memory of runs; ``optimal_errors`` are the optimal errors (P,) of each run."""
     records = [run.record for run in runs]
-    timings = [r.timing for r in records if r.timing.seconds is not None]
+    timings = [record.timing for record in records if record.timing.seconds is not None]
     near: dict[Epsilon, Nearness] = {
-        epsilon: _nearness(runs, goals, float(epsilon), target)
+        epsilon: _time_to_optimum(runs, optimal_errors, float(epsilon), target)
         for epsilon in get_args(Epsilon)
     }
-    ceiling_fraction, ceiling = efficiency(records)
+    ceiling_fraction, ceiling = peak_share(records)
     return RunCost(
-        seconds=mean_of((t.seconds or 0.0) + t.lost_seconds for t in timings),
-        cpu_seconds=mean_of(t.cpu_seconds for t in timings),
+        seconds=mean_of(
+            (timing.seconds or 0.0) + timing.lost_seconds for timing in timings
+        ),
+        cpu_seconds=mean_of(timing.cpu_seconds for timing in timings),
         iterations=mean_of(record.iterations for record in records),
-        first_iteration=mean_of(t.first_iteration or None for t in timings),
-        per_iteration=mean_of(t.per_iteration or None for t in timings),
-        peak_memory=max((t.peak_memory or 0 for t in timings), default=0) or None,
+        first_iteration=mean_of(timing.first_iteration or None for timing in timings),
+        per_iteration=mean_of(timing.per_iteration or None for timing in timings),
+        peak_memory=max((timing.peak_memory or 0 for timing in timings), default=0)
+        or None,
         ceiling_fraction=ceiling_fraction,
         ceiling=ceiling,
-        device_seconds=mean_of(t.device_seconds or None for t in timings),
-        trusted=bool(timings) and all(t.trusted for t in timings),
-        machines=sorted({t.machine for t in timings}),
+        device_seconds=mean_of(timing.device_seconds or None for timing in timings),
+        trusted=bool(timings) and all(timing.trusted for timing in timings),
+        machines=sorted({timing.machine for timing in timings}),
         near=near,
     )
 
@@ -326,22 +336,22 @@ def _median_time(times: Sequence[float] | Host) -> float | None:
     return median if math.isfinite(median) else None
 
 
-def efficiency(records: Sequence[Record]) -> tuple[float | None, str | None]:
+def peak_share(records: Sequence[Record]) -> tuple[float | None, str | None]:
     """Return the mean fraction of the machine's peak that iterations reach, and which peak bounds them (products or reads)."""
-    shares = []
+    peak_fractions = []
     for record in records:
         timing, cell = record.timing, record.cell
         if timing.per_iteration and timing.cost and timing.ceilings:
-            share = peak_fraction(
+            fraction = peak_fraction(
                 timing.per_iteration,
                 asdict(timing.cost),
                 timing.ceilings,
                 str(cell.get("dtype", "float64")),
                 tf32=bool(cell.get("tf32", False)),
             )
-            shares += [share] if share else []
-    ceiling = shares[0].bound if shares else None
-    return mean_of(share.value for share in shares), ceiling
+            peak_fractions += [fraction] if fraction else []
+    ceiling = peak_fractions[0].bound if peak_fractions else None
+    return mean_of(fraction.value for fraction in peak_fractions), ceiling
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------------
@@ -350,25 +360,25 @@ BLOCK = 0.15
 """Fraction of the steps per block; the mean errors of the last blocks are compared to see whether a run converged."""
 
 
-def still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
+def runs_still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
     """Summarize the runs of a row whose error was still changing at the end; None if fewer than three in four were.
 
     Only runs that used all their steps count; the others were stopped by a rule. A run still changes if the mean error of
     its last ``BLOCK`` of steps differs from that of the block before by 5% and by 4 standard errors of the noise within them, and
     the block before those in the same direction; errors below ``target`` count as 0.
     """
-    changes = []
+    late_changes = []
     for record, trajectory in runs:
-        has_ended = record.status == Status.OK and record.reason.startswith("all ")
-        if has_ended and trajectory is not None and "mse" in trajectory:
-            changes += _late_changes(trajectory, target)
-    rising = [change for change in changes if change[0] > 0]
-    falling = [change for change in changes if change[0] < 0]
-    moving = max(rising, falling, key=len)
-    if not moving or 4 * len(moving) < 3 * len(changes):
+        used_all_steps = record.status == Status.OK and record.reason.startswith("all ")
+        if used_all_steps and trajectory is not None and "mse" in trajectory:
+            late_changes += _late_changes(trajectory, target)
+    rising = [change for change in late_changes if change[0] > 0]
+    falling = [change for change in late_changes if change[0] < 0]
+    moving_changes = max(rising, falling, key=len)
+    if not moving_changes or 4 * len(moving_changes) < 3 * len(late_changes):
         return None
-    change, lowest = np.median(moving, axis=0)
-    return StillMoving(len(moving), float(change), float(lowest))
+    change, lowest = np.median(moving_changes, axis=0)
+    return StillMoving(len(moving_changes), float(change), float(lowest))
 
 
 def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, float]]:
@@ -378,39 +388,51 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
     """
     steps = np.asarray(trajectory["iteration"])
     error = np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
-    ends = [(1 - i * BLOCK) * steps[-1] for i in range(4)]
-    newest, previous, oldest = (
+    block_ends = [(1 - blocks_before * BLOCK) * steps[-1] for blocks_before in range(4)]
+    last_block, second_last_block, third_last_block = (
         error[(steps > start) & (steps <= end)]
-        for end, start in itertools.pairwise(ends)
+        for end, start in itertools.pairwise(block_ends)
     )
-    if min(map(len, (newest, previous, oldest))) < 4 or not np.isfinite(error).all():
+    if (
+        min(map(len, (last_block, second_last_block, third_last_block))) < 4
+        or not np.isfinite(error).all()
+    ):
         return []
-    mean, mean_before, mean_long_before = (
-        float(block.mean()) for block in (newest, previous, oldest)
+    mean, mean_before, mean_two_before = (
+        float(block.mean())
+        for block in (last_block, second_last_block, third_last_block)
     )
     if max(mean, mean_before) <= target:
         return [(0.0, 1.0)]
-    step = mean - mean_before
-    noise = math.hypot(_noise(previous), _noise(newest))
-    change = mean / mean_before - 1 if mean_before > 0 else math.inf
+    difference = mean - mean_before
+    noise_error = math.hypot(
+        _error_of_block_mean(second_last_block), _error_of_block_mean(last_block)
+    )
+    relative_change = mean / mean_before - 1 if mean_before > 0 else math.inf
     # Swings about a floor turn; three blocks in one direction are rarely chance.
-    is_steady = step * (mean_before - mean_long_before) > 0
-    if not (is_steady and abs(change) > 0.05 and abs(step) > 4 * noise):
-        change = 0.0
+    keeps_direction = difference * (mean_before - mean_two_before) > 0
+    if not (
+        keeps_direction
+        and abs(relative_change) > 0.05
+        and abs(difference) > 4 * noise_error
+    ):
+        relative_change = 0.0
     lowest = float(error.min() / error[-1]) if error[-1] > 0 else 1.0
-    return [(change, lowest)]
+    return [(relative_change, lowest)]
 
 
-def _noise(block: Host) -> float:
+def _error_of_block_mean(block: Host) -> float:
     """Standard error of the mean of a block of a trajectory, after a linear trend is removed.
 
     It uses the means of the block's quarters, because errors at neighboring steps are correlated.
     """
     steps = np.arange(len(block))
     residual = block - np.polyval(np.polyfit(steps, block, 1), steps)
-    quarters = np.array([quarter.mean() for quarter in np.array_split(residual, 4)])
-    point_error = residual.std(ddof=1) / math.sqrt(len(block))
-    return float(max(quarters.std(ddof=1), point_error) / 2)
+    quarter_means = np.array(
+        [quarter.mean() for quarter in np.array_split(residual, 4)]
+    )
+    uncorrelated_error = residual.std(ddof=1) / math.sqrt(len(block))
+    return float(max(quarter_means.std(ddof=1), uncorrelated_error) / 2)
 
 
 NAMES = {
@@ -424,7 +446,10 @@ NAMES = {
 
 
 def near_threshold(
-    thresholds: Thresholds, alpha: float, count: int, word: str = "component"
+    thresholds: Thresholds,
+    alpha: float,
+    directions: int,
+    component_word: str = "component",
 ) -> str | None:
     """Describe the nearest threshold if it is so close that runs of this size may not converge; otherwise return None.
 
@@ -437,29 +462,32 @@ def near_threshold(
     thresholds : Thresholds
     alpha : float
         Sample ratio that was actually used.
-    count : int
+    directions : int
         Number whose inverse square root sets the fluctuations: D for low rank, n for extensive rank.
-    word : str
+    component_word : str
         Word for a component of the signal.
     """
-    named = [
-        (f"threshold of {word} {step.component + 1}", step.alpha)
-        for step in thresholds.sequential
+    named_thresholds = [
+        (
+            f"threshold of {component_word} {bifurcation.component + 1}",
+            bifurcation.alpha,
+        )
+        for bifurcation in thresholds.sequential
     ]
     for key, threshold in thresholds.by_name().items():
         # Weak recovery is that of the first of the components.
         if threshold and not (key == "weak_recovery" and thresholds.sequential):
-            named.append((NAMES[key], threshold.value))
+            named_thresholds.append((NAMES[key], threshold.value))
     distances = [
         (abs(alpha / value - 1), name, value)
-        for name, value in named
+        for name, value in named_thresholds
         if value and math.isfinite(value)
     ]
     distance, name, value = min(distances, default=(math.inf, "", 0.0))
-    if distance > 1 / math.sqrt(count):
+    if distance > 1 / math.sqrt(directions):
         return None
     return (
-        f"alpha {alpha:.3g} is within 1/sqrt({count}) = {100 / math.sqrt(count):.2g}% of the {name} at {value:.3g}: "
+        f"alpha {alpha:.3g} is within 1/sqrt({directions}) = {100 / math.sqrt(directions):.2g}% of the {name} at {value:.3g}: "
         "increase D"
     )
 
@@ -468,7 +496,9 @@ def near_threshold(
 
 
 def learning_order(
-    trajectories: Sequence[Trajectory | None], bayes: Sequence[float], samples: float
+    trajectories: Sequence[Trajectory | None],
+    optimal_overlaps: Sequence[float],
+    samples_per_epoch: float,
 ) -> tuple[list[HalfOverlap], LearningOrder]:
     """Determine when each component was learned, and in which order.
 
@@ -477,67 +507,81 @@ def learning_order(
     Parameters
     ----------
     trajectories : sequence of dict or None
-        Of every run: ``iteration``, ``samples`` (NaN where the algorithm does not count them), ``seconds`` (t,) and
+        Of every run: ``iteration``, ``samples_per_epoch`` (NaN where the algorithm does not count them), ``seconds`` (t,) and
         ``overlap`` (t, P).
-    bayes : sequence of float
+    optimal_overlaps : sequence of float
         Bayes-optimal overlap of every layer (P,).
-    samples : float
+    samples_per_epoch : float
         Samples of one run's data set: an epoch. NaN where runs draw fresh ones.
 
     Returns
     -------
-    layers : list of HalfOverlap
+    half_overlaps : list of HalfOverlap
         Medians over all runs, in which those that never get there count as infinity; None stands for infinity, for samples that
         were not counted, and for a layer of which nothing can be learned.
     order : LearningOrder
         Of the layers that can be learned; the factor is the geometric mean over the runs that learned all.
     """
-    learnable = [k for k, value in enumerate(bayes) if value > 1e-3]
-    shape = len(trajectories), len(learnable), len(FirstTime._fields)
-    times = np.zeros(shape)
-    for i, trajectory in enumerate(trajectories):
-        for j, k in enumerate(learnable):
-            reached = None
+    learnable = [
+        component for component, value in enumerate(optimal_overlaps) if value > 1e-3
+    ]
+    array_shape = len(trajectories), len(learnable), len(FirstTime._fields)
+    times = np.zeros(array_shape)
+    for run_index, trajectory in enumerate(trajectories):
+        for learnable_index, component in enumerate(learnable):
+            is_learned = None
             if trajectory is not None:
-                reached = trajectory["overlap"][:, k] >= 0.5 * bayes[k]
-            times[i, j] = first_time(trajectory, reached)
-    layers = [HalfOverlap() for _ in bayes]
-    for j, k in enumerate(learnable):
-        iterations, counted_samples, seconds = map(_median_time, times[:, j].T)
-        share = mean_of(np.isfinite(times[:, j, 0]))
-        epochs = None
-        if counted_samples is not None and not math.isnan(samples):
-            epochs = counted_samples / samples
-        layers[k] = HalfOverlap(
-            0.5 * bayes[k], share, iterations, counted_samples, epochs, seconds
+                is_learned = (
+                    trajectory["overlap"][:, component]
+                    >= 0.5 * optimal_overlaps[component]
+                )
+            times[run_index, learnable_index] = first_time(trajectory, is_learned)
+    half_overlaps = [HalfOverlap() for _ in optimal_overlaps]
+    for learnable_index, component in enumerate(learnable):
+        iterations, counted_samples, seconds = map(
+            _median_time, times[:, learnable_index].T
         )
-    iterations_of = times[..., 0]
+        fraction = mean_of(np.isfinite(times[:, learnable_index, 0]))
+        epochs = None
+        if counted_samples is not None and not math.isnan(samples_per_epoch):
+            epochs = counted_samples / samples_per_epoch
+        half_overlaps[component] = HalfOverlap(
+            0.5 * optimal_overlaps[component],
+            fraction,
+            iterations,
+            counted_samples,
+            epochs,
+            seconds,
+        )
+    iterations_by_run = times[..., 0]
     sequences = Counter(
         tuple(
-            learnable[j] + 1
-            for j in np.argsort(run, kind="stable")
-            if np.isfinite(run[j])
+            learnable[learnable_index] + 1
+            for learnable_index in np.argsort(run, kind="stable")
+            if np.isfinite(run[learnable_index])
         )
-        for run in iterations_of
+        for run in iterations_by_run
     )
-    counted = [
-        LearnedSequence(list(learned), count)
-        for learned, count in sequences.most_common()
+    ordered_sequences = [
+        LearnedSequence(list(components_in_order), count)
+        for components_in_order, count in sequences.most_common()
     ]
-    complete = np.all(np.isfinite(iterations_of), axis=1)
-    factor = _last_over_first(times[complete])
-    return layers, LearningOrder(counted, mean_of(complete.tolist()), factor)
+    complete = np.all(np.isfinite(iterations_by_run), axis=1)
+    factor = _learning_factor(times[complete])
+    return half_overlaps, LearningOrder(
+        ordered_sequences, mean_of(complete.tolist()), factor
+    )
 
 
-def _last_over_first(times: Host) -> LearningFactor | None:
+def _learning_factor(times: Host) -> LearningFactor | None:
     """Ratio of the learning times of the last and the first component, in samples where these are counted."""
     is_counted = not np.isnan(times[..., 1]).any()
-    spans = times[..., 1 if is_counted else 0]
-    spans = spans[(spans > 0).all(axis=1)]
-    if not len(spans) or spans.shape[1] < 2:
+    learning_times = times[..., 1 if is_counted else 0]
+    learning_times = learning_times[(learning_times > 0).all(axis=1)]
+    if not len(learning_times) or learning_times.shape[1] < 2:
         return None
-    logs = np.log(spans.max(axis=1) / spans.min(axis=1))
-    mean, error = float(np.exp(logs.mean())), mean_and_error(logs).sem
+    log_factors = np.log(learning_times.max(axis=1) / learning_times.min(axis=1))
+    mean, error = float(np.exp(log_factors.mean())), mean_and_error(log_factors).sem
     sem = None if error is None else mean * error
     axis = "samples" if is_counted else "iterations"
-    return LearningFactor(mean, sem, len(logs), axis)
+    return LearningFactor(mean, sem, len(log_factors), axis)

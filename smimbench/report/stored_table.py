@@ -48,7 +48,7 @@ class _OtherVersion(OpenModel):
     cells: int
 
 
-class _About(OpenModel):
+class _TableFields(OpenModel):
     """Fields of a results table besides its rows."""
 
     suite: Text
@@ -72,7 +72,7 @@ class _Table(OpenModel):
 
     packed: int
     run: RunJson
-    document: _About
+    document: _TableFields
     places: list[_RowsOfPlace]
 
 
@@ -88,29 +88,30 @@ def write_table(path: Path, table: ResultsTable, shared: RunJson) -> None:
         If the file cannot be written.
     """
     places = [
-        _factor_out([row.document() for row in place_rows])
+        _split_shared_fields([row.document() for row in place_rows])
         for place_rows in grouped(table.rows, place).values()
     ]
     stored = {
         "packed": FORMAT,
         "run": shared,
-        "document": table.about(),
+        "document": table.stored_fields(),
         "places": places,
     }
     write_atomically(path, text_of_table(json_value(stored)).encode())
 
 
-def _factor_out(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _split_shared_fields(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Separate the fields that are equal in all rows from the fields that differ."""
-    common = {
+    shared_fields = {
         key: value
         for key, value in rows[0].items()
         if all(key in row and row[key] == value for row in rows)
     }
-    differing = [
-        {key: value for key, value in row.items() if key not in common} for row in rows
+    other_fields = [
+        {key: value for key, value in row.items() if key not in shared_fields}
+        for row in rows
     ]
-    return {"common": common, "rows": differing}
+    return {"common": shared_fields, "rows": other_fields}
 
 
 def text_of_table(table: Mapping[str, object]) -> str:
@@ -129,25 +130,31 @@ def table_of(stored: JsonObject) -> ResultsTable:
     """
     check_model(_Table, stored, "packed results of smimbench")
     rows = [
-        row_of({**group["common"], **row})
-        for group in stored["places"]
-        for row in group["rows"]
+        row_of({**place_rows["common"], **row})
+        for place_rows in stored["places"]
+        for row in place_rows["rows"]
     ]
-    for members in grouped(rows, place).values():
-        components = []
-        for row in members:
+    for rows_of_place in grouped(rows, place).values():
+        component_numbers = []
+        for row in rows_of_place:
             predicted = row.prediction.also_predicted or ()
-            components += [number.component or 1 for number in (row, *predicted)]
-        for row in members:
+            component_numbers += [
+                quantity.component or 1 for quantity in (row, *predicted)
+            ]
+        for row in rows_of_place:
             teachers = row.prediction.teachers or {}
-            if any(len(excess) < max(components) for excess in teachers.values()):
+            if any(
+                len(excess) < max(component_numbers) for excess in teachers.values()
+            ):
                 raise ValueError(
                     "not a table of smimbench: 'teachers' must list one number per component of the signal"
                 )
     target = max((row.target for row in rows), default=0.0)
-    document = stored["document"]
-    about = {key: document[key] for key in _About.model_fields if key in document}
-    return ResultsTable(**about, target=target, rows=rows)
+    about = stored["document"]
+    about_fields = {
+        key: about[key] for key in _TableFields.model_fields if key in about
+    }
+    return ResultsTable(**about_fields, target=target, rows=rows)
 
 
 def rerun_values(
@@ -161,65 +168,70 @@ def rerun_values(
 ) -> Verification:
     """Rerun ``count`` randomly drawn cells of a table and compare their metric values with the stored ones."""
     verification = Verification(remarks=[UNVERIFIABLE])
-    is_here = (
+    is_same_installation = (
         shared["fingerprint"] == machine.fingerprint()
         and shared["versions"] == machine.versions()
     )
-    places = grouped(
+    rows_by_place = grouped(
         (row for row in rows if row.place.backend == "numpy"),
         lambda row: (*place(row)[:2], *place(row)[3:]),
     )
     cells = [
         cell
-        for cell in (suite.cells("numpy") if places else ())
+        for cell in (suite.cells("numpy") if rows_by_place else ())
         if any(
             f"{cell.seed}/{cell.replicate}" in row.estimate.values
-            for row in places.get(cell.place, ())
+            for row in rows_by_place.get(cell.place, ())
             if "timeout" not in row.runs.status_counts
         )
     ]
-    order = np.random.default_rng(seed).permutation(len(cells))
-    for cell, record in rerun_without_time_limit([cells[i] for i in order[:count]], 1):
-        name = f"{cell.seed}/{cell.replicate}"
+    random_order = np.random.default_rng(seed).permutation(len(cells))
+    for cell, record in rerun_without_time_limit(
+        [cells[index] for index in random_order[:count]], 1
+    ):
+        instance = f"{cell.seed}/{cell.replicate}"
         metrics = {} if record.status == Status.DIVERGED else record.metrics
-        lines: list[str] = []
-        for row in places[cell.place]:
-            components = dict(enumerate(metrics.get(row.metric, []), 1))
-            lines += _differences(
+        differing_values: list[str] = []
+        for row in rows_by_place[cell.place]:
+            component_values = dict(enumerate(metrics.get(row.metric, []), 1))
+            differing_values += _differences(
                 path,
                 row,
-                {name: row.estimate.values.get(name)},
-                {name: components.get(row.component or 1)},
-                0.0 if is_here else OTHER_MACHINE,
+                {instance: row.estimate.values.get(instance)},
+                {instance: component_values.get(row.component or 1)},
+                0.0 if is_same_installation else OTHER_MACHINE,
             )
-        verification.add(lines)
+        verification.add(differing_values)
     return verification
 
 
 def verified_table(
-    path: Path, written: ResultsTable, computed: ResultsTable
+    path: Path, written_table: ResultsTable, computed_table: ResultsTable
 ) -> list[str]:
     """Describe the differences between a stored table and the table computed from the records."""
 
-    def key(row: Row) -> tuple[object, ...]:
+    def row_key(row: Row) -> tuple[object, ...]:
         return (*place(row), row.metric, row.component)
 
     about_written, about_computed = (
-        {**table.about(), "other_versions": [], "left_out": []}
-        for table in (written, computed)
+        {**table.stored_fields(), "other_versions": [], "left_out": []}
+        for table in (written_table, computed_table)
     )
-    lines = [
-        f"{path}: {line}" for line in differences(about_written, about_computed, 0.0)
+    complaints = [
+        f"{path}: {difference}"
+        for difference in differences(about_written, about_computed, 0.0)
     ]
-    computed_rows = {key(row): row for row in computed.rows}
-    for row in written.rows:
-        computed_row = computed_rows.get(key(row))
+    computed_rows = {row_key(row): row for row in computed_table.rows}
+    for row in written_table.rows:
+        computed_row = computed_rows.get(row_key(row))
         if computed_row is None:
-            lines.append(f"{_label(path, row)}: no record belongs to this row")
+            complaints.append(f"{_row_label(path, row)}: no record belongs to this row")
         else:
-            document = json_value(computed_row.document())
-            lines += _differences(path, row, row.document(), document, OTHER_MACHINE)
-    return lines
+            computed_document = json_value(computed_row.document())
+            complaints += _differences(
+                path, row, row.document(), computed_document, OTHER_MACHINE
+            )
+    return complaints
 
 
 def _differences(
@@ -231,10 +243,11 @@ def _differences(
 ) -> list[str]:
     """Describe up to three differences between the stored and the computed fields of a row."""
     differing = itertools.islice(differences(written, computed, tolerance), 3)
-    return [f"{_label(path, row)}: {line}" for line in differing]
+    return [f"{_row_label(path, row)}: {difference}" for difference in differing]
 
 
-def _label(path: Path, row: Row) -> str:
+def _row_label(path: Path, row: Row) -> str:
+    """Name a row in a message: file, problem, algorithm, grid point and metric."""
     row_place = row.place
     return (
         f"{path}: {row_place.problem} {row_place.algorithm} at alpha {row_place.alpha:.5g}, "

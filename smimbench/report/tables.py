@@ -32,9 +32,9 @@ from smimbench.report.row import (
     HalfOverlap,
     Row,
     RowEntry,
+    common_dimension_letter,
     grouped,
     largest_dimension_rows,
-    letter_of,
     names_with_backend,
     place,
 )
@@ -42,8 +42,8 @@ from smimbench.report.verdict import (
     TIE,
     AlgorithmSummary,
     Verdict,
-    near_words,
-    prediction_cell,
+    agreement_cell,
+    no_time_words,
     tied_words,
 )
 from smimbench.run.store import OtherVersion
@@ -62,9 +62,11 @@ def _by_metric(rows: Iterable[Shown]) -> dict[tuple[str, str], list[Shown]]:
     return grouped(rows, lambda row: (row.place.problem, row.metric))
 
 
-def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row], str]:
+def _limited_rows(
+    rows: Sequence[Row], show_all: bool, note: str
+) -> tuple[Sequence[Row], str]:
     """Select the rows that are shown, and extend the note by how many are hidden."""
-    shown = rows if full else largest_dimension_rows(rows)[:16]
+    shown = rows if show_all else largest_dimension_rows(rows)[:16]
     if len(shown) < len(rows):
         note += f"; {len(shown)} of {len(rows)} rows; --full shows all"
     return shown, note
@@ -73,65 +75,77 @@ def _shortened(rows: Sequence[Row], full: bool, note: str) -> tuple[Sequence[Row
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
-def differs(row: Row | RowEntry) -> bool:
-    """Return whether an algorithm's prediction differs from the optimal value, or is missing."""
+def has_own_prediction(row: Row | RowEntry) -> bool:
+    """Return whether an algorithm has a prediction other than the optimal value, or lacks one for a known reason."""
     prediction = row.prediction
     if prediction.value is None:
         return bool(prediction.reason)
     return prediction.value != row.optimum.limit
 
 
-def _theory_columns(rows: Sequence[Row | RowEntry], *further: str) -> Columns:
+def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Columns:
     """Return the columns of predicted and optimal value; a single one with its error if both are equal in all rows."""
-    if any(map(differs, rows)):
+    if any(map(has_own_prediction, rows)):
         return ["predicted", "z", "optimal"]
     optimal = Column("optimal", uncertain, fields="theory.value theory.error")
-    return [optimal, *further, "z"]
+    return [optimal, *more_columns, "z"]
 
 
 def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
     """Make the error tables, one per problem and metric, with the largest ratio to the optimal error first."""
     tables = []
-    for (problem, metric), members in _by_metric(rows).items():
-        shown, note = _shortened(sorted(members, key=_worst_first), full, "worst first")
+    for (problem, metric), metric_rows in _by_metric(rows).items():
+        shown_rows, note = _limited_rows(
+            sorted(metric_rows, key=_worst_first), full, "worst first"
+        )
         title = f"{problem}: {metric_label(metric)}"
-        if any(row.theory.value is not None for row in members):
+        if any(row.theory.value is not None for row in metric_rows):
             title += " against theory"
-        sizes = {row.place.dimension for row in shown}
-        if len(sizes) == 1:
-            title += f", {letter_of(members)} = {sizes.pop()}"
+        dimensions = {row.place.dimension for row in shown_rows}
+        if len(dimensions) == 1:
+            title += f", {common_dimension_letter(metric_rows)} = {dimensions.pop()}"
         columns = [*PLACE, "component", "n", "mean ± s.e.m."]
-        columns += _theory_columns(members, "mean - optimal")
+        columns += _theory_columns(metric_rows, "mean - optimal")
         columns += ["optimal at this D", "error / optimal", "status"]
-        tables.append(make_table(title, columns, shown, note))
+        tables.append(make_table(title, columns, shown_rows, note))
     return tables
 
 
 def _worst_first(row: Row) -> tuple[float, ...]:
     """Sort key: failures first, then by the ratio to the optimal error, or by the difference from theory without one."""
-    counts, mean, optimum = row.runs.status_counts, row.estimate.mean, row.optimum.limit
-    failures = sum(counts[name] for name in counts if name not in ("ok", "skipped"))
-    distance = abs(mean - optimum) if mean is not None and optimum is not None else 0.0
+    status_counts, mean, optimum = (
+        row.runs.status_counts,
+        row.estimate.mean,
+        row.optimum.limit,
+    )
+    failures = sum(
+        status_counts[status]
+        for status in status_counts
+        if status not in ("ok", "skipped")
+    )
+    distance_from_optimum = (
+        abs(mean - optimum) if mean is not None and optimum is not None else 0.0
+    )
     ratio = math.inf if mean is None else row.optimum.ratio or 0.0
     difference = abs(row.theory.difference or 0.0)
-    return -failures, -ratio, -distance, -difference, row.place.alpha
+    return -failures, -ratio, -distance_from_optimum, -difference, row.place.alpha
 
 
 def missing_values(rows: Sequence[Row]) -> list[str]:
     """List the reasons why algorithms have no prediction or a metric is blank, one line each."""
-    algorithms: dict[str, dict[str, None]] = {}
-    blanks: dict[str, None] = {}
+    algorithms_by_reason: dict[str, dict[str, None]] = {}
+    blank_lines: dict[str, None] = {}
     for row in rows:
         algorithm = row.place.algorithm
         if row.prediction.reason:
-            algorithms.setdefault(row.prediction.reason, {})[algorithm] = None
+            algorithms_by_reason.setdefault(row.prediction.reason, {})[algorithm] = None
         for reason in row.runs.blank:
-            blanks[f"{algorithm}: {row.metric} is blank: {reason}"] = None
-    predictions = [
+            blank_lines[f"{algorithm}: {row.metric} is blank: {reason}"] = None
+    prediction_lines = [
         f"{'; '.join(names)}: no prediction: {reason}"
-        for reason, names in algorithms.items()
+        for reason, names in algorithms_by_reason.items()
     ]
-    return [*predictions, *blanks]
+    return [*prediction_lines, *blank_lines]
 
 
 CONTENDER: Columns = [
@@ -140,10 +154,10 @@ CONTENDER: Columns = [
     column_of("error / optimal", "ratio_to_bayes ratio_error"),
     column_of("mean error", "mean_error.mean mean_error.sem"),
     "error where optimum is 0",
-    Column("agrees with theory", prediction_cell, words=True),
+    Column("agrees with theory", agreement_cell, words=True),
     Column(
         "time to 1.05x optimum",
-        lambda c: seconds(c.near_seconds) or near_words(c),
+        lambda c: seconds(c.near_seconds) or no_time_words(c),
         sorts="near_seconds",
     ),
     Column("runs at 1.05x optimum", percent, fields="near_fraction"),
@@ -154,13 +168,13 @@ CONTENDER: Columns = [
 
 
 def contender_tables(
-    verdicts: Sequence[Verdict], make: Callable[..., object] = make_table
+    verdicts: Sequence[Verdict], make_one_table: Callable[..., object] = make_table
 ) -> list[Any]:
     """Make the ranking tables, one per problem with at least two algorithms, best first; see ``verdicts``.
 
     Parameters
     ----------
-    make : callable
+    make_one_table : callable
         ``make_table`` or ``latex_table``.
     """
     tables = []
@@ -171,7 +185,7 @@ def contender_tables(
         note = "best first"
         if verdict.tied:
             note += f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}"
-        tables.append(make(title, CONTENDER, verdict.contenders, note))
+        tables.append(make_one_table(title, CONTENDER, verdict.contenders, note))
     return tables
 
 
@@ -201,19 +215,21 @@ def runtime_tables(
     What an algorithm refuses has taken no time and has no row.
     """
     tables = []
-    run = [row for row in rows if set(row.runs.status_counts) != {"skipped"}]
-    for problem, rows_of_problem in _by_problem(run).items():
-        members = [
+    rows_with_runs = [row for row in rows if set(row.runs.status_counts) != {"skipped"}]
+    for problem, rows_of_problem in _by_problem(rows_with_runs).items():
+        first_rows = [
             place_rows[0] for place_rows in grouped(rows_of_problem, place).values()
         ]
         note = "slowest first"
-        if not all(row.cost.trusted for row in members):
+        if not all(row.cost.trusted for row in first_rows):
             note += "; untrusted: cells may have run in parallel (--timing)"
         machines: set[str] = set()
-        machines.update(*(row.cost.machines for row in members))
-        if foreign := sorted(machines - {fingerprint}):
-            note += f"; some of another machine ({', '.join(foreign)})"
-        shown, note = _shortened(sorted(members, key=_slowest_first), full, note)
+        machines.update(*(row.cost.machines for row in first_rows))
+        if other_machines := sorted(machines - {fingerprint}):
+            note += f"; some of another machine ({', '.join(other_machines)})"
+        shown_rows, note = _limited_rows(
+            sorted(first_rows, key=_slowest_first), full, note
+        )
         columns = [
             *PLACE,
             *(["time to 1.5x optimum", "time to 1.2x optimum"] if full else []),
@@ -226,38 +242,46 @@ def runtime_tables(
             "time per iter.",
         ]
         columns += ["share of peak speed", "peak memory"]
-        tables.append(make_table(f"{problem}: runtime", columns, shown, note))
+        tables.append(make_table(f"{problem}: runtime", columns, shown_rows, note))
     return tables
 
 
 def _slowest_first(row: Row) -> tuple[float, float]:
-    reached = row.cost.near["0.05"].seconds
-    return -(math.inf if reached is None else reached), -(row.cost.seconds or 0.0)
+    """Sort key: longest time to reach the optimum first, then the longest runs."""
+    seconds_to_optimum = row.cost.near["0.05"].seconds
+    return -(math.inf if seconds_to_optimum is None else seconds_to_optimum), -(
+        row.cost.seconds or 0.0
+    )
 
 
 def other_version_lines(
-    entries: Sequence[OtherVersion], missing: bool = True
+    other_versions: Sequence[OtherVersion], has_missing_cells: bool = True
 ) -> list[str]:
     """List the items of which stored cells were computed by another version or other code, one line each.
 
-    ``missing``: the current version still has cells to run.
+    ``has_missing_cells``: the current version still has cells to run.
     """
     lines = []
-    rerun = ", 'smimbench run' runs them again" if missing else ""
-    for entry in entries:
-        version = f"version {entry['then']} (now {entry['now']})"
-        origin = "other code" if entry["then"] == entry["now"] else version
+    rerun_remark = ", 'smimbench run' runs them again" if has_missing_cells else ""
+    for other_version in other_versions:
+        version = f"version {other_version['then']} (now {other_version['now']})"
+        origin = (
+            "other code" if other_version["then"] == other_version["now"] else version
+        )
         lines.append(
-            f"{entry['item']}: {entry['cells']} of the stored cells were computed by {origin} and are not counted; "
-            f"smimbench.load reads them{rerun}"
+            f"{other_version['item']}: {other_version['cells']} of the stored cells were computed by {origin} and are not "
+            f"counted; "
+            f"smimbench.load reads them{rerun_remark}"
         )
     return lines
 
 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
     """Return a line with the number of cells per status, and of cells that have not run."""
-    named = (f"{counts[name]} {name}" for name in SHORT if counts.get(name))
-    text = Text(f"cells: {', '.join(named) or 'none'}")
+    counted_statuses = (
+        f"{counts[status]} {status}" for status in SHORT if counts.get(status)
+    )
+    text = Text(f"cells: {', '.join(counted_statuses) or 'none'}")
     if missing:
         text.append(f", {missing} not run yet", style="yellow")
     return text
@@ -269,22 +293,30 @@ def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
 def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Make the tables of the order of learning, one per problem with several components."""
     tables = []
-    chosen = [
+    ordered_rows = [
         row
         for row in rows
         if row.runs.learning_order and row.component and row.metric == rows[0].metric
     ]
-    for problem, members in _by_problem(chosen).items():
-        layers = grouped(members, place)
-        firsts = [members[0] for members in layers.values()]
-        halves = [row.runs.half_overlap or HalfOverlap() for row in members]
+    for problem, problem_rows in _by_problem(ordered_rows).items():
+        rows_by_place = grouped(problem_rows, place)
+        first_rows = [problem_rows[0] for problem_rows in rows_by_place.values()]
+        half_overlaps = [row.runs.half_overlap or HalfOverlap() for row in problem_rows]
         # No median at all (most runs never get there) says nothing about whether samples were counted.
-        counted = all(h.epochs is not None or h.iterations is None for h in halves)
-        unit = "epochs" if counted else "iterations"
+        has_epochs = all(
+            half_overlap.epochs is not None or half_overlap.iterations is None
+            for half_overlap in half_overlaps
+        )
+        unit = "epochs" if has_epochs else "iterations"
         columns: Columns = ["algorithm", "alpha"]
-        for index in range(len(layers[place(firsts[0])])):
-            heading = f"{members[0].component_word} {index + 1}"
-            columns.append(Column(heading, partial(_half, layers, index, unit)))
+        for component_index in range(len(rows_by_place[place(first_rows[0])])):
+            heading = f"{problem_rows[0].component_word} {component_index + 1}"
+            columns.append(
+                Column(
+                    heading,
+                    partial(_half_overlap_time, rows_by_place, component_index, unit),
+                )
+            )
         columns += [
             "learning order (runs)",
             "last / first learning time",
@@ -292,21 +324,23 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
         ]
         note = f"median {unit} to half of the optimal overlap"
         title = f"{problem}: order of learning"
-        tables.append(make_table(title, columns, firsts, note))
+        tables.append(make_table(title, columns, first_rows, note))
     return tables
 
 
-def _half(
-    layers: Mapping[tuple[str, str, str, float, int], Sequence[Row]],
-    index: int,
+def _half_overlap_time(
+    rows_by_place: Mapping[tuple[str, str, str, float, int], Sequence[Row]],
+    component_index: int,
     unit: str,
     row: Row,
 ) -> str:
     """Format the median time at which a layer reaches half of its optimal overlap, at the place of a row."""
-    half = layers[place(row)][index].runs.half_overlap or HalfOverlap()
-    if half.target is None:
+    half_overlap = (
+        rows_by_place[place(row)][component_index].runs.half_overlap or HalfOverlap()
+    )
+    if half_overlap.target is None:
         return "-"
-    return number(getattr(half, unit), 2) or "never"
+    return number(getattr(half_overlap, unit), 2) or "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,28 +348,31 @@ class FindingEntry(RowEntry):
     """Table entry for a diagnostic that the runs of a row report, with its index if it is a list."""
 
     finding: Finding
-    no: int
+    list_index: int
 
 
 def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Make the tables of diagnostics that algorithms report, one per problem and diagnostic."""
-    groups: dict[tuple[str, str], list[FindingEntry]] = {}
+    entries_by_diagnostic: dict[tuple[str, str], list[FindingEntry]] = {}
     for row in rows:
         if row.metric != rows[0].metric or row.component not in (None, 1):
             continue
         for name, findings in row.runs.findings.items():
-            group = groups.setdefault((row.place.problem, name), [])
-            group += [FindingEntry(row, f, i) for i, f in enumerate(findings, 1)]
-    mean = Column(
+            entries = entries_by_diagnostic.setdefault((row.place.problem, name), [])
+            entries += [
+                FindingEntry(row, finding, list_index)
+                for list_index, finding in enumerate(findings, 1)
+            ]
+    mean_column = Column(
         "mean ± s.e.m.",
-        lambda mean, sem: measured(mean, sem) or "none",
+        lambda mean_column, sem: measured(mean_column, sem) or "none",
         fields="finding.mean finding.sem",
     )
-    columns = [*PLACE, "list index", mean, "theory", "runs reporting it"]
+    columns = [*PLACE, "list index", mean_column, "theory", "runs reporting it"]
     tables = []
-    for (problem, name), numbers in groups.items():
+    for (problem, name), diagnostic_entries in entries_by_diagnostic.items():
         title = f"{problem}: {name.replace('_', ' ')}"
-        tables.append(make_table(title, columns, numbers))
+        tables.append(make_table(title, columns, diagnostic_entries))
     return tables
 
 
@@ -354,13 +391,15 @@ LIMIT: Columns = [
 def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
     """Make the tables of limits at infinite dimension, one per problem and metric, largest difference from theory first."""
     tables = []
-    for (problem, metric), members in _by_metric(limits).items():
+    for (problem, metric), metric_limits in _by_metric(limits).items():
         columns: Columns = ["algorithm", "alpha", "component", "extrapolated ± error"]
-        columns += _theory_columns(members)
-        has_theory = any(limit.prediction.coefficient is not None for limit in members)
+        columns += _theory_columns(metric_limits)
+        has_theory = any(
+            limit.prediction.coefficient is not None for limit in metric_limits
+        )
         columns += LIMIT if has_theory else LIMIT[2:]
-        ordered = sorted(members, key=lambda limit: -abs(limit.theory.z or 0.0))
-        title = f"{problem}: {metric_label(metric)} at infinite {letter_of(members)}"
+        ordered = sorted(metric_limits, key=lambda limit: -abs(limit.theory.z or 0.0))
+        title = f"{problem}: {metric_label(metric)} at infinite {common_dimension_letter(metric_limits)}"
         tables.append(make_table(title, columns, ordered, "largest |z| first"))
     return tables
 
@@ -372,21 +411,32 @@ def search_table(search: JsonObject) -> RenderableType:
     """Make the table of a search's trials with their errors in every round, best first."""
     rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
     rows: list[JsonObject] = []
-    for index, parameters in enumerate(trials):
-        row = {**parameters, "chosen": "chosen" if index == chosen else ""}
-        row |= {f"round{k}": stage["errors"][index] for k, stage in enumerate(rounds)}
+    for trial, parameters in enumerate(trials):
+        row = {**parameters, "chosen": "chosen" if trial == chosen else ""}
+        row |= {
+            f"round{round_index}": search_round["errors"][trial]
+            for round_index, search_round in enumerate(rounds)
+        }
         rows.append(row)
 
     def best_first(row: JsonObject) -> tuple[int, float]:
-        errors = [row[f"round{k}"] for k in range(len(rounds))]
-        finite = [error for error in errors if error is not None] or [math.inf]
-        return -len(finite), finite[-1]
+        round_errors = [
+            row[f"round{round_index}"] for round_index in range(len(rounds))
+        ]
+        known_errors = [error for error in round_errors if error is not None] or [
+            math.inf
+        ]
+        return -len(known_errors), known_errors[-1]
 
-    names = dict.fromkeys(name for parameters in trials for name in parameters)
-    columns: Columns = [Column(name, fields=name) for name in names]
-    for k, stage in enumerate(rounds):
-        heading = "1 seed" if stage["seeds"] == 1 else f"{stage['seeds']} seeds"
-        columns.append(Column(heading, number, fields=f"round{k}"))
+    parameter_names = dict.fromkeys(
+        name for parameters in trials for name in parameters
+    )
+    columns: Columns = [Column(name, fields=name) for name in parameter_names]
+    for round_index, search_round in enumerate(rounds):
+        heading = (
+            "1 seed" if search_round["seeds"] == 1 else f"{search_round['seeds']} seeds"
+        )
+        columns.append(Column(heading, number, fields=f"round{round_index}"))
     columns.append(Column("", fields="chosen"))
     title = f"{search['problem']}: {search['label']}, {len(rows)} trials, {search['runs']} runs; mean error"
     note = "; ".join(range_ends(trials, chosen))
@@ -401,9 +451,9 @@ def search_table(search: JsonObject) -> RenderableType:
 def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
     """Make the comparison tables from the changes of ``compare_rows``, one per problem and metric."""
     tables = []
-    for (problem, metric), members in _by_metric(changes).items():
+    for (problem, metric), metric_changes in _by_metric(changes).items():
         columns: Columns = [*PLACE, "component", "mean before", "mean after", "change"]
-        if any(map(differs, members)):
+        if any(map(has_own_prediction, metric_changes)):
             # The z of the baseline is in the JSON only: 80 columns.
             fields = "candidate.prediction.z candidate.estimate.n"
             columns.append(Column("predicted", number, fields="prediction.value"))
@@ -411,10 +461,13 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         else:
             columns.append(Column("theory", number, fields="theory.value"))
         fields = "candidate.cost.per_iteration time_percent"
-        columns += [Column("time per iter.", _time, fields=fields), "verdict"]
+        columns += [
+            Column("time per iter.", _time_with_change, fields=fields),
+            "verdict",
+        ]
         title = f"{problem}: {metric_label(metric)}"
         note = "worst first; changes with 99.7% confidence intervals"
-        tables.append(make_table(title, columns, members, note))
+        tables.append(make_table(title, columns, metric_changes, note))
     reasons = missing_values([change.row for change in changes])
     return [*tables, *(Text(line, style="dim") for line in reasons)]
 
@@ -427,9 +480,9 @@ def changed_code_lines(changes: Sequence[RowChange]) -> list[str]:
 
 def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
     """Describe every clear mean change of an algorithm over several rows, one line each."""
-    name = names_with_backend(changes)
+    name_of = names_with_backend(changes)
     return [
-        f"{change.place.problem}: {name(change)}: {metric_label(change.metric)} {change.judgment.percent:+.3g}"
+        f"{change.place.problem}: {name_of(change)}: {metric_label(change.metric)} {change.judgment.percent:+.3g}"
         f"±{change.half_width:.2g}% over {change.rows} rows: {change.judgment.verdict}"
         for change in changes
         if change.judgment.verdict != "within noise"
@@ -440,23 +493,28 @@ def unmatched_row_lines(
     changes: Sequence[RowChange], baseline: object, candidate: object
 ) -> list[str]:
     """Name the rows that exist in one of two tables only, one line for each table."""
-    name, lines = names_with_backend(changes), []
-    for verdict, source, counterpart in (
+    name_of, lines = names_with_backend(changes), []
+    for verdict, table_with_row, table_without_row in (
         ("only before", baseline, candidate),
         ("only after", candidate, baseline),
     ):
-        rows = [
-            f"{row.place.problem}: {name(row)} at alpha {row.place.alpha:.4g}, {row.dimension_letter} = {row.place.dimension}, "
-            f"{row.metric}"
-            for row in changes
-            if row.judgment.verdict == verdict
+        row_labels = [
+            f"{change.place.problem}: {name_of(change)} at alpha {change.place.alpha:.4g}, {change.dimension_letter} = "
+            f"{change.place.dimension}, "
+            f"{change.metric}"
+            for change in changes
+            if change.judgment.verdict == verdict
         ]
-        if not rows:
+        if not row_labels:
             continue
-        count = "1 row of" if len(rows) == 1 else f"{len(rows)} rows of"
-        if len(rows) > NAMED:
-            rows[NAMED:] = [f"and {len(rows) - NAMED} more"]
-        lines.append(f"{count} {source} missing in {counterpart}: {'; '.join(rows)}")
+        count_words = (
+            "1 row of" if len(row_labels) == 1 else f"{len(row_labels)} rows of"
+        )
+        if len(row_labels) > NAMED:
+            row_labels[NAMED:] = [f"and {len(row_labels) - NAMED} more"]
+        lines.append(
+            f"{count_words} {table_with_row} missing in {table_without_row}: {'; '.join(row_labels)}"
+        )
     return lines
 
 
@@ -464,5 +522,6 @@ NAMED = 10
 """Largest number of rows without a counterpart that are named in a line; the table contains all of them."""
 
 
-def _time(duration: float, change: float | None) -> str:
+def _time_with_change(duration: float, change: float | None) -> str:
+    """Format a time per iteration with its change in percent; blank if the change is unknown."""
     return "" if change is None else f"{seconds(duration)} {change:+z.0f}%"

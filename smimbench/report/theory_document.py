@@ -17,16 +17,16 @@ from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import RegistryError, find_metric, theory_of
 from smimbench.report.figures import chart_questions, drawn_ratios
 from smimbench.report.results import Results
-from smimbench.report.row import component_word, grouped, letter
+from smimbench.report.row import component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
-    draws_fresh,
+    draws_fresh_samples,
     places_of,
     planned_ratio,
     prediction_of,
     prediction_question,
     sample_ratio,
 )
-from smimbench.report.run_figures import course_questions
+from smimbench.report.run_figures import learning_curve_questions
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.run.external import GridPoint, stored_scores
 from smimbench.run.loop import Status
@@ -72,14 +72,21 @@ class PublishedValue:
     @property
     def within(self) -> bool:
         """Whether theory agrees with the published value within its accuracy."""
-        gap = abs(self.theory - self.value)
-        return gap <= self.tolerance + self.theory_error
+        difference = abs(self.theory - self.value)
+        return difference <= self.tolerance + self.theory_error
 
     def document(self) -> JsonObject:
         """Return the published and the theoretical value as a JSON object."""
-        shown = {"label", "source", "metric", "component", "tolerance", "remark"}
+        reference_fields = {
+            "label",
+            "source",
+            "metric",
+            "component",
+            "tolerance",
+            "remark",
+        }
         return {
-            **self.reference.model_dump(include=shown),
+            **self.reference.model_dump(include=reference_fields),
             "entry": list(self.reference.entry) or None,
             "branch": self.branch,
             "alpha": self.alpha,
@@ -206,7 +213,7 @@ def theory_questions(
 ) -> Iterator[Question]:
     """Yield the questions that ``theory_of_suite`` needs answered at these sample ratios (default: the suite's)."""
     for plan in suite.chosen_plans:
-        yield PointsQuestion(plan.problem, tuple(_ratios(plan, alphas)))
+        yield PointsQuestion(plan.problem, tuple(_sample_ratios(plan, alphas)))
         if thresholds:
             yield ThresholdsQuestion(plan.problem)
         for reference in plan.references:
@@ -223,7 +230,9 @@ def algorithm_questions(
         problem = problems[cell.problem_label]
         if problem.no_theory is None:
             with contextlib.suppress(RegistryError, ParameterError):  # its row says so
-                yield prediction_question(problem, cell, _ratio_of(problem, cell))
+                yield prediction_question(
+                    problem, cell, _prediction_ratio(problem, cell)
+                )
 
 
 def theory_of_suite(
@@ -268,7 +277,7 @@ def _theory_of_plan(
     if plan.problem.no_theory is not None:
         return replace(theory, no_theory=plan.problem.no_theory)
     try:
-        branches = answers.points(plan.problem, _ratios(plan, alphas))
+        branches = answers.points(plan.problem, _sample_ratios(plan, alphas))
         theory = replace(theory, points=list(itertools.chain(*branches)))
         if thresholds:
             theory = replace(theory, thresholds=answers.thresholds(plan.problem))
@@ -276,8 +285,10 @@ def _theory_of_plan(
     except THEORY_ERRORS as error:
         if len(suite.chosen_plans) == 1:
             raise
-        is_own = isinstance(error, ProblemError)
-        return replace(theory, unsolved=str(error) if is_own else error_line(error))
+        is_problem_error = isinstance(error, ProblemError)
+        return replace(
+            theory, unsolved=str(error) if is_problem_error else error_line(error)
+        )
 
 
 def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValue]:
@@ -287,19 +298,26 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValu
         if reference.tolerance is None:
             continue
         metric = find_metric(reference.metric, plan.problem.model.name)
-        every = answers.points(plan.problem, reference.alpha)
-        for alpha, value, branches in zip(reference.alpha, reference.value, every):
+        branches_by_alpha = answers.points(plan.problem, reference.alpha)
+        for alpha, value, branches in zip(
+            reference.alpha, reference.value, branches_by_alpha
+        ):
             point = next(
-                (p for p in branches if p.branch == reference.branch), branches[0]
+                (
+                    candidate
+                    for candidate in branches
+                    if candidate.branch == reference.branch
+                ),
+                branches[0],
             )
             values, errors = theory_of(metric, plan.problem, point, len(point.overlap))
-            k = (reference.component or 1) - 1
-            theory, error = values[k], errors[k]
+            component_index = (reference.component or 1) - 1
+            theory, error = values[component_index], errors[component_index]
             if reference.entry:
-                a, b = (i - 1 for i in reference.entry)
+                row_index, column_index = (number - 1 for number in reference.entry)
                 theory, error = (
-                    float(point.overlap[a, b]),
-                    max(e or 0.0 for e in errors),
+                    float(point.overlap[row_index, column_index]),
+                    max(entry_error or 0.0 for entry_error in errors),
                 )
             if theory is not None:
                 published.append(
@@ -315,11 +333,13 @@ def stored_counts(
 ) -> StoredCounts:
     """Count how much of a suite's theory is stored."""
     return answers.count_stored(
-        (plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans
+        (plan.problem, _sample_ratios(plan, alphas)) for plan in suite.chosen_plans
     )
 
 
-def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float]:
+def _sample_ratios(
+    plan: ProblemPlan, alphas: Sequence[float] | None
+) -> Sequence[float]:
     return alphas if alphas is not None else plan.alphas
 
 
@@ -345,8 +365,8 @@ def with_predictions(
                 break
             entry = _algorithm_theory(problems[theory.label], cell, answers)
             # Sizes are told apart where the prediction depends on them.
-            key = repr({**entry.document(), "dimension": None})
-            entries.setdefault(key, entry)
+            identity = repr({**entry.document(), "dimension": None})
+            entries.setdefault(identity, entry)
         predicted.append(replace(theory, algorithms=list(entries.values())))
     return predicted
 
@@ -355,22 +375,27 @@ def with_checks(
     theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
 ) -> list[ProblemTheory]:
     """Add Monte Carlo checks to theories of problems, as far as they were run."""
-    drawn = [
-        replace(t, checks=problem_checks) for t, problem_checks in zip(theories, checks)
+    checked_theories = [
+        replace(theory, checks=problem_checks)
+        for theory, problem_checks in zip(theories, checks)
     ]
-    return [*drawn, *theories[len(drawn) :]]
+    return [*checked_theories, *theories[len(checked_theories) :]]
 
 
-def _ratio_of(problem: Problem, cell: Cell) -> float:
+def _prediction_ratio(problem: Problem, cell: Cell) -> float:
     """Return the sample ratio of a prediction: that of all fresh samples, or the nominal one."""
-    return planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
+    return (
+        planned_ratio(problem, cell)
+        if draws_fresh_samples(cell.algorithm)
+        else cell.alpha
+    )
 
 
 def _algorithm_theory(
     problem: Problem, cell: Cell, answers: Answers
 ) -> AlgorithmTheory:
     """Look up the prediction for the algorithm of a cell."""
-    ratio = _ratio_of(problem, cell)
+    ratio = _prediction_ratio(problem, cell)
     prediction = prediction_of(answers, problem, cell, ratio)
     overlap: list[float | None] = []
     if not isinstance(prediction, str):
@@ -380,9 +405,9 @@ def _algorithm_theory(
         cell.algorithm_label,
         ratio,
         cell.dimension,
-        letter(problem.model),
+        dimension_letter_of(problem.model),
         component_word(problem),
-        draws_fresh(cell.algorithm),
+        draws_fresh_samples(cell.algorithm),
         prediction,
         overlap,
     )
@@ -441,4 +466,4 @@ def figure_questions(results: Results) -> Iterator[Question]:
     suite = results.suite
     used = drawn_ratios(suite, results.rows)
     yield from chart_questions(suite, results.answers, used, suite.run.metrics)
-    yield from course_questions(results)
+    yield from learning_curve_questions(results)

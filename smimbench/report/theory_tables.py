@@ -27,10 +27,10 @@ from smimbench.theory.verification import LARGEST_DRAWS, SECONDS, Check
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
 
-def _values(word: str) -> Columns:
-    """Return the columns of a theory point; ``word`` is the word for a component, such as layer."""
+def _theory_columns(component_word: str) -> Columns:
+    """Return the columns of a theory point; ``component_word`` is the word for a component, such as layer."""
     return [
-        Column(word, fields="component"),
+        Column(component_word, fields="component"),
         "MSE",
         "numerical error",
         "error in alpha",
@@ -83,14 +83,14 @@ def _component_rows(
     return [
         ComponentRow(
             alpha,
-            k + 1 if len(mse) > 1 else None,
-            float(mse[k]),
-            float(error[k]),
-            None if is_exact else float(alpha_error[k]),
-            overlap[k],
+            index + 1 if len(mse) > 1 else None,
+            float(mse[index]),
+            float(error[index]),
+            None if is_exact else float(alpha_error[index]),
+            overlap[index],
             point.branch,
         )
-        for k in range(len(mse))
+        for index in range(len(mse))
     ]
 
 
@@ -106,25 +106,32 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
             tables.append(Group(label, Text(theory.no_theory), ""))
         if not points:
             continue
-        word = _word(theory)
+        component_word = _component_word(theory)
         rows = [row for point in points for row in _rows_of_point(point)]
         # Stored points may have errors of prediction that were not asked for now: a column has them for all, or is not there.
-        predicted: Columns = []
+        error_columns: Columns = []
         if all(point.generalization_error for point in points):
-            predicted = ["Bayes gen. error", "plug-in gen. error"]
-        columns: Columns = [ALPHA, *_values(word), *predicted, "branch"]
+            error_columns = ["Bayes gen. error", "plug-in gen. error"]
+        columns: Columns = [
+            ALPHA,
+            *_theory_columns(component_word),
+            *error_columns,
+            "branch",
+        ]
         methods = ", ".join(sorted({point.method for point in points}))
         tables.append(
             make_table(theory.label, columns, rows, f"obtained by: {methods}")
         )
         if theory.thresholds is not None:
             is_single = len(points[0].mse) == 1
-            tables.append(_threshold_lines(theory.thresholds, word, is_single))
+            tables.append(
+                _threshold_lines(theory.thresholds, component_word, is_single)
+            )
         tables += _published_tables(theory.published)
     return tables
 
 
-def _word(theory: ProblemTheory) -> str:
+def _component_word(theory: ProblemTheory) -> str:
     return "layer" if "layers" in theory.spec.get("channel", ()) else "component"
 
 
@@ -141,17 +148,17 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
         "tolerance",
     ]
     tables = []
-    sets = grouped(
+    values_by_reference = grouped(
         published, lambda value: str(value.reference.model_dump(include=_SET))
     )
-    for values in sets.values():
+    for values in values_by_reference.values():
         reference = values[0].reference
-        place = ""
+        component_text = ""
         if reference.component is not None:
-            place = f", component {reference.component}"
+            component_text = f", component {reference.component}"
         elif reference.entry:
-            place = f", entry {reference.entry[0]}{reference.entry[1]}"
-        title = f"{reference.label}: {reference.metric}{place}"
+            component_text = f", entry {reference.entry[0]}{reference.entry[1]}"
+        title = f"{reference.label}: {reference.metric}{component_text}"
         remark = f"; {reference.remark}" if reference.remark else ""
         source = f"source: {reference.source}{remark}"
         tables.append(make_table(title, columns, values, source))
@@ -159,7 +166,7 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
 
 
 def _threshold_lines(
-    thresholds: Thresholds, word: str, is_single: bool
+    thresholds: Thresholds, component_word: str, is_single: bool
 ) -> RenderableType:
     """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist."""
 
@@ -178,26 +185,30 @@ def _threshold_lines(
             f"{alpha_text(late)} (uninformed), {_with_error(perfect, 7)} (informed)"
         )
     lines.append(("perfect_recovery", recovery))
-    steps = thresholds.sequential
-    if len(steps) > 1 or not (is_single or steps):
-        lines.append(("sequential", _order_of_learning(steps, word)))
+    bifurcations = thresholds.sequential
+    if len(bifurcations) > 1 or not (is_single or bifurcations):
+        lines.append(("sequential", _order_of_learning(bifurcations, component_word)))
     if hard := thresholds.hard_phase:
-        low, high = map(_with_error, (hard.information_theoretic, hard.algorithmic))
-        range_ = f"{low} to {high}"
+        lower, upper = map(_with_error, (hard.information_theoretic, hard.algorithmic))
+        alpha_range = f"{lower} to {upper}"
         lines.append(
             (
                 "hard_phase",
-                f"{range_}: algorithms with an uninformed start do not reach the Bayes-optimal error",
+                f"{alpha_range}: algorithms with an uninformed start do not reach the Bayes-optimal error",
             )
         )
         if hard.spinodal != hard.information_theoretic:
-            begin = _with_error(hard.spinodal)
-            lines.append(("", f"the informed branch begins at {begin}"))
+            spinodal = _with_error(hard.spinodal)
+            lines.append(("", f"the informed branch begins at {spinodal}"))
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True, min_width=19)
-    for key, text in lines:
-        name = "learned in order" if key == "sequential" else key.replace("_", " ")
-        reason = thresholds.reasons.get(key)
+    for threshold_key, text in lines:
+        name = (
+            "learned in order"
+            if threshold_key == "sequential"
+            else threshold_key.replace("_", " ")
+        )
+        reason = thresholds.reasons.get(threshold_key)
         table.add_row(
             f"  {name}", Text(text or (f"none: {reason}" if reason else "none"))
         )
@@ -205,20 +216,27 @@ def _threshold_lines(
 
 
 def _with_error(threshold: Threshold, digits: int = 5) -> str:
+    """Format a threshold with its numerical error."""
     error = one_digit(threshold.error)
     return f"{threshold.value:.{digits}g}" + (f" ± {error}" if error else "")
 
 
-def _order_of_learning(steps: Sequence[Bifurcation], word: str) -> str:
+def _order_of_learning(bifurcations: Sequence[Bifurcation], component_word: str) -> str:
     """Describe which components are learned at which sample ratio, in order."""
     sentences = []
-    by_place = grouped(steps, lambda step: _with_error(step.threshold))
-    for place, together in by_place.items():
-        *names, name = (str(step.component + 1) for step in together)
-        components = f"{word} {name}"
-        if names:
-            components = f"{word}s {', '.join(names)} and {name}"
-        sentences.append(f"{components} at {place}")
+    by_threshold = grouped(
+        bifurcations, lambda bifurcation: _with_error(bifurcation.threshold)
+    )
+    for threshold_text, simultaneous in by_threshold.items():
+        *earlier_numbers, last_number = (
+            str(bifurcation.component + 1) for bifurcation in simultaneous
+        )
+        components = f"{component_word} {last_number}"
+        if earlier_numbers:
+            components = (
+                f"{component_word}s {', '.join(earlier_numbers)} and {last_number}"
+            )
+        sentences.append(f"{components} at {threshold_text}")
     return ", then ".join(sentences)
 
 
@@ -227,20 +245,36 @@ def prediction_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
     tables: list[RenderableType] = []
     for theory in theories:
         entries = theory.algorithms or ()
-        predicted = [e for e in entries if not isinstance(e.prediction, str)]
+        predicted_entries = [
+            entry for entry in entries if not isinstance(entry.prediction, str)
+        ]
         rows: list[ComponentRow] = []
-        for predictions in grouped(predicted, lambda e: e.algorithm).values():
+        for algorithm_entries in grouped(
+            predicted_entries, lambda entry: entry.algorithm
+        ).values():
             # Sizes are told apart where the prediction depends on them.
-            places = [0.0 if e.fresh else e.alpha for e in predictions]
-            sized = len(set(places)) < len(places)
-            for entry in sorted(predictions, key=lambda e: e.alpha):
-                rows += _rows_of_prediction(entry, sized)
+            sample_ratios = [
+                0.0 if entry.fresh else entry.alpha for entry in algorithm_entries
+            ]
+            show_dimension = len(set(sample_ratios)) < len(sample_ratios)
+            for entry in sorted(algorithm_entries, key=lambda entry: entry.alpha):
+                rows += _rows_of_prediction(entry, show_dimension)
         title = f"{theory.label}: predictions for the algorithms"
-        notes = Text("\n".join(_notes(entries)), style="dim")
+        notes = Text("\n".join(_prediction_notes(entries)), style="dim")
         if rows:
-            letter, word = predicted[0].dimension_letter, predicted[0].component_word
-            size = column_of("D", "dimension")._replace(heading=letter)
-            columns = [column_of("algorithm", "algorithm"), ALPHA, size, *_values(word)]
+            dimension_letter, component_word = (
+                predicted_entries[0].dimension_letter,
+                predicted_entries[0].component_word,
+            )
+            dimension_column = column_of("D", "dimension")._replace(
+                heading=dimension_letter
+            )
+            columns = [
+                column_of("algorithm", "algorithm"),
+                ALPHA,
+                dimension_column,
+                *_theory_columns(component_word),
+            ]
             tables.append(make_table(title, columns, rows))
         if notes:
             heading = Text(title, style="bold")
@@ -248,19 +282,21 @@ def prediction_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
     return tables
 
 
-def _rows_of_prediction(entry: AlgorithmTheory, sized: bool) -> list[ComponentRow]:
-    """Make one table row per component of a prediction, with its dimension if ``sized``."""
+def _rows_of_prediction(
+    entry: AlgorithmTheory, show_dimension: bool
+) -> list[ComponentRow]:
+    """Make one table row per component of a prediction, with its dimension if ``show_dimension``."""
     prediction = entry.prediction
     assert not isinstance(prediction, str)
     alpha_error = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
     rows = _component_rows(prediction, entry.alpha, alpha_error, entry.overlap)
-    dimension = entry.dimension if sized else ""
+    dimension = entry.dimension if show_dimension else ""
     return [
         row._replace(algorithm=entry.algorithm, dimension=dimension) for row in rows
     ]
 
 
-def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
+def _prediction_notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
     """Return notes on the predictions for algorithms, one line each, starting with the algorithms' names."""
     notes: list[tuple[str, str]] = []
     for entry in entries:
@@ -276,8 +312,8 @@ def _notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
             notes.append((f"no trajectory: {prediction.trajectory}", name))
     by_text = grouped(notes, lambda note: note[0])
     return [
-        f"{'; '.join(dict.fromkeys(name for _, name in together))}: {text}"
-        for text, together in by_text.items()
+        f"{'; '.join(dict.fromkeys(name for _, name in notes_with_text))}: {text}"
+        for text, notes_with_text in by_text.items()
     ]
 
 
@@ -285,12 +321,12 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
     """Make the tables of Monte Carlo checks, one per problem, with a summary of their z."""
     columns: Columns = [
         ALPHA,
-        Column("quantity", _quantity, words=True),
+        Column("quantity", _quantity_name, words=True),
         "printed value",
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo",
         Column("standard error", one_digit, fields="standard_error"),
-        Column("z", _z),
+        Column("z", _z_text),
         "detectable deviation",
     ]
     tables: list[RenderableType] = []
@@ -299,39 +335,43 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         if not checks:
             continue
         # Bounds that hold and errors that are 0 in both say nothing about the distribution.
-        z = [check.z for check in checks if check.z] or [0.0]
-        worst = max(checks, key=lambda check: abs(check.z))
+        scores = [check.z for check in checks if check.z] or [0.0]
+        largest_check = max(checks, key=lambda check: abs(check.z))
         summary = (
-            f"{len(checks)} numbers checked by Monte Carlo: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
-            f"largest {worst.z:+z.2f} ({_quantity(worst)} at alpha = {worst.alpha:.5g})"
+            f"{len(checks)} numbers checked by Monte Carlo: rms z "
+            f"{math.sqrt(sum(score * score for score in scores) / len(scores)):.2f}, "
+            f"largest {largest_check.z:+z.2f} ({_quantity_name(largest_check)} at alpha = {largest_check.alpha:.5g})"
         )
-        if undecided := sum(not check.has_enough_draws for check in checks):
+        if undecided_count := sum(not check.has_enough_draws for check in checks):
             summary += (
-                f"; {undecided} undecided: too few draws hit a jump of the labels"
+                f"; {undecided_count} undecided: too few draws hit a jump of the labels"
             )
         if any(check.bound for check in checks):
             summary += "; unlearned signals and perfect recovery: growth rate of a small overlap or error, at most 1"
-        caption = f"{summary}. {_resolution(checks)}"
+        caption = f"{summary}. {_resolution_text(checks)}"
         tables.append(make_table(theory.label, columns, checks, caption))
     return tables
 
 
-def _resolution(checks: Sequence[Check]) -> str:
+def _resolution_text(checks: Sequence[Check]) -> str:
     """Describe which deviations the Monte Carlo checks of a problem can and cannot detect."""
     sentences = []
-    goals = [check.excludes or 0.0 for check in checks if check.quantity == "MSE"]
-    if max(goals, default=0.0):
+    excluded_deviations = [
+        check.excludes or 0.0 for check in checks if check.quantity == "MSE"
+    ]
+    if max(excluded_deviations, default=0.0):
         sentences.append(
-            f"An MSE that is {100 * max(goals):.2g}% off would have been detected at every sample ratio"
+            f"An MSE that is {100 * max(excluded_deviations):.2g}% off would have been detected at every sample ratio"
         )
-    stopped = [f"{check.alpha:.5g}" for check in checks if check.stopped]
-    if stopped:
-        places, limit = (
-            dict.fromkeys(stopped),
+    stopped_alphas = [f"{check.alpha:.5g}" for check in checks if check.stopped]
+    if stopped_alphas:
+        distinct_alphas, draw_limit = (
+            dict.fromkeys(stopped_alphas),
             f"{SECONDS:g} s or {LARGEST_DRAWS:,} draws",
         )
         sentences.append(
-            f"At alpha = {', '.join(places)} the draws stopped at {limit}, before the precision of --resolve was reached"
+            f"At alpha = {', '.join(distinct_alphas)} the draws stopped at {draw_limit}, before the precision of --resolve was "
+            f"reached"
         )
     sentences.append(
         "An error that is common to a channel's labels and its posterior is not detected."
@@ -339,7 +379,8 @@ def _resolution(checks: Sequence[Check]) -> str:
     return ". ".join(sentences)
 
 
-def _z(check: Check) -> str:
+def _z_text(check: Check) -> str:
+    """Format the z of a Monte Carlo check: ``few`` draws, a bound that ``holds``, or a number, with ! if theory disagrees."""
     if not check.has_enough_draws:
         return "few"
     if check.bound and not check.z:
@@ -347,7 +388,8 @@ def _z(check: Check) -> str:
     return f"{check.z:+z.2f}" + ("" if check.agrees else " !")
 
 
-def _quantity(check: Check) -> str:
+def _quantity_name(check: Check) -> str:
+    """Name the checked quantity with its component and branch."""
     component = "" if check.component is None else f" {check.component + 1}"
     branch = "" if check.branch == "unique" else f", {check.branch}"
     return f"{check.quantity}{component}{branch}"

@@ -17,8 +17,8 @@ from smimbench.report.prediction import Agreement, agreement, is_below_optimum
 from smimbench.report.row import (
     OptimalValue,
     Row,
+    common_dimension_letter,
     grouped,
-    letter_of,
     names_with_backend,
     place,
     summed_statuses,
@@ -60,7 +60,7 @@ Rows = list[Row]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ErrorRatio:
     """Geometric mean of the ratio of an algorithm's error to that of a reference algorithm, with its confidence interval."""
 
     reference: str
@@ -93,7 +93,7 @@ class Contender:
         Runs whose error still moved at their last step.
     below_optimum : bool
         Whether its error is smaller than possible.
-    compared : Compared or None
+    compared : ErrorRatio or None
         Ratio to the reference algorithm (the one asked for, or the best); None if they share fewer than two instances.
     mean_error : MeanAndError or None
         Only where the optimal error is known nowhere: the geometric mean of the errors, by which algorithms are ranked then.
@@ -117,7 +117,7 @@ class Contender:
     failed: int
     agreement: Agreement
     below_optimum: bool
-    compared: Compared | None = None
+    compared: ErrorRatio | None = None
     mean_error: MeanAndError | None = None
 
     @property
@@ -187,7 +187,10 @@ class Verdict:
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
     """Make one verdict per problem; others are compared with the algorithm ``against``, by default the best."""
     groups = grouped(contenders(rows), lambda row: row.place.problem)
-    return [_verdict(problem, members, against) for problem, members in groups.items()]
+    return [
+        _problem_verdict(problem, members, against)
+        for problem, members in groups.items()
+    ]
 
 
 def contenders(rows: Sequence[Row]) -> list[Row]:
@@ -195,38 +198,62 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.place.settings != ORACLE]
 
 
-def _verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
+def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
+    """Rank the algorithms that were run on a problem at the largest dimension."""
     metrics = sorted({row.metric for row in rows}, key=lambda name: name != "mse")
-    metric = next((m for m in metrics if find_metric(m).direction == "lower"), None)
+    metric = next(
+        (
+            candidate
+            for candidate in metrics
+            if find_metric(candidate).direction == "lower"
+        ),
+        None,
+    )
     dimension = max(row.place.dimension for row in rows)
     if metric is None:
-        return Verdict(problem, metric, dimension, [], letter_of(rows), [])
-    largest = [
+        return Verdict(
+            problem, metric, dimension, [], common_dimension_letter(rows), []
+        )
+    largest_rows = [
         row for row in rows if row.metric == metric and row.place.dimension == dimension
     ]
-    is_solved = any(map(_is_solved, grouped(largest, place).values()))
-    ranked = largest
+    is_solved = any(map(_has_optimum, grouped(largest_rows, place).values()))
+    scored_rows = largest_rows
     if not is_solved:
-        ranked = [replace(row, optimum=UNIT) for row in largest]
-    ranked = with_failures(ranked)
-    name, logs = names_with_backend(largest), _log_ratios(ranked)
-    all_rows = grouped(rows, name)
-    alphas = {row.place.nominal_alpha for row in largest}
+        scored_rows = [replace(row, optimum=UNIT) for row in largest_rows]
+    scored_rows = with_failures(scored_rows)
+    name_of, log_ratios = names_with_backend(largest_rows), _log_ratios(scored_rows)
+    all_rows = grouped(rows, name_of)
+    alphas = {row.place.nominal_alpha for row in largest_rows}
     ranking = []
-    for label, members in grouped(ranked, name).items():
-        contender = _contender(label, members, all_rows[label], len(alphas))
+    for label, algorithm_rows in grouped(scored_rows, name_of).items():
+        contender = _scored_contender(
+            label, algorithm_rows, all_rows[label], len(alphas)
+        )
         ranking.append(contender if is_solved else _without_optimum(contender))
     ranking.sort(key=lambda contender: contender.rank)
     best = ranking[0]
-    tied = [c.algorithm for c in ranking[1:] if _is_tied(logs, best, c)]
-    reference = against if against and against in logs else best.algorithm
+    tied = [
+        contender.algorithm
+        for contender in ranking[1:]
+        if _is_tied(log_ratios, best, contender)
+    ]
+    reference_algorithm = (
+        against if against and against in log_ratios else best.algorithm
+    )
     # What drew its own samples saw other data, and more of it, than the others.
-    incomparable = {name(row) for row in largest if not _uses_instance_data(row)}
-    for i, contender in enumerate(ranking):
-        if not incomparable & {reference, contender.algorithm}:
-            comparison = _compared(logs, reference, contender.algorithm)
-            ranking[i] = replace(contender, compared=comparison)
-    return Verdict(problem, metric, dimension, ranking, letter_of(rows), tied)
+    fresh_sample_algorithms = {
+        name_of(row) for row in largest_rows if not _uses_instance_data(row)
+    }
+    for index, contender in enumerate(ranking):
+        if not fresh_sample_algorithms & {reference_algorithm, contender.algorithm}:
+            comparison = _error_ratio(
+                log_ratios, reference_algorithm, contender.algorithm
+            )
+            ranking[index] = replace(contender, compared=comparison)
+    return Verdict(
+        problem, metric, dimension, ranking, common_dimension_letter(rows), tied
+    )
 
 
 def _without_optimum(contender: Contender) -> Contender:
@@ -250,34 +277,41 @@ def with_failures(rows: Rows) -> Rows:
 
     For the MSE it is at least 1, the error of the prior mean. Algorithms without any estimate stay without values.
     """
-    points = grouped(rows, _point)
-    estimated = {_algorithm(row) for row in rows if row.estimate.values}
-    counted = []
+    rows_by_grid_point = grouped(rows, _grid_point)
+    algorithms_with_estimate = {
+        _algorithm_key(row) for row in rows if row.estimate.values
+    }
+    completed_rows = []
     for row in rows:
-        failed = failed_runs(row)
-        if failed and _algorithm(row) in estimated:
-            instances: dict[str, float] = {}
-            worst = 1.0 if row.metric == "mse" else 0.0
-            for rival in points[_point(row)]:
-                instances |= rival.estimate.values
-                worst = max([worst, *rival.estimate.values.values()])
-            names = [name for name in instances if name not in row.estimate.values]
-            names += [f"failed/{k}" for k in range(failed)]
-            values = row.estimate.values | dict.fromkeys(names[:failed], worst)
+        failed_count = failed_runs(row)
+        if failed_count and _algorithm_key(row) in algorithms_with_estimate:
+            instance_errors: dict[str, float] = {}
+            worst_error = 1.0 if row.metric == "mse" else 0.0
+            for other_row in rows_by_grid_point[_grid_point(row)]:
+                instance_errors |= other_row.estimate.values
+                worst_error = max([worst_error, *other_row.estimate.values.values()])
+            failed_instances = [
+                name for name in instance_errors if name not in row.estimate.values
+            ]
+            failed_instances += [f"failed/{number}" for number in range(failed_count)]
+            values = row.estimate.values | dict.fromkeys(
+                failed_instances[:failed_count], worst_error
+            )
             mean, sem = mean_and_error(np.array([*values.values()]))
             estimate = replace(
-                row.estimate, values=values, mean=mean, sem=sem, failed=failed
+                row.estimate, values=values, mean=mean, sem=sem, failed=failed_count
             )
             row = replace(row, estimate=estimate)
-        counted.append(row)
-    return counted
+        completed_rows.append(row)
+    return completed_rows
 
 
-def _algorithm(row: Row) -> tuple[str, ...]:
+def _algorithm_key(row: Row) -> tuple[str, ...]:
     return row.place.problem, row.place.algorithm, row.place.backend
 
 
-def _point(row: Row) -> tuple[object, ...]:
+def _grid_point(row: Row) -> tuple[object, ...]:
+    """Return what rows of different algorithms share: problem, sample ratio, dimension, metric and component."""
     row_place = row.place
     return (
         row_place.problem,
@@ -288,29 +322,34 @@ def _point(row: Row) -> tuple[object, ...]:
     )
 
 
-def _is_tied(logs: LogRatios, best: Contender, contender: Contender) -> bool:
+def _is_tied(log_ratios: LogRatios, best: Contender, contender: Contender) -> bool:
     """Return whether an algorithm is tied with the best; one that fails more often is not."""
     if None in (contender.error, best.error) or contender.missing != best.missing:
         return False
     if contender.failed > best.failed:
         return False
-    change = _compared(logs, best.algorithm, contender.algorithm)
+    change = _error_ratio(log_ratios, best.algorithm, contender.algorithm)
     return change is None or change.interval[0] <= 1 <= change.interval[1]
 
 
-def _compared(logs: LogRatios, reference: str, name: str) -> Compared | None:
+def _error_ratio(
+    log_ratios: LogRatios, reference: str, algorithm: str
+) -> ErrorRatio | None:
     """Return the ratio of the errors of two algorithms on shared instances, with its interval."""
-    if reference == name or not (logs[reference] and logs[name]):
+    if reference == algorithm or not (log_ratios[reference] and log_ratios[algorithm]):
         return None
-    change = change_between(logs[reference], logs[name])
+    change = change_between(log_ratios[reference], log_ratios[algorithm])
     if change is None:
         return None
-    half = change.half_width(TIE)
-    interval = [_exp(change.value - half), _exp(change.value + half)]
-    return Compared(reference, _exp(change.value), interval)
+    half_width = change.half_width(TIE)
+    interval = [
+        _bounded_exp(change.value - half_width),
+        _bounded_exp(change.value + half_width),
+    ]
+    return ErrorRatio(reference, _bounded_exp(change.value), interval)
 
 
-def _exp(log: float) -> float:
+def _bounded_exp(log: float) -> float:
     """Return the exponential, at most the largest number."""
     return math.exp(min(log, LARGEST_LOG))
 
@@ -320,64 +359,78 @@ def _log_ratio(error: float, optimum: float) -> float:
     return min(math.log(error / optimum), LARGEST_LOG)
 
 
-def _contender(label: str, rows: Rows, all_rows: Rows, alphas: int) -> Contender:
+def _scored_contender(
+    label: str, rows: Rows, all_rows: Rows, alpha_count: int
+) -> Contender:
     """Compute the scores of an algorithm from its rows at the largest dimension.
 
     Agreement with theory is tested with the rows of all dimensions. A sample ratio at which only other algorithms were run
     counts as one without estimate.
     """
     target, metric = rows[0].target, rows[0].metric
-    places = [*grouped(rows, place).values()]  # components together
-    points = unsolved = 0
-    logs, errors, zeros, nearest = [], [], [], []
-    for components in places:
+    rows_by_grid_point = [*grouped(rows, place).values()]  # components together
+    estimated_points = unsolved_points = 0
+    log_ratios, relative_errors, errors_at_zero, nearness_by_point = [], [], [], []
+    for components in rows_by_grid_point:
         estimates = [row.estimate for row in components]
         has_estimate = all(estimate.mean is not None for estimate in estimates)
-        if not _is_solved(components):
-            unsolved += estimates[0].mean is not None
+        if not _has_optimum(components):
+            unsolved_points += estimates[0].mean is not None
             continue
-        nearest.append(components[0].cost.near["0.05"])
+        nearness_by_point.append(components[0].cost.near["0.05"])
         if not has_estimate:
             continue
-        points += not 0 < estimates[0].failed == len(estimates[0].values)
+        estimated_points += not 0 < estimates[0].failed == len(estimates[0].values)
         mean = math.fsum(estimate.mean or 0.0 for estimate in estimates)
         optimum = math.fsum(row.optimum.value or 0.0 for row in components)
         if optimum <= ZERO * target:
-            zeros.append(mean)
+            errors_at_zero.append(mean)
         elif mean > 0:
-            logs.append(_log_ratio(mean, optimum))
-            sems = [math.inf if e.sem is None else e.sem / mean for e in estimates]
+            log_ratios.append(_log_ratio(mean, optimum))
+            sems = [
+                math.inf if estimate.sem is None else estimate.sem / mean
+                for estimate in estimates
+            ]
             sems += [(row.optimum.error or 0.0) / optimum for row in components]
-            errors.append(math.hypot(*sems))
-    ratio = _exp(math.fsum(logs) / len(logs)) if logs else None
-    error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
-    times = [near.seconds for near in nearest if near.seconds is not None]
-    is_near = bool(nearest) and len(times) == len(nearest)
-    firsts = [components[0] for components in places]
-    costs = [row.cost for row in firsts]
+            relative_errors.append(math.hypot(*sems))
+    ratio = (
+        _bounded_exp(math.fsum(log_ratios) / len(log_ratios)) if log_ratios else None
+    )
+    ratio_error = (
+        ratio * math.hypot(*relative_errors) / len(log_ratios) if ratio else math.inf
+    )
+    times = [near.seconds for near in nearness_by_point if near.seconds is not None]
+    is_near_everywhere = bool(nearness_by_point) and len(times) == len(
+        nearness_by_point
+    )
+    first_rows = [components[0] for components in rows_by_grid_point]
+    costs = [row.cost for row in first_rows]
     return Contender(
         algorithm=label,
         settings=rows[0].place.settings,
         ratio_to_bayes=ratio,
-        ratio_error=error if math.isfinite(error) else None,
-        where_zero=max(zeros, default=None),
-        zero_reached=max(zeros) <= target if zeros else None,
-        points=points,
-        missing=alphas - points,
-        near_seconds=float(np.median(times)) if is_near else None,
-        near_fraction=mean_of(near.fraction or 0.0 for near in nearest if points),
+        ratio_error=ratio_error if math.isfinite(ratio_error) else None,
+        where_zero=max(errors_at_zero, default=None),
+        zero_reached=max(errors_at_zero) <= target if errors_at_zero else None,
+        points=estimated_points,
+        missing=alpha_count - estimated_points,
+        near_seconds=float(np.median(times)) if is_near_everywhere else None,
+        near_fraction=mean_of(
+            near.fraction or 0.0 for near in nearness_by_point if estimated_points
+        ),
         seconds=mean_of(cost.seconds for cost in costs),
         iterations=mean_of(cost.iterations for cost in costs),
-        status_counts=summed_statuses(firsts),
-        moving=sum(row.runs.moving for row in firsts),
-        unsolved=unsolved,
-        failed=sum(row.estimate.failed or failed_runs(row) for row in firsts),
+        status_counts=summed_statuses(first_rows),
+        moving=sum(row.runs.moving for row in first_rows),
+        unsolved=unsolved_points,
+        failed=sum(row.estimate.failed or failed_runs(row) for row in first_rows),
         agreement=agreement(all_rows, metric),
         below_optimum=is_below_optimum(all_rows, metric),
     )
 
 
-def _is_solved(components: Rows) -> bool:
+def _has_optimum(components: Rows) -> bool:
+    """Return whether the Bayes-optimal error of every component is known."""
     return all(row.optimum.limit is not None for row in components)
 
 
@@ -402,14 +455,16 @@ def verdict_line(verdict: Verdict) -> str:
         phrases.append(compared_words(best.compared))
     phrases += _zero_phrases(best, 4)
     if best.mean_error is None:
-        phrases.append(prediction_words(best))
+        phrases.append(agreement_words(best))
     if best.seconds is not None:
         phrases.append(f"{seconds(best.seconds)} per run")
     if verdict.tied:
         phrases.append(f"tied with {tied_words(verdict)}")
-    impossible = [c.algorithm for c in ranking[1:] if c.below_optimum]
-    if impossible:
-        phrases.append(f"{', '.join(impossible)}: {BELOW}")
+    below_optimum = [
+        contender.algorithm for contender in ranking[1:] if contender.below_optimum
+    ]
+    if below_optimum:
+        phrases.append(f"{', '.join(below_optimum)}: {BELOW}")
     unsolved = max(contender.unsolved for contender in ranking)
     if best.mean_error is not None:
         phrases.append("the optimal error is not known")
@@ -429,7 +484,7 @@ def contender_line(contender: Contender) -> str:
         phrases.append(f"{contender.ratio_to_bayes:.3g} x optimal")
     phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
     if contender.below_optimum or contender.agreement.prediction in REFUSED:
-        phrases.append(prediction_words(contender))
+        phrases.append(agreement_words(contender))
     return f"{contender.algorithm}: {', '.join(phrases) or 'no estimate'}"
 
 
@@ -456,47 +511,47 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
     return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
 
 
-def compared_words(comparison: Compared) -> str:
+def compared_words(comparison: ErrorRatio) -> str:
     """Return the text for the ratio of two errors with its interval."""
     low, high = comparison.interval
     return f"{comparison.ratio:.3g} x {comparison.reference} ({low:.3g} to {high:.3g})"
 
 
-def prediction_words(contender: Contender) -> str:
+def agreement_words(contender: Contender) -> str:
     """Return the phrase on agreement with theory, with the measured or the detectable deviation."""
     answer = contender.agreement.prediction
-    return _prediction(
+    return _agreement_text(
         contender,
         AGREEMENT.get(answer, ""),
         "a deviation above {} would have been detected",
     )
 
 
-def prediction_cell(contender: Contender) -> str:
+def agreement_cell(contender: Contender) -> str:
     """Return the table cell on agreement with theory."""
     answer = contender.agreement.prediction or "none"
-    return _prediction(contender, answer.replace("size", "size?"), "{} detectable")
+    return _agreement_text(contender, answer.replace("size", "size?"), "{} detectable")
 
 
-def _prediction(contender: Contender, words: str, detectable: str) -> str:
+def _agreement_text(contender: Contender, answer_text: str, detectable: str) -> str:
     """Return the text on agreement with theory, with the measured or the detectable deviation in parentheses."""
     agreement = contender.agreement
     if contender.below_optimum:
         return BELOW
     if agreement.far_off is not None:
-        count, runs = agreement.far_off
-        return f"{count} of {runs} runs {'is an outlier' if count == 1 else 'are outliers'}"
+        outlier_count, runs = agreement.far_off
+        return f"{outlier_count} of {runs} runs {'is an outlier' if outlier_count == 1 else 'are outliers'}"
     if agreement.prediction == "yes" and agreement.would_have_seen is not None:
-        return f"{words} ({detectable.format(_percent(agreement.would_have_seen)[1:])})"
+        return f"{answer_text} ({detectable.format(_percent_text(agreement.would_have_seen)[1:])})"
     if agreement.prediction == "no" and agreement.deviation_of is not None:
         metric = agreement.deviation_of
         label = "" if metric == "mse" else f"{metric_label(metric)} "
-        deviation = _percent(agreement.deviation or 0.0)
-        return f"{words} ({label}{deviation}, z {agreement.deviation_z:.3g})"
-    return words
+        deviation = _percent_text(agreement.deviation or 0.0)
+        return f"{answer_text} ({label}{deviation}, z {agreement.deviation_z:.3g})"
+    return answer_text
 
 
-def _percent(deviation: float) -> str:
+def _percent_text(deviation: float) -> str:
     """Format a relative deviation in percent, to two digits."""
     return f"{deviation:+z.0%}" if abs(deviation) >= 0.095 else f"{deviation:+z.1%}"
 
@@ -508,7 +563,7 @@ def tied_words(verdict: Verdict) -> str:
     return f"{verdict.tied[0]} and {len(verdict.tied) - 1} more"
 
 
-def near_words(contender: Contender) -> str:
+def no_time_words(contender: Contender) -> str:
     """Return the text shown if there is no time to reach within 5% of the optimum: never, partly, or blank if nothing was run."""
     if contender.near_fraction is None:
         return ""
@@ -530,11 +585,11 @@ LogRatios = Mapping[str, Mapping[Instance, float]]
 
 def errors(rows: Sequence[Row]) -> Errors:
     """Compute error and Bayes-optimal error, summed over components, for each algorithm (and backend) and instance."""
-    errors: Errors = {}
-    name = names_with_backend(rows)
-    for components in filter(_is_solved, grouped(rows, place).values()):
+    errors_by_algorithm: Errors = {}
+    name_of = names_with_backend(rows)
+    for components in filter(_has_optimum, grouped(rows, place).values()):
         row_place = components[0].place
-        algorithm_errors = errors.setdefault(name(components[0]), {})
+        algorithm_errors = errors_by_algorithm.setdefault(name_of(components[0]), {})
         optimum = math.fsum(row.optimum.value or 0.0 for row in components)
         values = [row.estimate.values for row in components]
         for instance in sorted(set.intersection(*map(set, values))):
@@ -546,7 +601,7 @@ def errors(rows: Sequence[Row]) -> Errors:
                 instance,
             )
             algorithm_errors[key] = error, optimum
-    return errors
+    return errors_by_algorithm
 
 
 def on_instance_data(rows: Sequence[Row]) -> list[Row]:
@@ -559,20 +614,21 @@ def on_instance_data(rows: Sequence[Row]) -> list[Row]:
 
 
 def _uses_instance_data(row: Row) -> bool:
+    """Return whether the runs of a row used the samples of the instance, not many more fresh ones."""
     return row.place.alpha <= 1.5 * row.place.nominal_alpha
 
 
 def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     """Compute the log of error / Bayes-optimal error for each algorithm and instance, where that error is not 0."""
-    zero = ZERO * max((row.target for row in rows), default=0.0)
-    logs: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
+    largest_zero = ZERO * max((row.target for row in rows), default=0.0)
+    log_ratios: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
     for name, algorithm_errors in errors(rows).items():
-        logs[name] = {
+        log_ratios[name] = {
             instance: _log_ratio(error, optimum)
             for instance, (error, optimum) in algorithm_errors.items()
-            if optimum > zero and error > 0
+            if optimum > largest_zero and error > 0
         }
-    return logs
+    return log_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,28 +657,28 @@ class AlgorithmSummary:
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
     rows = on_instance_data(rows)
-    instances, logs = errors(rows), _log_ratios(with_failures(rows))
+    instances, log_ratios = errors(rows), _log_ratios(with_failures(rows))
     if len(instances) < 2:
         return []
     ratios = {
-        name: _exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
-        for name, algorithm_logs in logs.items()
+        name: _bounded_exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
+        for name, algorithm_logs in log_ratios.items()
         if algorithm_logs
     }
-    names = sorted(
-        logs, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))
+    ordered_names = sorted(
+        log_ratios, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))
     )
-    total = len(set().union(*instances.values()))
+    instance_count = len(set().union(*instances.values()))
     summaries = []
-    for name in names:
+    for name in ordered_names:
         comparison = None
-        if shared_instances(logs[names[0]], logs[name]):
-            comparison = _compared(logs, names[0], name)
+        if shared_instances(log_ratios[ordered_names[0]], log_ratios[name]):
+            comparison = _error_ratio(log_ratios, ordered_names[0], name)
         summaries.append(
             AlgorithmSummary(
                 name,
                 len(instances[name]),
-                total,
+                instance_count,
                 ratios.get(name),
                 comparison.ratio if comparison else None,
                 comparison.interval if comparison else None,

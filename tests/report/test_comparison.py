@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smimbench.report.comparison import compare_rows, exceeds, overall_changes
+from smimbench.report.comparison import compare_rows, exceeds_limit, overall_changes
 from smimbench.report.tables import comparison_tables, missing_values
 from tests.helpers import flat
 from tests.report.rows import printed, values_of
@@ -41,7 +41,7 @@ def row(mean, **more):
 def test_a_change_is_judged(before, after, verdict, fails):
     (entry,) = compare_rows([before], [after])
     assert entry.judgment.verdict == verdict
-    assert exceeds(entry.judgment, 10.0, entry.time_percent) is fails
+    assert exceeds_limit(entry.judgment, 10.0, entry.time_percent) is fails
 
 
 def coded(source, mean=1.0, settings="default", **more):
@@ -81,7 +81,9 @@ def test_other_parameters_are_another_algorithm(other):
         "only before",
         "only after",
     ]
-    assert all(exceeds(entry.judgment, 10.0, entry.time_percent) for entry in entries)
+    assert all(
+        exceeds_limit(entry.judgment, 10.0, entry.time_percent) for entry in entries
+    )
 
 
 def test_of_two_that_agree_none_is_taken_for_the_other():
@@ -105,8 +107,8 @@ def test_failures_are_no_improvement():
     after = row(0.5, values={"0/0": 0.5, "0/1": 0.5}, n=2, status_counts=counts)
     (entry,) = compare_rows([before], [after])
     assert (entry.judgment.verdict, entry.judgment.percent) == ("more runs fail", 0.0)
-    assert exceeds(entry.judgment, 1000.0)
-    assert not exceeds(compare_rows([after], [before])[0].judgment, 0.0)
+    assert exceeds_limit(entry.judgment, 1000.0)
+    assert not exceeds_limit(compare_rows([after], [before])[0].judgment, 0.0)
 
 
 def test_shared_instances_alone_are_compared():
@@ -146,7 +148,7 @@ def test_a_change_that_no_row_shows_is_clear_in_all_of_them():
         assert sum(entry.judgment.verdict == verdict for entry in entries) <= 1
         (mean,) = overall_changes(entries)
         assert (mean.judgment.verdict, mean.rows) == (verdict, 5)
-        assert exceeds(mean.judgment, 3.0) is (verdict == "worse")
+        assert exceeds_limit(mean.judgment, 3.0) is (verdict == "worse")
     assert overall_changes(compare_rows(before, before)) == []
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from smimbench.registry.registry import Registry, using
-from smimbench.report.packed import _text_of, obstacle
+from smimbench.report.packed import _text_of, rerun_obstacle
 from smimbench.run.record import indented_json, with_digest
 from smimbench.suite.cells import key_of
 from tests.helpers import (
@@ -394,7 +394,7 @@ def test_what_a_stranger_writes_does_not_change_the_page(made, plugin, tmp_path)
 
 def test_a_reference_is_no_submission():
     assert (
-        obstacle({}, {"versions": {"smimbench": "1"}})
+        rerun_obstacle({}, {"versions": {"smimbench": "1"}})
         == "the submission does not name its author"
     )
 

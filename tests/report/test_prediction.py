@@ -337,7 +337,9 @@ def test_a_component_is_compared_with_its_own_teacher():
 def test_scores_are_those_of_the_normal_law():
     runs = SizeRuns(1000, [1.0, 1.1, 0.9, 1.05], [np.nan] * 4, 0.5, 0.0, 0.5)
     found = deviation(SizeSeries("lower", None, [runs]))
-    assert found.score() == pytest.approx(normal_score(found.value / found.error, 3))
+    assert found.excess_score() == pytest.approx(
+        normal_score(found.value / found.error, 3)
+    )
 
 
 def test_scatter_near_a_threshold_is_finite_size():
@@ -348,7 +350,7 @@ def test_scatter_near_a_threshold_is_finite_size():
     ]
     measured = deviation(SizeSeries("lower", None, sizes))
     assert measured.allowance > 1
-    assert measured.score(measured.allowance) == 0
+    assert measured.excess_score(measured.allowance) == 0
 
 
 @pytest.mark.parametrize("size", [1.0, 1e6])

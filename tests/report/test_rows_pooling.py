@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from smimbench.problem.problem import without
-from smimbench.report.comparison import compare_rows, exceeds
+from smimbench.report.comparison import compare_rows, exceeds_limit
 from smimbench.report.results import Results
-from smimbench.report.row import distinguish
+from smimbench.report.row import with_unique_labels
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import SUITE, loaded, output, silent, write_suite
@@ -71,7 +71,7 @@ def test_a_channel_of_another_package_is_told_apart_by_its_package():
     table = {"channel": {"name": "twice", "gain": 2}}
     theirs = {"channel": {**table["channel"], "distribution": "theirs"}}
     algorithm = {"name": "gamp"}
-    rows = distinguish(
+    rows = with_unique_labels(
         [
             row(problem="twice", identity={"problem": table, "algorithm": algorithm}),
             row(problem="twice", identity={"problem": theirs, "algorithm": algorithm}),
@@ -111,7 +111,8 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
         "noisy (channel.noise=0.4)": "only after",
     }
     assert (
-        sum(exceeds(entry.judgment, 5.0, entry.time_percent) for entry in entries) == 2
+        sum(exceeds_limit(entry.judgment, 5.0, entry.time_percent) for entry in entries)
+        == 2
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.results import Results
-from smimbench.report.run_figures import hits, profile_chart, share_within
+from smimbench.report.run_figures import cumulative_shares, profile_chart, target_times
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
 from smimbench.run.store import Store
@@ -73,7 +73,7 @@ def test_where_theory_is_zero_no_ratio_is_formed():
 
 
 def test_shares_end_at_what_was_reached():
-    x, y = share_within({"a": [3.0, 1.0, math.inf, 2.0]})["a"]
+    x, y = cumulative_shares({"a": [3.0, 1.0, math.inf, 2.0]})["a"]
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert y.tolist() == [0.25, 0.5, 0.75]
 
@@ -85,7 +85,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
         load_suite(path), Store(tmp_path / "r" / "small"), answers=TheorySolver()
     )
     store, pairs = results.store, results.pairs
-    found = hits(results)
+    found = target_times(results)
     assert len(found) == len(pairs) * 3
     ends = {
         (c.alpha, c.replicate): r.metrics["mse"][0]
@@ -124,4 +124,4 @@ def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
         load_suite(path), Store(tmp_path / "r" / "small"), answers=TheorySolver()
     )
     assert "fresh" in {cell.algorithm_label for cell, _ in results.pairs}
-    assert "fresh" not in {hit.algorithm for hit in hits(results)}
+    assert "fresh" not in {hit.algorithm for hit in target_times(results)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smimbench.report.columns import statuses
-from smimbench.report.statistics import TracedRun, still_moving
+from smimbench.report.statistics import TracedRun, runs_still_moving
 from tests import records
 
 STEPS = np.arange(1, 1001)
@@ -19,7 +19,7 @@ def found(*courses, record=OK, target=1e-3):
         )
         for course in courses
     ]
-    return still_moving(runs, target)
+    return runs_still_moving(runs, target)
 
 
 def noise(seed, memory, size):

@@ -8,12 +8,12 @@ import pytest
 from smimbench.report.columns import marked_z, number, seconds, uncertain
 from smimbench.report.results import Results
 from smimbench.report.row import Nearness
-from smimbench.report.rows import draws_fresh
+from smimbench.report.rows import draws_fresh_samples
 from smimbench.report.statistics import (
-    against_theory,
+    compared_with_theory,
     mean_and_error,
     ratio_to_bayes,
-    time_near,
+    time_near_optimum,
 )
 from smimbench.report.tables import error_tables, runtime_tables, status_line
 from smimbench.report.text_files import as_markdown
@@ -200,19 +200,21 @@ def test_markdown_keeps_its_columns_whatever_a_label_holds():
 def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
     estimate = mean_and_error(values)
-    found = against_theory(estimate, 2.5, 0.3)
+    found = compared_with_theory(estimate, 2.5, 0.3)
     assert estimate.sem == pytest.approx(np.sqrt(((values - 3.0) ** 2).sum() / 3 / 4))
     assert found.difference == pytest.approx(0.5)
     assert found.z == pytest.approx(0.5 / np.hypot(estimate.sem, 0.3))
     assert mean_and_error(values[:1]).sem is None
-    assert against_theory(estimate, 0.0, 0.0).z is None
+    assert compared_with_theory(estimate, 0.0, 0.0).z is None
     assert mean_and_error(np.array([])).mean is None
 
 
 def test_runs_that_differ_by_rounding_have_no_z():
     for values in ([1.0, 1.0, 1.0], [1.0, 1.0 + 2e-16, 1.0], [0.1 + 0.2, 0.3]):
-        assert against_theory(mean_and_error(np.array(values)), 1.1, 0.0).z is None
-    assert against_theory(
+        assert (
+            compared_with_theory(mean_and_error(np.array(values)), 1.1, 0.0).z is None
+        )
+    assert compared_with_theory(
         mean_and_error(np.array([1.0, 1.0 + 2e-16])), 1.1, 0.01
     ).z == pytest.approx(-10)
 
@@ -231,18 +233,20 @@ def test_time_to_a_target_waits_for_every_component():
     }
     for course, goal, seconds_to in ((path, [0.2, 0.2], 3.0), (path, [0.2, 0.95], 1.0), (path, [0.01, 0.2], np.inf),
                                   (None, [0.2], np.inf)):  # fmt: skip
-        found = time_near(course, np.array(goal))
+        found = time_near_optimum(course, np.array(goal))
         assert (found.seconds, found.iteration) == (seconds_to, 10 * seconds_to)
 
 
 def test_who_draws_fresh_samples():
-    assert draws_fresh({"name": "sgd", "online": True, "batch": 3})
-    assert draws_fresh(
+    assert draws_fresh_samples({"name": "sgd", "online": True, "batch": 3})
+    assert draws_fresh_samples(
         {"name": "averaged", "of": {"name": "adam", "online": True, "batch": 3}}
     )
-    assert not draws_fresh({"name": "averaged", "of": "adam"})
-    assert not draws_fresh({"name": "sgd", "online": False})
-    assert not draws_fresh({"name": "of-a-package-that-is-gone", "online": True})
+    assert not draws_fresh_samples({"name": "averaged", "of": "adam"})
+    assert not draws_fresh_samples({"name": "sgd", "online": False})
+    assert not draws_fresh_samples(
+        {"name": "of-a-package-that-is-gone", "online": True}
+    )
 
 
 def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from smimbench.report.tables import contender_tables, error_tables, runtime_tables
 from smimbench.report.verdict import (
     contender_line,
-    near_words,
+    no_time_words,
     summary,
     verdict_line,
     verdicts,
@@ -123,8 +123,8 @@ def test_what_was_not_run_has_not_failed_to_come_near():
     verdict = judge(at(0.1, None, 0.4, sem=None))
     assert verdict_line(verdict) == "p: no algorithm produced an estimate"
     assert verdict.contenders[0].near_fraction is None
-    assert near_words(verdict.contenders[0]) == ""
-    assert near_words(judge(at(0.1, 0.9, 0.4)).contenders[0]) in ("partly", "never")
+    assert no_time_words(verdict.contenders[0]) == ""
+    assert no_time_words(judge(at(0.1, 0.9, 0.4)).contenders[0]) in ("partly", "never")
 
 
 def test_points_without_an_optimal_error_are_named_and_not_counted():

@@ -3,7 +3,7 @@
 import pytest
 
 import smimbench
-from smimbench.report.packed import obstacle
+from smimbench.report.packed import rerun_obstacle
 from smimbench.report.row import row_of
 from smimbench.report.verdict import verdicts
 from smimbench.suite import SuiteError
@@ -36,7 +36,7 @@ def test_an_oracle_is_no_contender(tmp_path):
         one.algorithm for one in verdicts([row_of(row) for row in rows])[0].contenders
     } == {"gamp", "adam"}
     shared = {"by": "x", "versions": {"smimbench": "1"}}
-    assert "starts from the teacher" in obstacle(row_of(oracle), shared)
+    assert "starts from the teacher" in rerun_obstacle(row_of(oracle), shared)
 
 
 def test_an_oracle_is_not_tuned(tmp_path):
