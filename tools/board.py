@@ -236,7 +236,7 @@ def chart(path: Path) -> Chart:
         best = {"cpu_seconds": [min(times) / 2, 2 * max(times)], "value": [1.0, 1.0]}
         panels.append(
             Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
-                  [Series("Bayes-optimal", best), *series], x="cpu_seconds", xlog=True, ylog=True)
+                  [Series("Bayes-optimal", best), *series], x_column="cpu_seconds", xlog=True, ylog=True)
         )  # fmt: skip
     return Chart("board", read_packed(path).table.title, panels)
 

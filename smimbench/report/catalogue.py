@@ -94,16 +94,19 @@ class Diagnosis(TypedDict):
 def item_documents(kind: str | None) -> dict[str, list[Description]]:
     """Return the items of a kind, given in the plural, as JSON; None: of all kinds, and suites."""
     documents: dict[str, list[Description]] = {}
-    for name, plural in PLURALS.items():
+    for kind_name, plural in PLURALS.items():
         if kind in (None, plural):
-            entries = get_registry().entries(name)
+            entries = get_registry().entries(kind_name)
             documents[plural] = [_item_document(entry) for entry in entries]
     if kind in (None, "suites"):
-        documents["suites"] = [_suite_document(name) for name in shipped_suites()]
+        documents["suites"] = [
+            _suite_document(kind_name) for kind_name in shipped_suites()
+        ]
     return documents
 
 
 def _item_document(entry: Entry) -> Description:
+    """Return the description of an item, as JSON."""
     capabilities = entry.item.capabilities
     return {
         "name": entry.name,
@@ -120,6 +123,7 @@ def _item_document(entry: Entry) -> Description:
 
 
 def _suite_document(name: str) -> Description:
+    """Return the description of a shipped suite, as JSON."""
     try:
         suite = load_suite(name)
     except SuiteError as error:  # one that needs a missing plugin hides no other
@@ -145,7 +149,7 @@ def info_documents(name: str) -> list[Description]:
         description["parameters"] = _parameters(entry)
         description["documentation"] = documentation(entry.item)
         if entry.kind == "algorithm":
-            description["theory"] = _own_theory(entry)
+            description["theory"] = _theory_documentation(entry)
         documents.append(description)
     if name in shipped_suites():
         suite = load_suite(name)
@@ -153,27 +157,28 @@ def info_documents(name: str) -> list[Description]:
             {**_suite_document(name), "parameters": [], "documentation": suite.text}
         )
     if not documents:
-        names = {entry.name for entry in get_registry().entries()}
-        names.update(shipped_suites())
+        known_names = {entry.name for entry in get_registry().entries()}
+        known_names.update(shipped_suites())
         raise RegistryError(
-            f"there is no item or suite {name!r}; {suggestion(name, sorted(names))}"
+            f"there is no item or suite {name!r}; {suggestion(name, sorted(known_names))}"
         )
     return documents
 
 
-def _own_theory(entry: Entry) -> str:
+def _theory_documentation(entry: Entry) -> str:
     """Return the documentation of an algorithm's theory, or the reason why it has none."""
-    ask = entry.item.theory
-    if not ask:
+    theory_method = entry.item.theory
+    if not theory_method:
         return f"None: {NO_THEORY}."
-    return documentation(ask) or "see its documentation"
+    return documentation(theory_method) or "see its documentation"
 
 
 def _parameters(entry: Entry) -> list[Parameter]:
+    """Return name, type and default of every parameter of an item."""
     return [
         {
             "name": name,
-            "type": _type(parameter.annotation),
+            "type": _type_name(parameter.annotation),
             "required": parameter.default is _EMPTY,
             "default": None if parameter.default is _EMPTY else parameter.default,
         }
@@ -182,7 +187,8 @@ def _parameters(entry: Entry) -> list[Parameter]:
     ]
 
 
-def _type(annotation: object) -> str:
+def _type_name(annotation: object) -> str:
+    """Return the name of a type annotation; empty without one."""
     if isinstance(annotation, str):
         return annotation
     return (
@@ -216,7 +222,8 @@ def print_items(console: Console, documents: dict[str, list[Description]]) -> No
     console.print("Details: smimbench info NAME", style="dim")
 
 
-def _models(item: Description) -> str:
+def _models_text(item: Description) -> str:
+    """Return the names of the models that an item works with."""
     return (
         ""
         if item["kind"] == "model"
@@ -224,15 +231,16 @@ def _models(item: Description) -> str:
     )
 
 
-def _name(item: Description) -> str:
+def _name_text(item: Description) -> str:
+    """Return the name of an item, with its package if it does not ship with smimbench."""
     package = item.get("distribution", "smimbench")
     return item["name"] if package == "smimbench" else f"{item['name']} ({package})"
 
 
-NAME = Column("name ", _name, words=True)
+NAME = Column("name ", _name_text, words=True)
 ITEMS = [
     NAME,
-    Column("for", _models, words=True),
+    Column("for", _models_text, words=True),
     Column("what it is", fields="summary", words=True),
 ]
 SUITES = [
@@ -247,16 +255,21 @@ def print_info(console: Console, documents: list[Description]) -> None:
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:
-            entry = document.get(key)
-            if entry not in (None, "", []):
-                text = _text_of(entry, "; " if key == "derived" else ", ")
+            field_value = document.get(key)
+            if field_value not in (None, "", []):
+                text = _text_of(field_value, "; " if key == "derived" else ", ")
                 console.print(f"{key:13s} {text}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")
-            for p in document["parameters"]:
-                default = "required" if p["required"] else f"default {p['default']!r}"
+            for parameter in document["parameters"]:
+                default = (
+                    "required"
+                    if parameter["required"]
+                    else f"default {parameter['default']!r}"
+                )
                 console.print(
-                    f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True
+                    f"  {parameter['name']:16s} {parameter['type']:16s} {default}",
+                    soft_wrap=True,
                 )
         console.print()
         console.print(Text(document["documentation"]), soft_wrap=True)
@@ -276,8 +289,10 @@ def print_plugins(console: Console, documents: list[PluginDescription]) -> None:
         name = f" {document['name']} ({package}, {document['origin']})"
         console.print(Text.assemble((status, style), name), soft_wrap=True)
         if document["items"]:
-            items = Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False)
-            console.print(items)
+            items_text = Padding(
+                ", ".join(document["items"]), (0, 0, 0, 4), expand=False
+            )
+            console.print(items_text)
         for problem in document["problems"]:
             console.print(f"    {problem}", style=style, soft_wrap=True)
 
@@ -296,8 +311,10 @@ def diagnose(*, ceilings: bool = False) -> Diagnosis:
     from smimbench.backend import machine
     from smimbench.backend.namespaces.cupy import describe_gpu
 
-    failed = [
-        f"{p.name}: {'; '.join(p.problems)}" for p in get_registry().plugins if p.failed
+    failure_texts = [
+        f"{plugin.name}: {'; '.join(plugin.problems)}"
+        for plugin in get_registry().plugins
+        if plugin.failed
     ]
     advice = []
     if find_spec("matplotlib") is None:
@@ -313,64 +330,70 @@ def diagnose(*, ceilings: bool = False) -> Diagnosis:
         "gpu": gpu,
         "ceilings": _ceilings(ceilings, bool(gpu["devices"])),
         "plugins": {
-            "loaded": sum(not p.failed for p in get_registry().plugins),
-            "failed": failed,
+            "loaded": sum(not plugin.failed for plugin in get_registry().plugins),
+            "failed": failure_texts,
         },
         "advice": advice,
-        "healthy": not failed,
+        "healthy": not failure_texts,
     }
 
 
-def _ceilings(again: bool, gpu: bool) -> dict[str, dict[str, float]]:
+def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
     """Return peak rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     from smimbench.backend import machine
 
     backends = [("numpy", 1), ("numpy", machine.usable_cores())]
-    backends += [("cupy", 1)] if gpu else []
-    ceilings: dict[str, dict[str, float]] = {}
+    backends += [("cupy", 1)] if has_gpu else []
+    rates_by_name: dict[str, dict[str, float]] = {}
     for backend, threads in sorted(set(backends)):
         rates = (
             machine.measure_peak_rates(backend, threads)
-            if again
+            if refresh
             else machine.stored_peak_rates(backend, threads)
         )
-        name = f"{threads} thread{'s' if threads > 1 else ''}"
+        threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
         if rates:
-            ceilings["GPU" if backend == "cupy" else name] = rates
-    return ceilings
+            rates_by_name["GPU" if backend == "cupy" else threads_text] = rates
+    return rates_by_name
 
 
 def print_diagnosis(console: Console, document: Diagnosis) -> None:
     """Print the diagnosis of the installation."""
-    rates = {name: _rates(rates) for name, rates in document["ceilings"].items()}
-    loaded = document["plugins"]["loaded"]
-    gpu = {key: entry for key, entry in document["gpu"].items() if key != "advice"}
+    rate_texts = {
+        name: _rates_text(rate_texts)
+        for name, rate_texts in document["ceilings"].items()
+    }
+    loaded_count = document["plugins"]["loaded"]
+    gpu_entries = {
+        key: value for key, value in document["gpu"].items() if key != "advice"
+    }
     for title, entries in (
         ("versions", document["versions"]),
         ("machine", document["machine"] | {"fingerprint": document["fingerprint"]}),
-        ("gpu", gpu),
-        ("ceilings", rates or {"not measured yet": "smimbench doctor --ceilings"}),
-        ("plugins", {"loaded": loaded}),
+        ("gpu", gpu_entries),
+        ("ceilings", rate_texts or {"not measured yet": "smimbench doctor --ceilings"}),
+        ("plugins", {"loaded": loaded_count}),
     ):
         console.print(title, style="bold")
-        for name, entry in entries.items():
-            console.print(f"  {name:17s} {_text_of(entry)}", soft_wrap=True)
-    for line in document["plugins"]["failed"]:
-        console.print(f"  {line}", style="red", soft_wrap=True)
-    for line in document["advice"]:
-        console.print(f"to do: {line}", style="yellow", soft_wrap=True)
+        for name, value in entries.items():
+            console.print(f"  {name:17s} {_text_of(value)}", soft_wrap=True)
+    for message in document["plugins"]["failed"]:
+        console.print(f"  {message}", style="red", soft_wrap=True)
+    for message in document["advice"]:
+        console.print(f"to do: {message}", style="yellow", soft_wrap=True)
 
 
-def _rates(rates: dict[str, float]) -> str:
-    types = [name for name in ("float64", "float32", "tf32") if name in rates]
-    products = ", ".join(f"{rates[name] / 1e9:.0f} {name}" for name in types)
-    return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
+def _rates_text(rates: dict[str, float]) -> str:
+    """Return peak rates of matrix products and the read bandwidth as text."""
+    dtypes = [name for name in ("float64", "float32", "tf32") if name in rates]
+    product_rates = ", ".join(f"{rates[name] / 1e9:.0f} {name}" for name in dtypes)
+    return f"{product_rates} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
 
 
-def _text_of(entry: object, separator: str = ", ") -> str:
+def _text_of(value: object, separator: str = ", ") -> str:
     """Convert a number, a text, or a list of them to text."""
-    if isinstance(entry, dict):
-        entry = [f"{key} {number}" for key, number in entry.items()]
-    if isinstance(entry, list):
-        return separator.join(map(str, entry)) or "none"
-    return "none" if entry is None else str(entry)
+    if isinstance(value, dict):
+        value = [f"{key} {number}" for key, number in value.items()]
+    if isinstance(value, list):
+        return separator.join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Host
     from smimbench.report.style import ToSvg
 
-Kind = Literal["line", "marks", "bars", "upright"]
+Kind = Literal["line", "marks", "bars", "vertical"]
 CsvRow = dict[str, Any]
 """Row of a CSV file: numbers and texts by column."""
 
 Dashes = str | tuple[int, tuple[int, ...]]
 
-UPRIGHTS: Sequence[Dashes] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
+VERTICAL_DASHES: Sequence[Dashes] = ("--", ":", "-.", (0, (8, 2)), (0, (1, 3)))
 """Dash patterns of vertical lines, in the order of their names in a figure."""
 
 
@@ -55,7 +55,7 @@ class Series:
     columns : dict of str to sequence
         Columns of the CSV; the panel names the two that are drawn. ``error``, or ``low`` and ``high``, become error bars of
         marks or the band of a line. Marks are hollow where ``hollow`` is true. Bars extend from ``from`` to ``to``.
-    about : dict or None
+    constant_columns : dict or None
         Constant columns of the CSV; None: the series is not in the CSV.
     kind : str
         Kind of series; vertical lines are named by the column ``algorithm``.
@@ -67,7 +67,7 @@ class Series:
 
     name: str
     columns: Mapping[str, Any]
-    about: CsvRow | None = None
+    constant_columns: CsvRow | None = None
     kind: Kind = "line"
     color: Any = "black"
     style: Mapping[str, Any] = field(default_factory=dict)
@@ -76,11 +76,13 @@ class Series:
     @property
     def rows(self) -> list[CsvRow]:
         """The CSV rows of the series, without points that have no value."""
-        if self.about is None:
+        if self.constant_columns is None:
             return []
         rows = []
-        for numbers in zip(*(np.asarray(c).tolist() for c in self.columns.values())):
-            row = {**self.about, **dict(zip(self.columns, numbers))}
+        for cells in zip(
+            *(np.asarray(column).tolist() for column in self.columns.values())
+        ):
+            row = {**self.constant_columns, **dict(zip(self.columns, cells))}
             if row.get("value") == row.get("value"):  # no NaN
                 rows.append(row)
         return rows
@@ -92,11 +94,11 @@ class Series:
 
 @dataclass
 class Panel:
-    """Panel of a figure: series drawn against each other by their columns ``x`` and ``y``.
+    """Panel of a figure: series drawn against each other by the columns that ``x_column`` and ``y_column`` name.
 
-    ``floor``: lower end of a logarithmic axis of errors; smaller values are drawn at its end, marks as small triangles under
-    the word "below". ``cap``: upper limit of the vertical axis. ``hard``: ends of the gray band of the hard phase.
-    ``limits``: ranges of the horizontal and the vertical axis; default: those of the data.
+    ``axis_floor``: lower end of a logarithmic axis of errors; smaller values are drawn at its end, marks as small triangles under
+    the word "below". ``axis_cap``: upper limit of the vertical axis. ``hard_phase``: ends of the gray band of the hard phase.
+    ``axis_limits``: ranges of the horizontal and the vertical axis; default: those of the data.
     """
 
     title: str
@@ -104,31 +106,33 @@ class Panel:
     ylabel: str
     series: list[Series]
     problem: str | None = None
-    x: str = "alpha"
-    y: str = "value"
+    x_column: str = "alpha"
+    y_column: str = "value"
     xlog: bool = False
     ylog: bool = False
-    floor: float | None = None
-    cap: float = math.inf
-    from_zero: bool = True
-    hard: Sequence[float] | None = None
-    limits: Sequence[Sequence[float]] | None = None
+    axis_floor: float | None = None
+    axis_cap: float = math.inf
+    starts_at_zero: bool = True
+    hard_phase: Sequence[float] | None = None
+    axis_limits: Sequence[Sequence[float]] | None = None
 
 
 @dataclass
 class Chart:
-    """Figure with panels and a note below them; ``key`` is the legend in words, which only the caption contains."""
+    """Figure with panels and a note below them; ``legend_words`` is the legend in words, which only the caption contains."""
 
     name: str
     title: str
     panels: list[Panel]
     note: str = ""
-    key: str = ""
+    legend_words: str = ""
 
     @property
     def caption(self) -> str:
         """The caption of the figure, for its files and the page."""
-        return f"{self.title}: {self.key} {self.note}".replace("  ", " ").strip()
+        return f"{self.title}: {self.legend_words} {self.note}".replace(
+            "  ", " "
+        ).strip()
 
     @property
     def rows(self) -> list[CsvRow]:
@@ -162,14 +166,17 @@ def draw(
     figure, axes = new_figure(
         chart.title, len(panels), alone=alone, width=width, figure=figure
     )
-    names: dict[str, None] = {}
+    vertical_line_names: dict[str, None] = {}
     for panel in panels:
         for series in panel.series:
-            if series.kind == "upright":
-                names.update(dict.fromkeys(series.columns["algorithm"]))
-    dashes = {name: UPRIGHTS[i % len(UPRIGHTS)] for i, name in enumerate(names)}
+            if series.kind == "vertical":
+                vertical_line_names.update(dict.fromkeys(series.columns["algorithm"]))
+    dash_patterns = {
+        name: VERTICAL_DASHES[index % len(VERTICAL_DASHES)]
+        for index, name in enumerate(vertical_line_names)
+    }
     for axis, panel in zip(axes, panels):
-        _draw_panel(axis, panel, dashes)
+        _draw_panel(axis, panel, dash_patterns)
     finish(figure, axes, chart.note)
     return figure
 
@@ -177,7 +184,7 @@ def draw(
 def save(
     chart: Chart | None,
     folder: Path,
-    kinds: Sequence[str] = ("png", "svg", "pdf"),
+    file_types: Sequence[str] = ("png", "svg", "pdf"),
     width: str | None = None,
 ) -> list[Path]:
     """Write a chart as reproducible image files of these kinds and as CSV; write nothing for None.
@@ -197,22 +204,22 @@ def save(
         # One layout for all files: most of the time would go into finding the same one again.
         lay_out(figure)
         figure.set_layout_engine(None)
-        for kind in kinds:
-            paths.append(folder / f"{chart.name}.{kind}")
-            write = functools.partial(
-                figure.savefig, format=kind, dpi=300, metadata=metadata[kind]
+        for file_type in file_types:
+            paths.append(folder / f"{chart.name}.{file_type}")
+            write_image = functools.partial(
+                figure.savefig, format=file_type, dpi=300, metadata=metadata[file_type]
             )
-            write_atomically(paths[-1], write)
+            write_atomically(paths[-1], write_image)
     if rows := chart.rows:
         paths.append(folder / f"{chart.name}.csv")
-        columns = dict.fromkeys(name for row in rows for name in row)
-        text = csv_text(rows, list(columns))
+        column_names = dict.fromkeys(column_name for row in rows for column_name in row)
+        text = csv_text(rows, list(column_names))
         write_atomically(paths[-1], text.encode(), durable_name=False)
     return paths
 
 
 def show(chart: Chart, width: str | None = None) -> Any:
-    """Draw a chart with pyplot, for notebooks and windows; return its axes, an array if there are several."""
+    """Draw a chart with pyplot, in a notebook or a window; return its axes, an array of axes for several panels."""
     from matplotlib import pyplot
 
     # Before the style: a notebook changes settings here.
@@ -225,59 +232,70 @@ def show(chart: Chart, width: str | None = None) -> Any:
 
 
 def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
+    """Draw a panel: its series, vertical lines at thresholds, the hard phase, ticks, title and labels."""
     if panel.xlog:
         axis.set_xscale("log")
-    if panel.ylog or panel.floor:
+    if panel.ylog or panel.axis_floor:
         axis.set_yscale("log")
-    below: Counter[float] = Counter()
+    triangle_counts: Counter[float] = Counter()
     for series in panel.series:
-        if series.kind != "upright":
-            _draw_series(axis, series, panel, below)
-    if panel.from_zero and axis.get_yscale() == "linear":
+        if series.kind != "vertical":
+            _draw_series(axis, series, panel, triangle_counts)
+    if panel.starts_at_zero and axis.get_yscale() == "linear":
         axis.update_datalim([(0, 0)], updatex=False)
         axis.autoscale_view(scalex=False)
-    (x_min, x_max), (low, high) = panel.limits or (axis.get_xlim(), axis.get_ylim())
-    axis.set_ylim(0.6 * panel.floor if panel.floor else low, min(high, panel.cap))
+    (x_min, x_max), (y_min, y_max) = panel.axis_limits or (
+        axis.get_xlim(),
+        axis.get_ylim(),
+    )
+    axis.set_ylim(
+        0.6 * panel.axis_floor if panel.axis_floor else y_min,
+        min(y_max, panel.axis_cap),
+    )
     for series in panel.series:
-        if series.kind != "upright":
+        if series.kind != "vertical":
             continue
-        for x, name in zip(series.columns[panel.x], series.columns["algorithm"]):
+        for x, name in zip(series.columns[panel.x_column], series.columns["algorithm"]):
             if x_min < x < x_max:
-                style = {"color": "0.5", "lw": 0.9, "zorder": 0}
-                axis.axvline(x, ls=dashes[name], label=literal(name), **style)
-    if panel.hard:
-        start, end = panel.hard
+                line_style = {"color": "0.5", "lw": 0.9, "zorder": 0}
+                axis.axvline(x, ls=dashes[name], label=literal(name), **line_style)
+    if panel.hard_phase:
+        hard_start, hard_end = panel.hard_phase
         # A band that cannot be seen would have a name only.
-        if min(end, x_max) - max(start, x_min) > 0.01 * (x_max - x_min):
-            axis.axvspan(start, end, color="0.9", zorder=0, label="hard phase")
+        if min(hard_end, x_max) - max(hard_start, x_min) > 0.01 * (x_max - x_min):
+            axis.axvspan(
+                hard_start, hard_end, color="0.9", zorder=0, label="hard phase"
+            )
     axis.set_xlim(x_min, x_max)
-    width = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
+    panel_width = (
+        axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
+    )
     if panel.xlog:
         log_ticks(axis.xaxis)
     else:
         # Sample ratios that differ in late digits have long labels.
-        are_close = x_max - x_min < (0.1 if width > 3 else 0.5) * x_max
-        axis.locator_params(axis="x", nbins=3 if are_close else 6)
-    if panel.floor:
-        floor_ticks(axis.yaxis, panel.floor)
+        has_long_labels = x_max - x_min < (0.1 if panel_width > 3 else 0.5) * x_max
+        axis.locator_params(axis="x", nbins=3 if has_long_labels else 6)
+    if panel.axis_floor:
+        floor_ticks(axis.yaxis, panel.axis_floor)
     elif panel.ylog:
         log_ticks(axis.yaxis)
-    if panel.floor and below:
-        x = max(below)
+    if panel.axis_floor and triangle_counts:
+        x = max(triangle_counts)
         axis.annotate(
             "below",
-            (x, panel.floor),
-            xytext=(0, 3 + 6 * below[x]),
+            (x, panel.axis_floor),
+            xytext=(0, 3 + 6 * triangle_counts[x]),
             textcoords="offset points",
             ha="center",
             fontsize=8,
             # A threshold may stand behind it.
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )
-    equation = literal(panel.title).replace(
+    title_text = literal(panel.title).replace(
         " = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
     )
-    title = textwrap.fill(equation, int(11.5 * width))
+    title = textwrap.fill(title_text, int(11.5 * panel_width))
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(title, fontsize=8, y=1.0)
     axis.set_xlabel(literal(panel.xlabel))
@@ -285,11 +303,11 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
 
 
 def _draw_series(
-    axis: Axes, series: Series, panel: Panel, below: Counter[float]
+    axis: Axes, series: Series, panel: Panel, triangle_counts: Counter[float]
 ) -> None:
-    """Draw a series; ``below`` counts the triangles already stacked at each horizontal position."""
+    """Draw a series; ``triangle_counts`` counts the triangles already stacked at each horizontal position."""
     columns, color = series.columns, series.color
-    x, y = series.numbers(panel.x), series.numbers(panel.y)
+    x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
     style = {"color": color, "label": literal(series.name) or "_", **series.style}
     low = high = y
     if "low" in columns:
@@ -297,9 +315,9 @@ def _draw_series(
     elif "error" in columns:
         error = np.nan_to_num(series.numbers("error"))
         low, high = y - error, y + error
-    floor = panel.floor or -math.inf
-    under = y < floor
-    y, low, high = (np.maximum(ends, floor) for ends in (y, low, high))
+    floor = panel.axis_floor or -math.inf
+    is_below = y < floor
+    y, low, high = (np.maximum(y_values, floor) for y_values in (y, low, high))
     has_error = bool((high > low).any())
     artists: list[Artist]
     if series.kind == "bars":
@@ -313,7 +331,7 @@ def _draw_series(
     else:
         hollow = columns.get("hollow", ())
         if len(hollow):
-            y[under] = np.nan
+            y[is_below] = np.nan
         marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **style})
         artists = [marks]
         if has_error:
@@ -321,24 +339,31 @@ def _draw_series(
             bars = axis.errorbar(x, y, (y - low, high - y), fmt="none", **style)
             artists += [*bars.lines[1], *bars.lines[2]]
         if len(hollow):
-            fills = {True: "white", False: color}
-            marks.set_facecolor([fills[bool(empty)] for empty in hollow])
-            artists += [_triangle(axis, at, floor, color, below) for at in x[under]]
+            face_colors = {True: "white", False: color}
+            marks.set_facecolor([face_colors[bool(is_hollow)] for is_hollow in hollow])
+            artists += [
+                _draw_triangle(axis, alpha_below, floor, color, triangle_counts)
+                for alpha_below in x[is_below]
+            ]
     if series.algorithm and axis.figure.get_layout_engine() is None:
         # The page hides what belongs to an algorithm.
         for artist in artists:
             artist.set_gid(f"of {printable(series.algorithm)}")
 
 
-def _triangle(
-    axis: Any, x: float, floor: float, color: Any, below: Counter[float]
+def _draw_triangle(
+    axis: Any, x: float, floor: float, color: Any, triangle_counts: Counter[float]
 ) -> Any:
     """Draw a triangle for a value below the axis, stacked on others at the same position."""
     from matplotlib.transforms import offset_copy
 
-    place = offset_copy(axis.transData, axis.figure, y=4 + 6 * below[x], units="points")
-    below[x] += 1
-    return axis.plot(x, floor, "v", color=color, ms=4, transform=place, zorder=4)[0]
+    shifted_transform = offset_copy(
+        axis.transData, axis.figure, y=4 + 6 * triangle_counts[x], units="points"
+    )
+    triangle_counts[x] += 1
+    return axis.plot(
+        x, floor, "v", color=color, ms=4, transform=shifted_transform, zorder=4
+    )[0]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------------
@@ -375,30 +400,33 @@ def page_figures(chart: Chart) -> list[PageFigure]:
         figure = draw(replace(chart, panels=[panel], note=""), alone=True)
         svg, to_svg = svg_text(figure)
         title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}"
-        shown = [
+        page_series = [
             _page_series(series, panel, figure.axes[0], to_svg)
             for series in panel.series
             if series.name and series.kind != "bars"
         ]
         figures.append(
-            PageFigure(title.removeprefix(": "), panel.problem or "", svg, shown)
+            PageFigure(title.removeprefix(": "), panel.problem or "", svg, page_series)
         )
     return figures
 
 
 def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> PageSeries:
-    height = np.maximum(series.numbers(panel.y), panel.floor or -math.inf)
-    points = np.stack([series.numbers(panel.x), height], axis=1)
-    finite = np.isfinite(points).all(axis=1).nonzero()[0]
+    """Return a series with the positions of its finite points in the SVG, and their tooltips."""
+    y = np.maximum(series.numbers(panel.y_column), panel.axis_floor or -math.inf)
+    points = np.stack([series.numbers(panel.x_column), y], axis=1)
+    finite_indices = np.isfinite(points).all(axis=1).nonzero()[0]
     columns = {
-        name: [_short(column[i]) for i in finite]
+        name: [_rounded_cell(column[point_index]) for point_index in finite_indices]
         for name, column in series.columns.items()
     }
-    places = to_svg(axis.transData.transform(points[finite])).round(1).tolist()
-    return PageSeries(series.name, printable(series.algorithm), places, columns)
+    svg_points = (
+        to_svg(axis.transData.transform(points[finite_indices])).round(1).tolist()
+    )
+    return PageSeries(series.name, printable(series.algorithm), svg_points, columns)
 
 
-def _short(cell: object) -> str | float | None:
+def _rounded_cell(cell: object) -> str | float | None:
     """Return a number rounded to six digits as text, or a text unchanged."""
     if isinstance(cell, (float, np.floating)):
         return float(f"{cell:.6g}")

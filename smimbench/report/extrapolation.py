@@ -303,7 +303,7 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
         series,
         example_limit.place.problem,
         "inverse",
-        from_zero=False,
+        starts_at_zero=False,
     )
 
 

@@ -54,30 +54,41 @@ def is_cheap(problem: Problem) -> bool:
 
 
 class LineGrid(NamedTuple):
-    """Sample ratios of a theoretical line: those of runs, a fine grid, and the thresholds where the curve may jump."""
+    """Sample ratios of a theoretical line: those given, a fine grid, and the thresholds where the curve may jump."""
 
-    used: list[float]
-    fine: list[float]
-    breaks: list[float]
+    given_alphas: list[float]
+    fine_alphas: list[float]
+    jump_alphas: list[float]
 
 
-def line_grid(answers: Answers, problem: Problem, used: Iterable[float]) -> LineGrid:
+def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> LineGrid:
     """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds."""
-    grid = sorted(used)
-    low, high = grid[0], grid[-1]
+    grid = sorted(alphas)
+    lowest_alpha, highest_alpha = grid[0], grid[-1]
     if _spans_decades(grid):
-        start, end = low / 1.3, high * 1.3
+        first_drawn, last_drawn = lowest_alpha / 1.3, highest_alpha * 1.3
     else:
-        margin = 0.05 * (high - low) if high > low else 0.2 * high
-        start, end = max(low - margin, low / 2), high + margin
-    marks = threshold_marks(answers.thresholds_or_empty(problem))
-    breaks = [mark for mark, name in marks if "recovery" in name]
+        margin = (
+            0.05 * (highest_alpha - lowest_alpha)
+            if highest_alpha > lowest_alpha
+            else 0.2 * highest_alpha
+        )
+        first_drawn, last_drawn = (
+            max(lowest_alpha - margin, lowest_alpha / 2),
+            highest_alpha + margin,
+        )
+    thresholds = threshold_marks(answers.thresholds_or_empty(problem))
+    jump_alphas = [
+        threshold_alpha for threshold_alpha, name in thresholds if "recovery" in name
+    ]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
-    offsets = 10.0 ** -np.array([1.5, 2, 2.5, 3, 4])
-    near = np.outer(breaks, 1 + np.concatenate([-offsets, offsets])).ravel()
-    near = near[(start < near) & (near < end)]
-    fine = np.unique([*_evenly_spaced(start, end), *grid, *near])
-    return LineGrid(grid, fine.tolist(), breaks)
+    relative_offsets = 10.0 ** -np.array([1.5, 2, 2.5, 3, 4])
+    factors = 1 + np.concatenate([-relative_offsets, relative_offsets])
+    alphas_near_jumps = np.outer(jump_alphas, factors).ravel()
+    is_drawn = (first_drawn < alphas_near_jumps) & (alphas_near_jumps < last_drawn)
+    evenly_spaced = _evenly_spaced(first_drawn, last_drawn)
+    fine_grid = np.unique([*evenly_spaced, *grid, *alphas_near_jumps[is_drawn]])
+    return LineGrid(grid, fine_grid.tolist(), jump_alphas)
 
 
 def has_fine_lines(problem: Problem) -> bool:
@@ -89,16 +100,18 @@ def drawn_ratios(
     suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None
 ) -> dict[str, set[float]]:
     """Return, for each problem label, the sample ratios that a figure shows: of its rows, and ``alphas`` (or the suite's)."""
-    used = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
-    for row in largest_dimension_rows(r for r in rows if r.estimate.mean is not None):
-        used[row.place.problem].add(row.place.alpha)
-    return used
+    alphas_by_problem = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
+    for row in largest_dimension_rows(
+        row for row in rows if row.estimate.mean is not None
+    ):
+        alphas_by_problem[row.place.problem].add(row.place.alpha)
+    return alphas_by_problem
 
 
 def chart_questions(
     suite: Suite,
     answers: Answers,
-    used: Mapping[str, Iterable[float]],
+    alphas_by_problem: Mapping[str, Iterable[float]],
     metrics: Sequence[str],
 ) -> Iterator[Question]:
     """Yield the theory questions that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered.
@@ -107,7 +120,7 @@ def chart_questions(
     ----------
     answers : Answers
         Those to the questions before: lines are dense near thresholds, and drawn through points where there is no line.
-    used : mapping
+    alphas_by_problem : mapping
         Sample ratios that are drawn, by label of the problem.
     """
     for plan in suite.chosen_plans:
@@ -115,18 +128,22 @@ def chart_questions(
         if problem.no_theory is not None:
             continue
         yield ThresholdsQuestion(problem, if_cheap=True)
-        grid = line_grid(answers, problem, used[plan.label])
+        grid = line_grid(answers, problem, alphas_by_problem[plan.label])
         if has_fine_lines(problem):
-            yield LineQuestion(problem, tuple(grid.fine))
+            yield LineQuestion(problem, tuple(grid.fine_alphas))
         if not all(_is_on_line(answers, problem, metric, grid) for metric in metrics):
-            yield PointsQuestion(problem, tuple(grid.used))
+            yield PointsQuestion(problem, tuple(grid.given_alphas))
 
 
 def _is_on_line(
     answers: Answers, problem: Problem, metric: str, grid: LineGrid
 ) -> bool:
     """Return whether stored theory on a line's grid includes a metric; it may lack generalization errors."""
-    line = answers.line_or_none(problem, grid.fine) if has_fine_lines(problem) else None
+    line = (
+        answers.line_or_none(problem, grid.fine_alphas)
+        if has_fine_lines(problem)
+        else None
+    )
     if line is None:
         return False
     values, _ = _theory_of(metric, problem, line[0][0])
@@ -142,7 +159,11 @@ def _theory_of(
 
 
 def theory_lines(
-    answers: Answers, plan: ProblemPlan, metric: str, used: Iterable[float], k: int
+    answers: Answers,
+    plan: ProblemPlan,
+    metric: str,
+    alphas: Iterable[float],
+    component_index: int,
 ) -> dict[str, Line]:
     """Compute the theoretical lines of a component by branch: on a fine grid, or interpolated between the sample ratios used.
 
@@ -150,40 +171,56 @@ def theory_lines(
     stored.
     """
     problem = plan.problem
-    grid = line_grid(answers, problem, used)
+    grid = line_grid(answers, problem, alphas)
     is_fine = _is_on_line(answers, problem, metric, grid)
     if is_fine:
-        ratios, points = grid.fine, answers.line_or_none(problem, grid.fine)
+        line_alphas, points = (
+            grid.fine_alphas,
+            answers.line_or_none(problem, grid.fine_alphas),
+        )
     else:
-        ratios, points = grid.used, stored_or_none(answers.points, problem, grid.used)
-    optimal: list[tuple[float, float, float]] = []
-    uninformed: list[tuple[float, float, float]] = []
-    was_apart = False
-    for alpha, branches in zip(ratios, points or ()):
-        start = next((p for p in branches if p.branch == "uninformed"), branches[0])
-        is_apart = start is not branches[0]
-        for triples, point, shown in (
-            (optimal, branches[0], True),
+        line_alphas, points = (
+            grid.given_alphas,
+            stored_or_none(answers.points, problem, grid.given_alphas),
+        )
+    optimal_points: list[tuple[float, float, float]] = []
+    uninformed_points: list[tuple[float, float, float]] = []
+    branches_differed = False
+    for alpha, branches in zip(line_alphas, points or ()):
+        uninformed_point = next(
+            (
+                branch_point
+                for branch_point in branches
+                if branch_point.branch == "uninformed"
+            ),
+            branches[0],
+        )
+        branches_differ = uninformed_point is not branches[0]
+        for line_points, point, is_shown in (
+            (optimal_points, branches[0], True),
             # With the point where they meet again.
-            (uninformed, start, is_apart or was_apart),
+            (uninformed_points, uninformed_point, branches_differ or branches_differed),
         ):
             values, errors = _theory_of(metric, problem, point)
-            value, error = values[k], errors[k]
-            if shown and value is not None:
-                triples.append((alpha, value, error or 0.0))
-        was_apart = is_apart
+            value, error = values[component_index], errors[component_index]
+            if is_shown and value is not None:
+                line_points.append((alpha, value, error or 0.0))
+        branches_differed = branches_differ
     lines = {}
-    for name, triples in ("Bayes-optimal", optimal), (UNINFORMED, uninformed):
-        if triples:
-            line = Line(*np.array(triples, dtype=float).T)
-            lines[name] = line if is_fine else smooth(line, grid.breaks)
+    for branch, line_points in (
+        ("Bayes-optimal", optimal_points),
+        (UNINFORMED, uninformed_points),
+    ):
+        if line_points:
+            line = Line(*np.array(line_points, dtype=float).T)
+            lines[branch] = line if is_fine else smooth(line, grid.jump_alphas)
     return lines
 
 
 def _evenly_spaced(low: float, high: float) -> Host:
     """Return sample ratios that are evenly spaced on the drawn axis."""
-    space = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
-    return space(low, high, 120)
+    spacing = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
+    return spacing(low, high, 120)
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
@@ -193,38 +230,45 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     """
     from scipy.interpolate import PchipInterpolator
 
-    stretches: list[Line] = []
-    ends = np.searchsorted(line.alpha, sorted(breaks), side="right")
-    for x, *columns in zip(*(np.split(column, ends) for column in line)):
-        if len(x) and stretches:
-            stretches.append(Line(x[:1], *np.full((2, 1), np.nan)))
-        if len(x) > 2:
-            fine = _evenly_spaced(x[0], x[-1])
-            curves = [PchipInterpolator(x, column)(fine) for column in columns]
-            stretches.append(Line(fine, *curves))
-        elif len(x):
-            stretches.append(Line(x, *columns))
-    return Line(*map(np.concatenate, zip(*stretches)))
+    segments: list[Line] = []
+    split_indices = np.searchsorted(line.alpha, sorted(breaks), side="right")
+    for segment_alphas, *segment_columns in zip(
+        *(np.split(column, split_indices) for column in line)
+    ):
+        if len(segment_alphas) and segments:
+            segments.append(Line(segment_alphas[:1], *np.full((2, 1), np.nan)))
+        if len(segment_alphas) > 2:
+            fine_alphas = _evenly_spaced(segment_alphas[0], segment_alphas[-1])
+            interpolated_columns = [
+                PchipInterpolator(segment_alphas, column)(fine_alphas)
+                for column in segment_columns
+            ]
+            segments.append(Line(fine_alphas, *interpolated_columns))
+        elif len(segment_alphas):
+            segments.append(Line(segment_alphas, *segment_columns))
+    return Line(*map(np.concatenate, zip(*segments)))
 
 
 def named_thresholds(
     thresholds: Thresholds, word: str = "component"
 ) -> list[tuple[str, Threshold | None]]:
     """List all thresholds with their names; None for thresholds that do not exist."""
-    named: list[tuple[str, Threshold | None]]
-    named = [("weak recovery", thresholds.weak_recovery)]
+    names_and_thresholds: list[tuple[str, Threshold | None]]
+    names_and_thresholds = [("weak recovery", thresholds.weak_recovery)]
     if thresholds.late_recovery:
-        named += [
+        names_and_thresholds += [
             ("perfect recovery (informed)", thresholds.perfect_recovery),
             ("perfect recovery (uninformed)", thresholds.late_recovery),
         ]
     else:
-        named.append(("perfect recovery", thresholds.perfect_recovery))
+        names_and_thresholds.append(("perfect recovery", thresholds.perfect_recovery))
     for step in thresholds.sequential:
-        named.append((f"{word} {step.component + 1} learned", step.threshold))
-    at = thresholds.by_name()
-    return named + [
-        (key.replace("_", "-"), at[key])
+        names_and_thresholds.append(
+            (f"{word} {step.component + 1} learned", step.threshold)
+        )
+    threshold_by_key = thresholds.by_name()
+    return names_and_thresholds + [
+        (key.replace("_", "-"), threshold_by_key[key])
         for key in ("information_theoretic", "algorithmic", "spinodal")
     ]
 
@@ -236,7 +280,9 @@ def threshold_marks(
     marks: list[tuple[float, str]] = []
     for name, threshold in named_thresholds(thresholds, word):
         alpha = threshold.value if threshold else 0.0
-        is_new = not any(abs(alpha - mark) <= 1e-6 * alpha for mark, _ in marks)
+        is_new = not any(
+            abs(alpha - marked_alpha) <= 1e-6 * alpha for marked_alpha, _ in marks
+        )
         if alpha > 0 and is_new:
             marks.append((alpha, name))
     return marks
@@ -247,27 +293,36 @@ def theory_series(
     name: str,
     color: str,
     dashes: Dashes,
-    about: CsvRow,
+    constant_columns: CsvRow,
     algorithm: str = "",
 ) -> Series:
     """Make a line with a band for its numerical error; one or two isolated points become horizontal bars."""
-    style: dict[str, object] = {"zorder": 2}
+    line_style: dict[str, object] = {"zorder": 2}
     kind: Kind = "line"
     if len(line.alpha) < 3:
         kind = "marks"
-        size = 60 if algorithm else 250
-        style |= {"marker": "_", "s": size, "linewidths": 1.5}
+        marker_size = 60 if algorithm else 250
+        line_style |= {"marker": "_", "s": marker_size, "linewidths": 1.5}
     else:
-        style["ls"] = dashes
-        gaps = np.flatnonzero(np.isnan(line.value))
-        stretches = np.split(np.arange(len(line.value)), gaps)
-        alone: list[int] = []
-        for indices in stretches:
-            points = indices[np.isfinite(line.value[indices])]
-            alone += points.tolist() if len(points) < 3 else []
-        if alone:
-            style |= {"marker": "_", "ms": 14, "mew": 1.3, "markevery": alone}
-    return Series(name, line._asdict(), about, kind, color, style, algorithm)
+        line_style["ls"] = dashes
+        gap_indices = np.flatnonzero(np.isnan(line.value))
+        segments = np.split(np.arange(len(line.value)), gap_indices)
+        isolated_indices: list[int] = []
+        for segment_indices in segments:
+            finite_indices = segment_indices[np.isfinite(line.value[segment_indices])]
+            isolated_indices += (
+                finite_indices.tolist() if len(finite_indices) < 3 else []
+            )
+        if isolated_indices:
+            line_style |= {
+                "marker": "_",
+                "ms": 14,
+                "mew": 1.3,
+                "markevery": isolated_indices,
+            }
+    return Series(
+        name, line._asdict(), constant_columns, kind, color, line_style, algorithm
+    )
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------
@@ -305,12 +360,18 @@ def metric_chart(
     ]
     if not panels:
         return None
-    sources: set[str] = set()
+    published_sources: set[str] = set()
     for plan in suite.chosen_plans:
-        sources |= {r.source for r in plan.references if r.metric == metric}
+        published_sources |= {
+            reference.source
+            for reference in plan.references
+            if reference.metric == metric
+        }
     notes = []
-    if sources:
-        notes.append(f"Crosses: published values: {'; '.join(sorted(sources))}.")
+    if published_sources:
+        notes.append(
+            f"Crosses: published values: {'; '.join(sorted(published_sources))}."
+        )
     if len(panels) > PANELS:
         notes.append(f"{len(panels) - PANELS} more panels are not shown.")
     return Chart(
@@ -323,6 +384,7 @@ def metric_chart(
 
 
 def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
+    """Return the components (from 1) that have a panel each; None stands for all components together."""
     problem = plan.problem
     described_metric = find_metric(metric, problem.model.name)
     if problem.components == 1 or not described_metric.per_component:
@@ -354,25 +416,31 @@ class _MetricPanel:
     ) -> Panel:
         """Draw the panel, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of the rows."""
         plan, problem, rows = self.plan, self.plan.problem, self.shown
-        used = sorted({row.place.alpha for row in rows} | {*(alphas or plan.alphas)})
-        k = (self.component or 1) - 1
-        lines = theory_lines(answers, plan, self.metric, used, k)
+        drawn_alphas = sorted(
+            {row.place.alpha for row in rows} | {*(alphas or plan.alphas)}
+        )
+        component_index = (self.component or 1) - 1
+        lines = theory_lines(answers, plan, self.metric, drawn_alphas, component_index)
         series = []
         for name, line in lines.items():
             dashes = "--" if name == UNINFORMED else "-"
-            about = self._about(name)
-            series.append(theory_series(line, name, "black", dashes, about))
-        for name, members in grouped(rows, lambda row: row.place.algorithm).items():
-            series.append(self._runs(members, looks[name], name))
-            series += self._predicted(members, looks[name], name)
-        series += self._references()
+            constant_columns = self._constant_columns(name)
+            series.append(theory_series(line, name, "black", dashes, constant_columns))
+        for name, algorithm_rows in grouped(
+            rows, lambda row: row.place.algorithm
+        ).items():
+            series.append(self._run_marks(algorithm_rows, looks[name], name))
+            series += self._prediction_series(algorithm_rows, looks[name], name)
+        series += self._published_marks()
         thresholds, word = answers.thresholds_or_empty(problem), component_word(problem)
         marks = threshold_marks(thresholds, word)
-        upright = {
+        vertical_lines = {
             "algorithm": [name for _, name in marks],
             "alpha": [alpha for alpha, _ in marks],
         }
-        series.append(Series("", upright, self._about("threshold"), "upright"))
+        series.append(
+            Series("", vertical_lines, self._constant_columns("threshold"), "vertical")
+        )
         title = plan.label
         if self.component is not None:
             title += f", {word}\N{NO-BREAK SPACE}{self.component}"
@@ -386,18 +454,18 @@ class _MetricPanel:
             series,
             plan.label,
             xlog=_spans_decades(row.place.alpha for row in rows),
-            hard=thresholds.hard_phase.ends if thresholds.hard_phase else None,
+            hard_phase=thresholds.hard_phase.ends if thresholds.hard_phase else None,
         )
         if "Bayes-optimal" in lines:
-            self._scale(panel, lines["Bayes-optimal"], used)
+            self._scale(panel, lines["Bayes-optimal"], drawn_alphas)
         return panel
 
-    def _about(self, kind: str, algorithm: str = "") -> CsvRow:
+    def _constant_columns(self, kind: str, algorithm: str = "") -> CsvRow:
         """Return the CSV columns that are constant in this series."""
         about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})
 
-    def _scale(self, panel: Panel, line: Line, used: Sequence[float]) -> None:
+    def _scale(self, panel: Panel, line: Line, alphas: Sequence[float]) -> None:
         """Choose the vertical scale of a panel: logarithmic for errors that span decades, with a floor if the optimum is 0."""
         described_metric = find_metric(self.metric, self.plan.problem.model.name)
         if described_metric.direction != "lower":
@@ -405,17 +473,19 @@ class _MetricPanel:
         target = self.suite.run.target
         means = [row.estimate.mean or 0.0 for row in self.shown]
         panel.ylog = _spans_decades([*line.value, *means])
-        is_zero = line.value <= ZERO * target
-        if is_zero.any():
+        is_zero_error = line.value <= ZERO * target
+        if is_zero_error.any():
             # Where the optimal error is 0, what is below the target counts as reached.
-            shown = line.value[~is_zero & np.isin(line.alpha, used)].tolist()
+            shown_errors = line.value[
+                ~is_zero_error & np.isin(line.alpha, alphas)
+            ].tolist()
             for mean, row in zip(means, self.shown):
                 if (row.optimum.limit or 0.0) > ZERO * target:
-                    shown.append(mean)
-            panel.floor = floor_of(shown, target)
+                    shown_errors.append(mean)
+            panel.axis_floor = floor_of(shown_errors, target)
 
-    def _runs(self, rows: Sequence[Row], look: Look, name: str) -> Series:
-        """Make the marks of one algorithm, hollow where a run did not end ok."""
+    def _run_marks(self, rows: Sequence[Row], look: Look, name: str) -> Series:
+        """Make the marks (mean and standard error) of one algorithm, hollow where a run did not end ok."""
         columns = {
             "alpha": [row.place.alpha for row in rows],
             "dimension": [row.place.dimension for row in rows],
@@ -426,10 +496,15 @@ class _MetricPanel:
                 bool(set(row.runs.status_counts) - {"ok", "skipped"}) for row in rows
             ],
         }
-        about, style = self._about("runs", name), {"marker": look.marker, "s": 18}
-        return Series(name, columns, about, "marks", look.color, style, name)
+        constant_columns, style = (
+            self._constant_columns("runs", name),
+            {"marker": look.marker, "s": 18},
+        )
+        return Series(name, columns, constant_columns, "marks", look.color, style, name)
 
-    def _predicted(self, rows: Sequence[Row], look: Look, name: str) -> list[Series]:
+    def _prediction_series(
+        self, rows: Sequence[Row], look: Look, name: str
+    ) -> list[Series]:
         """Make the line of the theory for an algorithm, where it differs from the Bayes-optimal value."""
         predictions = {}
         for row in rows:
@@ -440,20 +515,27 @@ class _MetricPanel:
             return []
         if not predictions:
             return []
-        triples = [predictions[alpha] for alpha in sorted(predictions)]
-        line = Line(*np.array(triples, dtype=float).T)
-        about, label = self._about("predicted", name), f"{name}{PREDICTED}"
-        drawn = theory_series(smooth(line, ()), label, look.color, "--", about, name)
-        if drawn.kind == "marks":
-            return [drawn]
+        line_points = [predictions[alpha] for alpha in sorted(predictions)]
+        line = Line(*np.array(line_points, dtype=float).T)
+        constant_columns, label = (
+            self._constant_columns("predicted", name),
+            f"{name}{PREDICTED}",
+        )
+        line_series = theory_series(
+            smooth(line, ()), label, look.color, "--", constant_columns, name
+        )
+        if line_series.kind == "marks":
+            return [line_series]
         style = {"marker": ".", "s": 6, "zorder": 2}
-        points = Series("", line._asdict(), about, "marks", look.color, style, name)
-        return [replace(drawn, about=None), points]
+        point_marks = Series(
+            "", line._asdict(), constant_columns, "marks", look.color, style, name
+        )
+        return [replace(line_series, constant_columns=None), point_marks]
 
-    def _references(self) -> list[Series]:
+    def _published_marks(self) -> list[Series]:
         """Make the crosses at published values."""
         series = []
-        for i, reference in enumerate(self.plan.references):
+        for reference_index, reference in enumerate(self.plan.references):
             is_of_component = reference.component in (None, self.component or 1)
             if reference.metric == self.metric and is_of_component:
                 columns = {
@@ -461,10 +543,10 @@ class _MetricPanel:
                     "value": reference.value,
                     "error": [reference.tolerance] * len(reference.alpha),
                 }
-                style = {"marker": "x+1234"[i % 6], "s": 25, "zorder": 1}
+                style = {"marker": "x+1234"[reference_index % 6], "s": 25, "zorder": 1}
                 label, about = (
                     reference.label,
-                    self._about("reference", reference.label),
+                    self._constant_columns("reference", reference.label),
                 )
                 series.append(Series(label, columns, about, "marks", "#737373", style))
         return series
@@ -472,8 +554,8 @@ class _MetricPanel:
 
 def _spans_decades(values: Iterable[float]) -> bool:
     """Return whether positive values span so many decades that a linear axis would hide the small ones."""
-    positive = [value for value in values if value > 0]
-    return bool(positive) and max(positive) > 20.0 * min(positive)
+    positive_values = [value for value in values if value > 0]
+    return bool(positive_values) and max(positive_values) > 20.0 * min(positive_values)
 
 
 # -- theory alone ---------------------------------------------------------------------------------------------------------
@@ -492,18 +574,21 @@ def theory_charts(
     return charts if phases is None else [*charts, phases]
 
 
-def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
+def varied_parameter(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     """Find the only numerical parameter that varies among at least three problems, with its values; None if there is none."""
-    parameters = [_parameters(plan) for plan in plans]
-    names = {name for flat in parameters for name in flat}
-    differing = [n for n in names if len({repr(p.get(n)) for p in parameters}) > 1]
-    if len(plans) < 3 or len(differing) != 1:
+    parameters_by_problem = [_parameters(plan) for plan in plans]
+    values_by_name: dict[str, list[Any]] = {}
+    for name in {name for parameters in parameters_by_problem for name in parameters}:
+        values = [parameters.get(name) for parameters in parameters_by_problem]
+        if len(set(map(repr, values))) > 1:
+            values_by_name[name] = values
+    if len(plans) < 3 or len(values_by_name) != 1:
         return None
-    values: list[Any] = [flat.get(differing[0]) for flat in parameters]
+    ((name, values),) = values_by_name.items()
     is_numeric = {type(value) for value in values} <= {int, float}
     if not is_numeric or len(set(values)) < len(values):
         return None
-    return differing[0], values
+    return name, values
 
 
 def _parameters(plan: ProblemPlan) -> Parameters:
@@ -516,25 +601,41 @@ def _parameters(plan: ProblemPlan) -> Parameters:
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     """Make the phase diagram: thresholds in the plane of sample ratio and the varied parameter."""
-    name, parameters = varied(suite.chosen_plans) or ("", [])
-    lines: dict[str, list[tuple[float, float]]] = {}
-    pairs = zip(parameters, suite.chosen_plans)
-    for parameter, plan in sorted(pairs, key=lambda pair: pair[0]):
+    parameter_name, varied_values = varied_parameter(suite.chosen_plans) or ("", [])
+    threshold_lines: dict[str, list[tuple[float, float]]] = {}
+    values_and_plans = zip(varied_values, suite.chosen_plans)
+    for varied_value, plan in sorted(
+        values_and_plans, key=lambda value_and_plan: value_and_plan[0]
+    ):
         thresholds = answers.thresholds_or_empty(plan.problem)
-        for alpha, kind in threshold_marks(thresholds, component_word(plan.problem)):
-            lines.setdefault(kind, []).append((alpha, parameter))
-    if not lines:
+        for alpha, threshold_name in threshold_marks(
+            thresholds, component_word(plan.problem)
+        ):
+            threshold_lines.setdefault(threshold_name, []).append((alpha, varied_value))
+    if not threshold_lines:
         return None
     series = []
-    for i, (kind, points) in enumerate(lines.items()):
-        alphas, values = zip(*points)
-        columns, color = {name: values, "alpha": alphas}, COLORS[i % len(COLORS)]
-        dashes = "-" if kind.startswith("perfect") else "--"
+    for line_index, (threshold_name, line_points) in enumerate(threshold_lines.items()):
+        alphas, parameter_values = zip(*line_points)
+        columns, color = (
+            {parameter_name: parameter_values, "alpha": alphas},
+            COLORS[line_index % len(COLORS)],
+        )
+        dashes = "-" if threshold_name.startswith("perfect") else "--"
         style = {"ls": dashes, "marker": "o", "ms": 2.5}
-        series.append(Series(kind, columns, {"what": kind}, "line", color, style))
-    ylabel = name.partition(".")[2]
+        series.append(
+            Series(
+                threshold_name, columns, {"what": threshold_name}, "line", color, style
+            )
+        )
+    ylabel = parameter_name.partition(".")[2]
     panel = Panel(
-        suite.title, "sample ratio α", ylabel, series, y=name, from_zero=False
+        suite.title,
+        "sample ratio α",
+        ylabel,
+        series,
+        y_column=parameter_name,
+        starts_at_zero=False,
     )
-    key = f"thresholds in the plane of sample ratio and {name}."
-    return Chart("phases", suite.title, [panel], key=key)
+    key = f"thresholds in the plane of sample ratio and {parameter_name}."
+    return Chart("phases", suite.title, [panel], legend_words=key)

@@ -54,23 +54,27 @@ class Rows(list[RowDocument]):
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
-        lines = [
-            textwrap.fill(line, 80, subsequent_indent="    ")
-            for line in self._verdict_lines()
+        verdict_lines = [
+            textwrap.fill(verdict_line_text, 80, subsequent_indent="    ")
+            for verdict_line_text in self._verdict_lines()
         ]
-        return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
+        return "\n".join(
+            [*verdict_lines, f"{len(self)} rows; .table is a frame of them"]
+        )
 
     def _repr_html_(self) -> str | None:
         """Render verdicts and the first rows as HTML, with text from users escaped; None without jinja2."""
         if importlib.util.find_spec("jinja2") is None:
             return None
-        lines = "".join(
-            f"<li>{html.escape(line)}</li>" for line in self._verdict_lines()
+        list_entries = "".join(
+            f"<li>{html.escape(verdict_line_text)}</li>"
+            for verdict_line_text in self._verdict_lines()
         )
-        table = html_table(ROW, [row_of(row) for row in self[:40]])
-        return f"<ul>{lines}</ul>{table}<p>{min(40, len(self))} of {len(self)} rows</p>"
+        table_html = html_table(ROW, [row_of(row) for row in self[:40]])
+        return f"<ul>{list_entries}</ul>{table_html}<p>{min(40, len(self))} of {len(self)} rows</p>"
 
     def _verdict_lines(self) -> list[str]:
+        """Return the verdict on every problem, one line each."""
         return [
             verdict_line(verdict) for verdict in verdicts([row_of(row) for row in self])
         ]
@@ -87,13 +91,13 @@ class Loaded:
     trajectories: Any
 
     def _repr_html_(self) -> str:
-        shown = self.values[:12]
-        table = (
-            shown._repr_html_()
-            if hasattr(shown, "_repr_html_")
-            else f"<pre>{html.escape(str(shown))}</pre>"
+        first_rows = self.values[:12]
+        table_html = (
+            first_rows._repr_html_()
+            if hasattr(first_rows, "_repr_html_")
+            else f"<pre>{html.escape(str(first_rows))}</pre>"
         )
-        return f"{table}<p>{len(shown)} of {len(self.values)} rows</p>"
+        return f"{table_html}<p>{len(first_rows)} of {len(self.values)} rows</p>"
 
 
 def load_folder(folder: Path) -> Loaded:
@@ -106,56 +110,62 @@ def load_folder(folder: Path) -> Loaded:
     runs = settings_under(folder)
     if not runs:
         raise SuiteError(str(folder), "", why_no_runs(folder))
-    values: list[dict[str, object]] = []
-    steps: list[dict[str, object]] = []
+    value_rows: list[dict[str, object]] = []
+    step_rows: list[dict[str, object]] = []
     stores = {run.store.folder: (run.suite, run.store) for run in runs}.values()
     scores = [(suite, scores_of(store)) for suite, store in stores]
     for suite, store in [*stores, *scores]:
         for key, record in store.load().items():
-            values += _values(suite, key, record)
-            steps += _steps(key, store.trajectory(record) or {})
-    return Loaded(frame(values), frame(steps))
+            value_rows += _values(suite, key, record)
+            step_rows += _steps(key, store.trajectory(record) or {})
+    return Loaded(frame(value_rows), frame(step_rows))
 
 
 def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
     """Make one table row per metric and component of a record; a single row without metric if it has none."""
     cell = record.cell
-    ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
+    sample_ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
     problem: dict[str, Any] = dict(cell["problem"])
     items = (*problem.values(), cell["algorithm"])
     versions = ", ".join(f"{item['name']} {item['version']}" for item in items)
-    place = {name: cell[name] for name in ("dimension", "seed", "replicate")}
-    about = {
+    grid_columns = {name: cell[name] for name in ("dimension", "seed", "replicate")}
+    run_columns = {
         "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
-        "alpha": ratio, **place, "status": record.status.value, "reason": record.reason, "versions": versions,
+        "alpha": sample_ratio, **grid_columns, "status": record.status.value, "reason": record.reason, "versions": versions,
     }  # fmt: skip
-    cost = {
+    cost_columns = {
         "seconds": record.timing.seconds,
         "iterations": record.iterations,
         "key": key,
     }
     rows: list[dict[str, object]] = []
-    for metric, numbers in record.metrics.items():
-        for component, number in enumerate(numbers, 1):
-            measured = {"metric": metric, "component": component, "value": number}
-            rows.append({**about, **measured, **cost})
-    no_metric = {"metric": None, "component": None, "value": None}
-    return rows or [{**about, **no_metric, **cost}]
+    for metric, component_values in record.metrics.items():
+        for component, value in enumerate(component_values, 1):
+            metric_columns = {"metric": metric, "component": component, "value": value}
+            rows.append({**run_columns, **metric_columns, **cost_columns})
+    empty_metric_columns = {"metric": None, "component": None, "value": None}
+    return rows or [{**run_columns, **empty_metric_columns, **cost_columns}]
 
 
 def _steps(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
     """Make one table row per step, metric and component of a trajectory."""
     rows = []
-    for metric, course in trajectory.items():
-        if getattr(course, "ndim", 0) != 2:
+    for metric, metric_values in trajectory.items():
+        if getattr(metric_values, "ndim", 0) != 2:
             continue
-        for k, i in itertools.product(*map(range, course.shape[::-1])):
+        for component, step in itertools.product(
+            *map(range, metric_values.shape[::-1])
+        ):
             row: dict[str, object] = {"key": key}
-            for name in AXES:
-                axis = trajectory.get(name)
-                row[name] = None if axis is None else float(axis[i])
-            number = float(course[i, k])
-            rows.append(row | {"metric": metric, "component": k + 1, "value": number})
+            for axis_name in AXES:
+                axis_values = trajectory.get(axis_name)
+                row[axis_name] = (
+                    None if axis_values is None else float(axis_values[step])
+                )
+            value = float(metric_values[step, component])
+            rows.append(
+                row | {"metric": metric, "component": component + 1, "value": value}
+            )
     return rows
 
 
@@ -212,24 +222,33 @@ class Theory:
         metrics = dict.fromkeys(("mse", "overlap", *self.suite.run.metrics))
         rows = []
         for plan, theory in zip(self.suite.chosen_plans, self.problems):
-            count, model = plan.problem.components, plan.problem.model.name
+            component_count, model_name = (
+                plan.problem.components,
+                plan.problem.model.name,
+            )
             for point in theory.points:
-                numbers = {
-                    name: theory_of(
-                        find_metric(name, model), plan.problem, point, count
+                metric_values = {
+                    metric: theory_of(
+                        find_metric(metric, model_name),
+                        plan.problem,
+                        point,
+                        component_count,
                     )
-                    for name in metrics
+                    for metric in metrics
                 }
-                for k in range(count):
+                for component in range(component_count):
                     row: dict[str, object] = {
                         "problem": plan.label,
                         "alpha": point.alpha,
                     }
                     row["branch"] = point.branch
-                    row["component"] = k + 1 if count > 1 else None
-                    for name, (values, errors) in numbers.items():
-                        if k < len(values):
-                            row |= {name: values[k], f"{name}_error": errors[k]}
+                    row["component"] = component + 1 if component_count > 1 else None
+                    for metric, (values, errors) in metric_values.items():
+                        if component < len(values):
+                            row |= {
+                                metric: values[component],
+                                f"{metric}_error": errors[component],
+                            }
                     for kind, error in (point.generalization_error or {}).items():
                         row[f"generalization_error_{kind}"] = error
                     document = point.document()
@@ -246,15 +265,17 @@ class Theory:
             thresholds = theory.thresholds
             if thresholds is None:
                 continue
-            for name, at in named_thresholds(thresholds, component_word(plan.problem)):
+            for name, threshold in named_thresholds(
+                thresholds, component_word(plan.problem)
+            ):
                 key = name.replace(" ", "_").replace("-", "_")
                 rows.append(
                     {
                         "problem": plan.label,
                         "threshold": name,
-                        "alpha": at.value if at else None,
-                        "error": at.error if at else None,
-                        "reason": None if at else thresholds.reasons.get(key),
+                        "alpha": threshold.value if threshold else None,
+                        "error": threshold.error if threshold else None,
+                        "reason": None if threshold else thresholds.reasons.get(key),
                     }
                 )
         return frame(rows)
@@ -291,9 +312,9 @@ class Theory:
             raise ValueError(
                 f"{metric} was not computed; use theory(..., predictions=True)"
             )
-        only = tuple(("problem", problem.label) for problem in solved)
-        is_whole = len(solved) == len(self.problems)
-        suite = self.suite if is_whole else replace(self.suite, only=only)
+        only_solved = tuple(("problem", problem.label) for problem in solved)
+        all_solved = len(solved) == len(self.problems)
+        suite = self.suite if all_solved else replace(self.suite, only=only_solved)
         if not solved:
             raise ValueError(
                 "no problem's theory was solved, so there is nothing to draw"
@@ -312,11 +333,14 @@ class Theory:
         from smimbench.report.columns import plain_text
         from smimbench.report.theory_tables import theory_tables
 
-        maximum = max(2, POINTS // max(1, len(self.problems)))
-        shown = [
-            replace(problem, points=problem.points[:maximum])
+        points_per_problem = max(2, POINTS // max(1, len(self.problems)))
+        shortened_problems = [
+            replace(problem, points=problem.points[:points_per_problem])
             for problem in self.problems
         ]
-        count = sum(max(0, len(problem.points) - maximum) for problem in self.problems)
-        remark = f"{count} more points in .table; " if count else ""
-        return f"{self.suite.title}\n{plain_text(theory_tables(shown))}{remark}.table, .thresholds, .plot()"
+        hidden_count = sum(
+            max(0, len(problem.points) - points_per_problem)
+            for problem in self.problems
+        )
+        remark = f"{hidden_count} more points in .table; " if hidden_count else ""
+        return f"{self.suite.title}\n{plain_text(theory_tables(shortened_problems))}{remark}.table, .thresholds, .plot()"

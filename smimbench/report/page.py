@@ -40,7 +40,9 @@ NEEDS = ("jinja2", "matplotlib")
 """Packages that the HTML page needs, from the extra ``report``."""
 
 
-def render_page(results: Results, charts: Iterable[Chart], shared: RunJson) -> str:
+def render_page(
+    results: Results, charts: Iterable[Chart], run_document: RunJson
+) -> str:
     """Render the page as HTML text.
 
     Raises
@@ -53,67 +55,72 @@ def render_page(results: Results, charts: Iterable[Chart], shared: RunJson) -> s
     css, js = (
         Path(__file__)
         .with_name("assets")
-        .joinpath(f"page.{end}")
+        .joinpath(f"page.{suffix}")
         .read_text(encoding="utf-8")
-        for end in ("css", "js")
+        for suffix in ("css", "js")
     )
     suite, rows, table = results.suite, results.rows, results.table
     extrapolated = table.extrapolated
     figures = [(chart, page_figures(chart)) for chart in charts]
     panels = [panel for _, panels in figures for panel in panels]
-    for i, panel in enumerate(panels):
-        panel.svg = _inline_svg(panel.svg, f"f{i}")
-    limits = [limit.document() for limit in extrapolated]
-    data = {
+    for panel_index, panel in enumerate(panels):
+        panel.svg = _inline_svg(panel.svg, f"f{panel_index}")
+    extrapolated_documents = [limit.document() for limit in extrapolated]
+    page_data = {
         "series": [panel.document() for panel in panels],
-        "csv": as_csv([row.document() for row in rows], limits),
+        "csv": as_csv([row.document() for row in rows], extrapolated_documents),
     }
-    name, verdicts = names_with_backend(rows), table.verdicts
+    name_of_row, verdicts = names_with_backend(rows), table.verdicts
     contenders = [
         (verdict.problem, _contender_table(verdict))
         for verdict in verdicts
         if verdict.contenders
     ]
     if len(verdicts) > 1 and table.summary:
-        entries = html_table(
+        summary_table = html_table(
             SUMMARY, table.summary, lambda entry: {"data-algorithm": entry.algorithm}
         )
-        contenders.append(("All problems together", entries))
-    lines = {
-        f"{row.place.algorithm} at alpha {row.place.alpha:.4g}: {line}"
+        contenders.append(("All problems together", summary_table))
+    failure_reasons = {
+        f"{row.place.algorithm} at alpha {row.place.alpha:.4g}: {reason}"
         for row in rows
-        for line in (*row.runs.reasons, *row.runs.warnings)
+        for reason in (*row.runs.reasons, *row.runs.warnings)
     }
-    trusted = all(row.cost.trusted for row in rows)
+    all_trusted = all(row.cost.trusted for row in rows)
 
     def attributes(row: Row) -> dict[str, str]:
-        return _about(row.place.problem, name(row), row.runs.status_counts)
+        """Return the attributes that the filters of the table of rows use."""
+        return _filter_attributes(
+            row.place.problem, name_of_row(row), row.runs.status_counts
+        )
 
     return environment.get_template("page.html.jinja").render(
         suite=suite,
         css=css,
         js=js,
-        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        verdicts=[_shown(verdict) for verdict in verdicts],
+        data=json.dumps(page_data, allow_nan=False).replace("<", "\\u003c"),
+        verdicts=[_verdict_texts(verdict) for verdict in verdicts],
         contenders=contenders,
         problems=list(dict.fromkeys(row.place.problem for row in rows)),
-        algorithms=list(dict.fromkeys(map(name, rows))),
+        algorithms=list(dict.fromkeys(map(name_of_row, rows))),
         figures=figures,
         rows=html_table(ROW, rows, attributes, lambda row: row.runs.reasons),
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted", "z",
                                  "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),
-        reasons=[*sorted(lines), *missing_values(rows)],
-        timing_note="" if trusted else "Times are untrusted: cells may have run in parallel.",
+        reasons=[*sorted(failure_reasons), *missing_values(rows)],
+        timing_note="" if all_trusted else "Times are untrusted: cells may have run in parallel.",
         columns=columns_document(),
-        made=_when(shared),
-        about=_made_with(suite, rows, shared),
-        reproduce=_reproduce(suite, shared),
+        made=_run_date(run_document),
+        about=_provenance(suite, rows, run_document),
+        reproduce=_reproduction_commands(suite, run_document),
     )  # fmt: skip
 
 
-def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, str]:
+def _filter_attributes(
+    problem: str, algorithm: str, statuses: Iterable[str]
+) -> dict[str, str]:
     """Return the HTML attributes of a table row that the page's filters use."""
     return {
         "data-problem": problem,
@@ -123,15 +130,19 @@ def _about(problem: str, algorithm: str, statuses: Iterable[str]) -> dict[str, s
 
 
 def _contender_table(verdict: Verdict) -> str:
+    """Return the HTML table of the algorithms compared on a problem."""
     columns = [*CONTENDER[:-1], column_of("iter.", "iterations"), CONTENDER[-1]]
 
     def attributes(contender: Contender) -> dict[str, str]:
-        return _about(verdict.problem, contender.algorithm, contender.status_counts)
+        """Return the attributes that the filters of the table of algorithms use."""
+        return _filter_attributes(
+            verdict.problem, contender.algorithm, contender.status_counts
+        )
 
     return html_table(columns, verdict.contenders, attributes)
 
 
-class _ShownVerdict(NamedTuple):
+class _VerdictTexts(NamedTuple):
     """Texts of a verdict on the page; ``best`` is None if the line of the verdict contains everything."""
 
     problem: str
@@ -142,7 +153,8 @@ class _ShownVerdict(NamedTuple):
     ratio: str
 
 
-def _shown(verdict: Verdict) -> _ShownVerdict:
+def _verdict_texts(verdict: Verdict) -> _VerdictTexts:
+    """Return the texts of a verdict for the page."""
     best, agreement, ratio = next(iter(verdict.contenders), None), "", ""
     if best and (best.mean_error is not None or not best.points):
         best = None
@@ -150,56 +162,66 @@ def _shown(verdict: Verdict) -> _ShownVerdict:
         agreement = agreement_words(best)
         ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
     ties, line = tied_words(verdict), verdict_line(verdict)
-    return _ShownVerdict(verdict.problem, best, ties, line, agreement, ratio)
+    return _VerdictTexts(verdict.problem, best, ties, line, agreement, ratio)
 
 
-def _when(shared: RunJson) -> str:
-    written = shared.get("written")
-    if not written:
+def _run_date(run_document: RunJson) -> str:
+    """Return when the results were computed, as a sentence; empty if unknown."""
+    written_time = run_document.get("written")
+    if not written_time:
         return ""
-    return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
+    return f"Run on {datetime.datetime.fromtimestamp(written_time, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _made_with(suite: Suite, rows: Sequence[Row], shared: RunJson) -> dict[str, str]:
+def _provenance(
+    suite: Suite, rows: Sequence[Row], run_document: RunJson
+) -> dict[str, str]:
     """Return the versions and machines that produced the results."""
 
-    def listed(table: Mapping[str, object]) -> str:
-        shown = ((k, v) for k, v in table.items() if isinstance(v, (str, int, float)))
-        texts = (f"{k} {v}" for k, v in shown)
-        return ", ".join(texts) or "unknown"
+    def key_value_text(table: Mapping[str, object]) -> str:
+        """Return the numbers and texts of a mapping, separated by commas."""
+        plain_entries = (
+            (k, v) for k, v in table.items() if isinstance(v, (str, int, float))
+        )
+        entry_texts = (f"{k} {v}" for k, v in plain_entries)
+        return ", ".join(entry_texts) or "unknown"
 
     machines: set[str] = set()
     machines.update(*(row.cost.machines for row in rows))
     return {
-        "machine": listed(shared.get("machine") or {}),
+        "machine": key_value_text(run_document.get("machine") or {}),
         "machines of the times": ", ".join(sorted(machines)) or "none",
-        "versions": listed(shared.get("versions") or {}),
-        "commit": str(shared.get("git_commit") or "none"),
+        "versions": key_value_text(run_document.get("versions") or {}),
+        "commit": str(run_document.get("git_commit") or "none"),
         "seeds": f"{suite.seeds} replicates of root seed {suite.seed}",
         "precision": suite.run.dtype,
     }
 
 
-def _reproduce(suite: Suite, shared: RunJson) -> str:
+def _reproduction_commands(suite: Suite, run_document: RunJson) -> str:
+    """Return the shell commands that compute the results again."""
     # "-dirty" marks a checkout with changes of its own; Git knows the commit below it.
-    commit = (shared.get("git_commit") or "").removesuffix("-dirty")
-    run = f"smimbench run {suite.name} {options_of(suite)}".strip()
+    commit = (run_document.get("git_commit") or "").removesuffix("-dirty")
+    run_command = f"smimbench run {suite.name} {options_of(suite)}".strip()
     return "\n".join(
-        [*([f"git checkout {commit}"] if commit else []), "pip install .", run]
+        [*([f"git checkout {commit}"] if commit else []), "pip install .", run_command]
     )
 
 
-def _inline_svg(svg: str, name: str) -> str:
+def _inline_svg(svg: str, id_prefix: str) -> str:
     """Prepare an SVG for inlining: without XML header, with ids that are unique on the page."""
 
-    def shortened(match: re.Match[str]) -> str:
+    def inline_tag(match: re.Match[str]) -> str:
+        """Return a tag with unique ids and coordinates of two decimals."""
         tag = match[0]
         # A series of an algorithm, between one kind of quotes or the other.
         if re.match("<g id=.of ", tag):
             return tag.replace("id=", "data-algorithm=", 1).replace("of ", "", 1)
         # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
         tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
-        return re.sub(r'( id="|"#|\(#)', rf"\g<1>{name}-", tag)
+        return re.sub(r'( id="|"#|\(#)', rf"\g<1>{id_prefix}-", tag)
 
-    body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-    return re.sub(r"<[^>]+>", shortened, body)
+    svg_body = re.sub(
+        r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S
+    )
+    return re.sub(r"<[^>]+>", inline_tag, svg_body)

@@ -19,7 +19,7 @@ from smimbench.report.figures import (
     line_grid,
     theory_lines,
     theory_series,
-    varied,
+    varied_parameter,
 )
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
@@ -94,22 +94,22 @@ class PublishedLine:
 
     def explanations(self, x: float) -> list[str]:
         """List the headings in docs/corrections.md of known errors of the published line at ``x``."""
-        i = self.index
+        problem_index = self.index
         return [
-            mistake.section
-            for mistake in self.curve.corrections
-            if _number_for_problem(mistake.above, i)
+            correction.section
+            for correction in self.curve.corrections
+            if _number_for_problem(correction.above, problem_index)
             <= x
-            <= _number_for_problem(mistake.below, i)
+            <= _number_for_problem(correction.below, problem_index)
         ]
 
-    def alphas(self, limits: Sequence[float]) -> set[float]:
+    def alphas(self, x_limits: Sequence[float]) -> set[float]:
         """Return the sample ratios at which theory is needed: the published ones and the ends of the axis."""
         if not self.is_curve:
             return set()
-        low, high = limits
-        published = self.points.alpha if self.points else ()
-        x = [max(low, high / 1000), high, *published]
+        x_min, x_max = x_limits
+        published_x = self.points.alpha if self.points else ()
+        x = [max(x_min, x_max / 1000), x_max, *published_x]
         return {float(alpha / self.factor) for alpha in x}
 
 
@@ -151,13 +151,13 @@ def stored_comparison(name: str) -> JsonObject | None:
 
 
 def published_lines(
-    suite: Suite, folder: Path | None, limit: int | None = None
+    suite: Suite, folder: Path | None, max_points: int | None = None
 ) -> list[PublishedLine]:
     """Return the lines of the suite's figure for its selected problems, with points from the tables in a folder.
 
     Parameters
     ----------
-    limit : int or None
+    max_points : int or None
         Number of points of a curve of theory, at equal distances in their list; default: all.
 
     Raises
@@ -170,31 +170,41 @@ def published_lines(
     for curve in suite.figure.curves:
         curve_plans = [plans[label] for label in curve.problems or plans]
         if curve.metric == "threshold":
-            chosen = [plan for plan in curve_plans if plan in suite.chosen_plans]
-            lines += [_line(curve, 0, chosen)] if chosen else []
+            selected_plans = [
+                plan for plan in curve_plans if plan in suite.chosen_plans
+            ]
+            lines += (
+                [_published_line(curve, 0, selected_plans)] if selected_plans else []
+            )
             continue
-        for index, plan in enumerate(curve_plans):
+        for problem_index, plan in enumerate(curve_plans):
             if plan in suite.chosen_plans:
-                lines.append(_line(curve, index, [plan]))
+                lines.append(_published_line(curve, problem_index, [plan]))
     if folder is None:
         return lines
-    limits = suite.figure.xlim
+    x_limits = suite.figure.xlim
     return [
-        replace(line, points=_points(line, folder, limits, limit)) for line in lines
+        replace(line, points=_published_points(line, folder, x_limits, max_points))
+        for line in lines
     ]
 
 
-def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> PublishedLine:
+def _published_line(
+    curve: CurveTable, problem_index: int, plans: Sequence[ProblemPlan]
+) -> PublishedLine:
     """Make the line of a curve for the problem with this index, without published points."""
-    factor = 1.0
-    parameters: dict[str, str] = {}
+    x_factor = 1.0
+    parameter_texts: dict[str, str] = {}
     if curve.metric != "threshold":
-        factor = _number_for_problem(curve.x_factor, index)
+        x_factor = _number_for_problem(curve.x_factor, problem_index)
         for item_parameters in plans[0].tables.values():
-            parameters |= {f"{{{name}}}": str(v) for name, v in item_parameters.items()}
+            parameter_texts |= {
+                f"{{{name}}}": str(value) for name, value in item_parameters.items()
+            }
 
     def filled(template: str) -> str:
-        for placeholder, text in parameters.items():
+        """Return a text with the values of the parameters that it names in braces."""
+        for placeholder, text in parameter_texts.items():
             template = template.replace(placeholder, text)
         return template
 
@@ -202,7 +212,9 @@ def _line(curve: CurveTable, index: int, plans: Sequence[ProblemPlan]) -> Publis
     column_values = {
         column: float(filled(text)) for column, text in curve.filter.items()
     }
-    return PublishedLine(label, curve, plans, table, factor, index, column_values)
+    return PublishedLine(
+        label, curve, plans, table, x_factor, problem_index, column_values
+    )
 
 
 def _number_for_problem(numbers: Sequence[float], index: int) -> float:
@@ -210,18 +222,18 @@ def _number_for_problem(numbers: Sequence[float], index: int) -> float:
     return numbers[index % len(numbers)]
 
 
-def _points(
-    line: PublishedLine, folder: Path, limits: Sequence[float], limit: int | None
+def _published_points(
+    line: PublishedLine, folder: Path, x_limits: Sequence[float], max_points: int | None
 ) -> Line | None:
     """Read the published points within the figure's range; None if the table is missing."""
     path = next(iter(sorted(folder.rglob(line.table))), None)
     if path is None:
         return None
     try:
-        table = csv.DictReader(read_text(path).splitlines())
+        table_reader = csv.DictReader(read_text(path).splitlines())
         rows = [
-            [float(row[name]) for name in line.curve.columns]
-            for row in table
+            [float(row[column_name]) for column_name in line.curve.columns]
+            for row in table_reader
             if all(float(row[name]) == value for name, value in line.filter.items())
         ]
     except KeyError as error:
@@ -232,14 +244,16 @@ def _points(
         ) from None
     columns = np.array(rows, dtype=float).reshape(-1, len(line.curve.columns)).T
     x, y = columns[:2]
-    shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
+    is_shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
     if line.curve.table_x == "alpha":
         x = columns[0] = x * line.factor
-    shown &= (x >= limits[0]) & (x <= limits[1] * (1 + 1e-9))
-    columns = columns[:, shown]
-    count = columns.shape[1]
-    if limit and not line.curve.algorithm and count > limit:
-        columns = columns[:, np.linspace(0, count - 1, limit).round().astype(int)]
+    is_shown &= (x >= x_limits[0]) & (x <= x_limits[1] * (1 + 1e-9))
+    columns = columns[:, is_shown]
+    point_count = columns.shape[1]
+    if max_points and not line.curve.algorithm and point_count > max_points:
+        columns = columns[
+            :, np.linspace(0, point_count - 1, max_points).round().astype(int)
+        ]
     x, y, *spread = columns
     return Line(x, y, *(spread or [0.0 * y]))
 
@@ -251,8 +265,8 @@ def our_points(
     curve, problem = line.curve, line.plans[0].problem
     points: list[tuple[float, float | None, float | None]] = []
     if line.is_threshold:
-        _, parameters = varied(line.plans) or ("", [])
-        for x, plan in zip(parameters, line.plans):
+        _, varied_values = varied_parameter(line.plans) or ("", [])
+        for x, plan in zip(varied_values, line.plans):
             thresholds = answers.thresholds(plan.problem)
             threshold = None if curve.component else thresholds.weak_recovery
             for step in thresholds.sequential:
@@ -262,23 +276,32 @@ def our_points(
             if threshold:
                 points.append((x, threshold.value, threshold.error))
     elif curve.algorithm:
-        place = line.plans[0].label, curve.algorithm
+        problem_and_algorithm = line.plans[0].label, curve.algorithm
         for row in rows:
-            is_shown = (row.place.problem, row.place.algorithm) == place
-            is_shown &= row.metric == curve.metric
-            if is_shown and row.component in (None, curve.component):
+            is_of_line = (
+                row.place.problem,
+                row.place.algorithm,
+            ) == problem_and_algorithm
+            is_of_line &= row.metric == curve.metric
+            if is_of_line and row.component in (None, curve.component):
                 x = row.place.alpha * line.factor
                 points.append((x, row.estimate.mean, row.estimate.sem))
     else:
-        metric, k = (
+        metric, component_index = (
             find_metric(curve.metric, problem.model.name),
             line.component_index,
         )
-        for alpha, (best, *_) in zip(alphas, answers.points(problem, alphas)):
-            values, errors = theory_of(metric, problem, best, problem.components)
-            points.append((alpha * line.factor, values[k], errors[k]))
-    complete = sorted((x, y, error or 0.0) for x, y, error in points if y is not None)
-    return Line(*np.array(complete, dtype=float).reshape(-1, 3).T)
+        for alpha, (optimal_point, *_) in zip(alphas, answers.points(problem, alphas)):
+            values, errors = theory_of(
+                metric, problem, optimal_point, problem.components
+            )
+            points.append(
+                (alpha * line.factor, values[component_index], errors[component_index])
+            )
+    complete_points = sorted(
+        (x, y, error or 0.0) for x, y, error in points if y is not None
+    )
+    return Line(*np.array(complete_points, dtype=float).reshape(-1, 3).T)
 
 
 def line_questions(
@@ -294,7 +317,7 @@ def line_questions(
         yield ThresholdsQuestion(plan.problem, if_cheap=True)
         if has_fine_lines(plan.problem):
             grid = line_grid(answers, plan.problem, alphas[plan.label])
-            yield LineQuestion(plan.problem, tuple(grid.fine))
+            yield LineQuestion(plan.problem, tuple(grid.fine_alphas))
 
 
 @dataclass(frozen=True)
@@ -322,7 +345,7 @@ class CurveAgreement:
 
     def document(self) -> JsonObject:
         """Return the result as a JSON object."""
-        return {key: field for key, field in asdict(self).items() if field is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def compare(line: PublishedLine, ours: Line) -> CurveAgreement:
@@ -331,33 +354,33 @@ def compare(line: PublishedLine, ours: Line) -> CurveAgreement:
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
     """
-    points, sections, worst = [], [], (-1, 0.0)
+    severities, correction_sections, worst_rank = [], [], (-1, 0.0)
     columns = zip(*line.points) if line.points and len(ours.alpha) else ()
-    farthest: tuple[float, float, float] | None = None
-    for x, y, spread in columns:
-        j = int(np.argmin(abs(ours.alpha - x)))
-        if abs(ours.alpha[j] - x) > SAME_POINT * abs(x):
+    worst_point: tuple[float, float, float] | None = None
+    for published_x, published_value, published_spread in columns:
+        nearest_index = int(np.argmin(abs(ours.alpha - published_x)))
+        if abs(ours.alpha[nearest_index] - published_x) > SAME_POINT * abs(published_x):
             continue
-        deviation = ours.value[j] - y
-        allowed = line.curve.band + spread + 2 * ours.error[j]
-        reasons = line.explanations(x)
+        deviation = ours.value[nearest_index] - published_value
+        allowed = line.curve.band + published_spread + 2 * ours.error[nearest_index]
+        explaining_sections = line.explanations(published_x)
         severity = 0
         if abs(deviation) > allowed:
-            severity = 1 if reasons else 2
-            sections += reasons
-        points.append(severity)
-        if (severity, abs(deviation)) > worst:
-            worst = severity, abs(deviation)
-            farthest = x, deviation, allowed
-    if farthest is None:
+            severity = 1 if explaining_sections else 2
+            correction_sections += explaining_sections
+        severities.append(severity)
+        if (severity, abs(deviation)) > worst_rank:
+            worst_rank = severity, abs(deviation)
+            worst_point = published_x, deviation, allowed
+    if worst_point is None:
         return CurveAgreement(line.label, 0, NOT_COMPARED, [])
     return CurveAgreement(
         line.label,
-        len(points),
-        (INSIDE, EXPLAINED, OUTSIDE)[worst[0]],
-        list(dict.fromkeys(sections)),
-        *farthest,
-        outside=sum(map(bool, points)),
+        len(severities),
+        (INSIDE, EXPLAINED, OUTSIDE)[worst_rank[0]],
+        list(dict.fromkeys(correction_sections)),
+        *worst_point,
+        outside=sum(map(bool, severities)),
     )
 
 
@@ -371,37 +394,55 @@ def figure_chart(
     """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses."""
     figure = suite.figure
     assert figure is not None
-    looks, series, crosses = looks_of(suite, rows), [], []
+    looks, series, published_series = looks_of(suite, rows), [], []
     colors: dict[str | int | None, str] = {}
     for line, points in zip(lines, ours):
         curve, plan = line.curve, line.plans[0]
         by_component = len(suite.plans) == 1 or line.is_threshold
-        key = curve.component if by_component else plan.label
-        color = colors.setdefault(key, COLORS[len(colors) % len(COLORS)])
-        about = {"what": "ours", "curve": line.label}
+        legend_words = curve.component if by_component else plan.label
+        line_color = colors.setdefault(legend_words, COLORS[len(colors) % len(COLORS)])
+        constant_columns = {"what": "ours", "curve": line.label}
         if curve.algorithm:
             style = {"marker": looks[curve.algorithm].marker, "s": 18}
             columns = points._asdict()
             series.append(
                 Series(
-                    line.label, columns, about, "marks", color, style, curve.algorithm
+                    line.label,
+                    columns,
+                    constant_columns,
+                    "marks",
+                    line_color,
+                    style,
+                    curve.algorithm,
                 )
             )
         else:
             if line.is_curve and len(points.alpha):
-                ratios, k = points.alpha / line.factor, line.component_index
-                drawn = theory_lines(answers, plan, curve.metric, ratios, k)
-                best = drawn["Bayes-optimal"]
-                points = best._replace(alpha=best.alpha * line.factor)
-            series.append(theory_series(points, line.label, color, "-", about))
+                alphas, component_index = (
+                    points.alpha / line.factor,
+                    line.component_index,
+                )
+                lines_by_branch = theory_lines(
+                    answers, plan, curve.metric, alphas, component_index
+                )
+                optimal_line = lines_by_branch["Bayes-optimal"]
+                points = optimal_line._replace(alpha=optimal_line.alpha * line.factor)
+            series.append(
+                theory_series(points, line.label, line_color, "-", constant_columns)
+            )
         if line.points is not None:
-            step = 1 + len(line.points.alpha) // CROSSES
+            cross_spacing = 1 + len(line.points.alpha) // CROSSES
             columns = {
-                name: column[::step] for name, column in line.points._asdict().items()
+                column_name: column[::cross_spacing]
+                for column_name, column in line.points._asdict().items()
             }
             style = {"marker": "x", "s": 14, "linewidths": 0.8, "zorder": 4}
-            about = {"what": "published", "curve": line.label}
-            crosses.append(Series("published", columns, about, "marks", color, style))
+            constant_columns = {"what": "published", "curve": line.label}
+            published_series.append(
+                Series(
+                    "published", columns, constant_columns, "marks", line_color, style
+                )
+            )
     metric = figure.curves[0].metric
     ylabel = figure.ylabel or (
         "sample ratio α" if metric == "threshold" else metric_label(metric)
@@ -410,10 +451,10 @@ def figure_chart(
         suite.title,
         figure.xlabel,
         ylabel,
-        [*series, *crosses],
+        [*series, *published_series],
         xlog=figure.xlog,
         ylog=figure.ylog,
-        limits=(figure.xlim, figure.ylim),
+        axis_limits=(figure.xlim, figure.ylim),
     )
-    key = f"{ylabel} against {figure.xlabel}, after {suite.reference}; crosses: {figure.source}."
-    return Chart("figure", suite.title, [panel], key=key)
+    legend_words = f"{ylabel} against {figure.xlabel}, after {suite.reference}; crosses: {figure.source}."
+    return Chart("figure", suite.title, [panel], legend_words=legend_words)

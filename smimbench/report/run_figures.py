@@ -305,11 +305,11 @@ class _LearningPanel:
         )
         if is_error:  # a run that diverges leaves the panel
             largest_start_error = max(float(run.values[0].max()) for run in runs)
-            panel.ylog, panel.cap = True, 3.0 * largest_start_error
-        if panel.x == "samples":
+            panel.ylog, panel.axis_cap = True, 3.0 * largest_start_error
+        if panel.x_column == "samples":
             line_names = ["every sample once"]
             columns = {"samples": [self.sample_count], "algorithm": line_names}
-            panel.series.append(Series("", columns, None, "upright"))
+            panel.series.append(Series("", columns, None, "vertical"))
             samples, ratios = _fresh_sample_grid(problem, dimension, runs)
             if ratios:
                 self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
@@ -319,7 +319,7 @@ class _LearningPanel:
             # Colors of components leave dashes to the algorithms.
             dash_pattern = DASHES[index % len(DASHES)] if self.components > 1 else "-"
             self._add_median(name, algorithm_runs, looks[name], dash_pattern)
-            if panel.x == "samples":
+            if panel.x_column == "samples":
                 pairs = cells[label, name, alpha, dimension]
                 self._add_prediction(name, pairs, looks[name])
         return panel
@@ -346,7 +346,7 @@ class _LearningPanel:
                 column: component_values[:, component]
                 for column, component_values in values.items()
             }
-            columns = {self.panel.x: times, **columns}
+            columns = {self.panel.x_column: times, **columns}
             identity = {**place_columns, "what": legend}
             line = Series(legend, columns, identity, "line", color, style, algorithm)
             self.panel.series.append(line)
@@ -371,7 +371,7 @@ class _LearningPanel:
             self._add_lines(name, "", "black", style, times, value=values)
             target = self.results.suite.run.target
             if self.metric.direction == "lower" and (values <= ZERO * target).any():
-                self.panel.floor = floor_of(values[values > 0][:1], target)
+                self.panel.axis_floor = floor_of(values[values > 0][:1], target)
 
     def _add_median(
         self, name: str, runs: Sequence[Run], look: Look, dash_pattern: Dashes

@@ -72,8 +72,12 @@ def plain_matplotlib() -> Iterator[None]:
     if "matplotlib" not in sys.modules and spec and spec.origin:
         # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first;
         # an import of a plugin that has failed leaves half of it behind.
-        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
-            del sys.modules[name]
+        for module_name in [
+            module_name
+            for module_name in sys.modules
+            if module_name.startswith("matplotlib.")
+        ]:
+            del sys.modules[module_name]
         backend = os.environ.pop("MPLBACKEND", None)
         with steady_folder():
             os.chdir(Path(spec.origin).with_name("mpl-data"))
@@ -111,27 +115,51 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         if entry.distribution == BUILT_IN
     ]
     main_labels: dict[str, str] = {}
-    for label in sorted(algorithms, key=lambda x: (x == algorithms[x], x)):
-        main_labels[algorithms[label]] = label
-    names = {label: name for name, label in main_labels.items()}
-    styles: dict[str, Look] = {}
     for label in sorted(
-        algorithms, key=lambda x: (x not in names, names.get(x) not in shipped, x)
+        algorithms, key=lambda label: (label == algorithms[label], label)
     ):
-        name = names.get(label, label)
-        index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
-        pairs = [*itertools.product(_cycle(COLORS, index), _cycle(MARKERS, index))]
-        used = Counter(itertools.chain(*styles.values()))
-        given_looks = set(styles.values())
-        best = min(pairs, key=lambda p: (p in given_looks, used[p[0]], used[p[1]]))
-        styles[label] = Look(*best)
-    return styles
+        main_labels[algorithms[label]] = label
+    main_label_algorithms = {
+        label: look_name for look_name, label in main_labels.items()
+    }
+    looks_by_label: dict[str, Look] = {}
+    for label in sorted(
+        algorithms,
+        key=lambda label: (
+            label not in main_label_algorithms,
+            main_label_algorithms.get(label) not in shipped,
+            label,
+        ),
+    ):
+        look_name = main_label_algorithms.get(label, label)
+        look_index = (
+            shipped.index(look_name)
+            if look_name in shipped
+            else zlib.crc32(look_name.encode())
+        )
+        possible_looks = [
+            *itertools.product(
+                _rotated(COLORS, look_index), _rotated(MARKERS, look_index)
+            )
+        ]
+        use_counts = Counter(itertools.chain(*looks_by_label.values()))
+        taken_looks = set(looks_by_label.values())
+        chosen_look = min(
+            possible_looks,
+            key=lambda pair: (
+                pair in taken_looks,
+                use_counts[pair[0]],
+                use_counts[pair[1]],
+            ),
+        )
+        looks_by_label[label] = Look(*chosen_look)
+    return looks_by_label
 
 
-def _cycle(marks: Sequence[str], index: int) -> Sequence[str]:
+def _rotated(sequence: Sequence[str], index: int) -> Sequence[str]:
     """Rotate a sequence of marks so that it begins at ``index``."""
-    index %= len(marks)
-    return [*marks[index:], *marks[:index]]
+    index %= len(sequence)
+    return [*sequence[index:], *sequence[:index]]
 
 
 def end_marker(look: Look) -> dict[str, object]:
@@ -152,7 +180,7 @@ def line_name(name: str, word: str, component: int | None) -> str:
 
 def new_figure(
     title: str,
-    panels: int,
+    panel_count: int,
     *,
     alone: bool = False,
     width: str | None = None,
@@ -168,32 +196,38 @@ def new_figure(
     if width not in (None, *WIDTHS):
         raise ValueError(f"width must be one of {', '.join(WIDTHS)}, got {width!r}")
     if width is None:
-        width = "column" if panels == 1 else "page"
-    inches = WIDTHS[width]
-    columns = {1: 1, 4: 2}.get(panels, min(3, panels)) if width == "page" else 1
-    rows = -(-panels // columns)
+        width = "column" if panel_count == 1 else "page"
+    width_inches = WIDTHS[width]
+    columns = (
+        {1: 1, 4: 2}.get(panel_count, min(3, panel_count)) if width == "page" else 1
+    )
+    rows = -(-panel_count // columns)
     if figure is None:
         figure = Figure(layout=None if alone else "constrained")
         FigureCanvasAgg(figure)
     figure.set_facecolor("white")
-    figure.set_size_inches(inches, 0.4 + rows * min(2.7, 0.78 * inches / columns))
+    figure.set_size_inches(
+        width_inches, 0.4 + rows * min(2.7, 0.78 * width_inches / columns)
+    )
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis in axes[panels:]:
+    for axis in axes[panel_count:]:
         axis.set_visible(False)
-    if panels > 1:
-        figure.suptitle(textwrap.fill(literal(title), int(14 * inches)), fontsize=9)
-    return figure, axes[:panels]
+    if panel_count > 1:
+        figure.suptitle(
+            textwrap.fill(literal(title), int(14 * width_inches)), fontsize=9
+        )
+    return figure, axes[:panel_count]
 
 
 def log_ticks(axis: Any) -> None:
     """Label the ticks of a logarithmic axis with plain numbers, since typesetting formulas is slow."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    low, high = axis.get_view_interval()
-    powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1
-    if low < high < 10 * low:
+    minimum, maximum = axis.get_view_interval()
+    decade_count = math.floor(math.log10(maximum)) - math.ceil(math.log10(minimum)) + 1
+    if minimum < maximum < 10 * minimum:
         axis.set_major_locator(MaxNLocator(4))
-    elif powers <= 1:
+    elif decade_count <= 1:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     else:
         axis.get_major_locator().set_params(numticks=6)
@@ -205,9 +239,11 @@ def floor_ticks(axis: Axis, floor: float) -> None:
     """Label at most six decades of a logarithmic axis; its lower end, ``floor``, is labeled as an upper bound."""
     from matplotlib.ticker import NullLocator
 
-    decades = math.log10(axis.get_view_interval()[1] / floor)
-    step = math.ceil((decades + 1) / 6)
-    ticks = [floor * 10.0**k for k in range(0, math.floor(decades) + 1, step)]
+    decade_count = math.log10(axis.get_view_interval()[1] / floor)
+    step = math.ceil((decade_count + 1) / 6)
+    ticks = [
+        floor * 10.0**decade for decade in range(0, math.floor(decade_count) + 1, step)
+    ]
     labels = [f"{tick:g}" for tick in ticks]
     labels[0] = f"≤ {labels[0]}"
     axis.set_ticks(ticks, labels)
@@ -220,37 +256,44 @@ PREDICTED = ", predicted"
 
 def finish(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
     """Add a common legend, without duplicates, and a note below all panels."""
-    legend: dict[str, Artist] = {}
+    legend_entries: dict[str, Artist] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
-            legend.setdefault(label, handle)
-    predicted = [label for label in legend if label.endswith(PREDICTED)]
-    if len(predicted) > 1:  # one entry for all
-        line: Any = copy.copy(legend[predicted[0]])
-        line.set_color("0.5")
-        legend[PREDICTED[2:]] = line
-        for label in predicted:
-            del legend[label]
-    width = figure.get_figwidth()
-    columns = max(1, int(15.5 * width / (max(map(len, legend), default=0) + 8)))
-    text = textwrap.fill(literal(note), int(16.5 * width))
-    if legend:
-        place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
+            legend_entries.setdefault(label, handle)
+    predicted_labels = [label for label in legend_entries if label.endswith(PREDICTED)]
+    if len(predicted_labels) > 1:  # one entry for all
+        shared_entry: Any = copy.copy(legend_entries[predicted_labels[0]])
+        shared_entry.set_color("0.5")
+        legend_entries[PREDICTED[2:]] = shared_entry
+        for label in predicted_labels:
+            del legend_entries[label]
+    width_inches = figure.get_figwidth()
+    column_count = max(
+        1, int(15.5 * width_inches / (max(map(len, legend_entries), default=0) + 8))
+    )
+    note_text = textwrap.fill(literal(note), int(16.5 * width_inches))
+    if legend_entries:
+        legend_position: dict[str, Any] = {
+            "loc": "upper center",
+            "bbox_to_anchor": (0.5, 0),
+        }
         if figure.get_layout_engine():
             # Below the panels, which keep their height however many entries there are.
-            lines = -(-len(legend) // columns) + len(text.splitlines())
-            figure.set_figheight(figure.get_figheight() + 0.16 * (lines - 1))
-            place = {"loc": "outside lower center"}
+            line_count = -(-len(legend_entries) // column_count) + len(
+                note_text.splitlines()
+            )
+            figure.set_figheight(figure.get_figheight() + 0.16 * (line_count - 1))
+            legend_position = {"loc": "outside lower center"}
         figure.legend(
-            legend.values(),
-            legend,
-            ncol=columns,
+            legend_entries.values(),
+            legend_entries,
+            ncol=column_count,
             fontsize=8,
             frameon=False,
             handlelength=2.4,
-            title=text or None,
+            title=note_text or None,
             title_fontproperties={"size": 8},
-            **place,
+            **legend_position,
         )
     lay_out(figure)
 
@@ -274,19 +317,24 @@ def svg_text(figure: Figure) -> tuple[str, ToSvg]:
     """Convert a figure to a transparent, cropped SVG, and return the map from pixels to its coordinates, too."""
     buffer = io.StringIO()
     with plain_matplotlib():
-        box = figure.get_tightbbox().padded(0.03)  # inches
-        style: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
-        figure.savefig(buffer, format="svg", bbox_inches=box, **style)
-    corner = np.array([box.x0, box.y1])
-    return buffer.getvalue(), lambda pixels: (pixels / figure.dpi - corner) * [72, -72]
+        bounding_box = figure.get_tightbbox().padded(0.03)  # inches
+        svg_options: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
+        figure.savefig(buffer, format="svg", bbox_inches=bounding_box, **svg_options)
+    top_left = np.array([bounding_box.x0, bounding_box.y1])
+    return (
+        buffer.getvalue(),
+        lambda pixels: (pixels / figure.dpi - top_left) * [72, -72],
+    )
 
 
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
     """Choose colors and markers for the algorithm labels of a suite, the same in all of its figures."""
-    names = {row.place.algorithm: row.identity.algorithm["name"] for row in rows}
+    algorithm_names = {
+        row.place.algorithm: row.identity.algorithm["name"] for row in rows
+    }
     for algorithm in suite.algorithms:
-        names[algorithm.label] = algorithm.spec["name"]
-    return looks(names)
+        algorithm_names[algorithm.label] = algorithm.spec["name"]
+    return looks(algorithm_names)
 
 
 def floor_of(errors: Iterable[float], target: float) -> float:

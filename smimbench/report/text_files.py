@@ -12,98 +12,123 @@ from smimbench.files import printable
 from smimbench.report.columns import number
 from smimbench.report.row import RowDocument
 
-_ROW = [
+_ROW_COLUMNS = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
     "seconds", "iterations", "per_iteration", "status_counts", "settings",
 ]  # fmt: skip
 
 
-def as_csv(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
+def as_csv(
+    rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
+) -> str:
     """Format rows as CSV with all digits, followed by their limits at infinite dimension (dimension ``inf``), if any.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
-    fields, rows = _with_limits(rows, limits)
-    return csv_text(flat_rows(rows, fields), fields)
+    column_names, rows = _with_limits(rows, extrapolated_rows)
+    return csv_text(flat_rows(rows, column_names), column_names)
 
 
 def flat_rows(
-    rows: Sequence[RowDocument], fields: Sequence[str] = _ROW
+    rows: Sequence[RowDocument], column_names: Sequence[str] = _ROW_COLUMNS
 ) -> list[dict[str, object]]:
     """Convert rows to flat dicts of numbers and texts."""
     return [
-        {field: row.get(field) for field in fields}
-        | {"status_counts": _counts(row["status_counts"])}
+        {column_name: row.get(column_name) for column_name in column_names}
+        | {"status_counts": _counts_text(row["status_counts"])}
         for row in rows
     ]
 
 
-def as_markdown(rows: Sequence[RowDocument], limits: Sequence[RowDocument]) -> str:
+def as_markdown(
+    rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
+) -> str:
     """Format rows as a Markdown table with rounded numbers, followed by their limits at infinite dimension, if any."""
-    return markdown_table(*_with_limits(rows, limits))
+    return markdown_table(*_with_limits(rows, extrapolated_rows))
 
 
 def _with_limits(
-    rows: Sequence[RowDocument], limits: Sequence[RowDocument]
+    rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
 ) -> tuple[list[str], Sequence[RowDocument]]:
-    if not limits:
-        return _ROW, rows
-    infinite = [
-        {**limit, "dimension": "inf", "mean": limit["value"], "sem": limit["error"]}
-        for limit in limits
+    """Return column names and rows, with the limits at infinite dimension, if any, as further rows."""
+    if not extrapolated_rows:
+        return _ROW_COLUMNS, rows
+    infinite_dimension_rows = [
+        {
+            **extrapolated_row,
+            "dimension": "inf",
+            "mean": extrapolated_row["value"],
+            "sem": extrapolated_row["error"],
+        }
+        for extrapolated_row in extrapolated_rows
     ]
-    return [*_ROW, "refusal", "chi2", "dof"], [*rows, *infinite]
+    return [*_ROW_COLUMNS, "refusal", "chi2", "dof"], [*rows, *infinite_dimension_rows]
 
 
-def markdown_table(fields: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+def markdown_table(
+    column_names: Sequence[str], rows: Sequence[Mapping[str, object]]
+) -> str:
     """Format selected fields of rows as a Markdown table with rounded numbers."""
-    lines = [_markdown_line(fields), "|" + "---|" * len(fields)]
+    table_lines = [_markdown_line(column_names), "|" + "---|" * len(column_names)]
     for row in rows:
-        cells = (_literal(_rounded(row.get(field))) for field in fields)
-        lines.append(_markdown_line(cells))
-    return "\n".join(lines) + "\n"
+        cells = (
+            _escaped_markdown(_rounded_text(row.get(column_name)))
+            for column_name in column_names
+        )
+        table_lines.append(_markdown_line(cells))
+    return "\n".join(table_lines) + "\n"
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _literal(text: str) -> str:
+def _escaped_markdown(text: str) -> str:
     """Escape a text so that Markdown and HTML show it unchanged."""
-    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_flat(text), quote=False))
+    return re.sub(
+        r"([\\`*\[\]|~!#])", r"\\\1", html.escape(_one_line(text), quote=False)
+    )
 
 
-def _rounded(cell: object) -> str:
+def _rounded_text(cell: object) -> str:
+    """Return a cell as text, with numbers rounded."""
     if isinstance(cell, dict):
-        return _counts(cell)
+        return _counts_text(cell)
     if isinstance(cell, float):
         return number(cell)
     return "" if cell is None else str(cell)
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts_text(counts: dict[str, int]) -> str:
+    """Return counts by name as text, such as ``3 ok 1 failed``."""
     return " ".join(f"{count} {name}" for name, count in counts.items())
 
 
-def csv_text(rows: Iterable[Mapping[str, object]], fields: Sequence[str]) -> str:
+def csv_text(rows: Iterable[Mapping[str, object]], column_names: Sequence[str]) -> str:
     """Format selected fields of rows as CSV with all digits; missing fields are blank.
 
     Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(map(_harmless, fields))
-    writer.writerows([_harmless(row.get(field)) for field in fields] for row in rows)
+    writer.writerow(map(_spreadsheet_safe, column_names))
+    writer.writerows(
+        [_spreadsheet_safe(row.get(column_name)) for column_name in column_names]
+        for row in rows
+    )
     return buffer.getvalue()
 
 
-def _harmless(cell: object) -> object:
+def _spreadsheet_safe(cell: object) -> object:
+    """Return a text on one line that no spreadsheet takes for a formula; other values unchanged."""
     if not isinstance(cell, str):
         return cell
-    text = _flat(cell)
+    text = _one_line(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
-def _flat(text: str) -> str:
+def _one_line(text: str) -> str:
+    """Return a text on one line, without control characters."""
     return " ".join(printable(text).split())

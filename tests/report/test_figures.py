@@ -20,7 +20,7 @@ from smimbench.report.figures import (
     metric_chart,
     smooth,
     theory_charts,
-    varied,
+    varied_parameter,
 )
 from smimbench.report.results import Results
 from smimbench.report.run_figures import seconds_chart
@@ -260,8 +260,8 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     found = [e for e in read(folder / "phases.csv") if e["what"] == "perfect recovery"]
     assert {float(e["prior.rho"]) for e in found} == {0.2, 0.5, 1.0}
     plans = load_suite(suite).plans
-    assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
-    assert varied(plans[:2]) is None
+    assert varied_parameter(plans) == ("prior.rho", [0.2, 0.5, 1.0])
+    assert varied_parameter(plans[:2]) is None
     assert (
         len(theory_charts(load_suite(suite), TheorySolver(tmp_path / "r" / "theory")))
         == 3
