@@ -275,19 +275,19 @@ class Instance:
 
 
 def fill_with_tokens(
-    tokens_array: Host, inputs: Inputs, rng: np.random.Generator
+    inputs_array: Host, inputs: Inputs, rng: np.random.Generator
 ) -> None:
     """Draw tokens into an array (n, T, D), in float64 before rounding to its dtype."""
     if inputs.transform is None:
-        tokens_array[...] = checked_array(
+        inputs_array[...] = checked_array(
             f"inputs {inputs.name!r}: draw",
-            inputs.draw(rng, *tokens_array.shape),
-            tokens_array.shape,
+            inputs.draw(rng, *inputs_array.shape),
+            inputs_array.shape,
         )
         return
-    block_size = max(1, HOST_BLOCK // max(1, math.prod(tokens_array.shape[1:])))
-    for first_sample in range(0, len(tokens_array), block_size):
-        token_block = tokens_array[first_sample : first_sample + block_size]
+    block_size = max(1, HOST_BLOCK // max(1, math.prod(inputs_array.shape[1:])))
+    for first_sample in range(0, len(inputs_array), block_size):
+        token_block = inputs_array[first_sample : first_sample + block_size]
         tokens = inputs.transform(rng.standard_normal(token_block.shape))
         token_block[...] = checked_array(
             f"inputs {inputs.name!r}: transform", tokens, token_block.shape

@@ -240,8 +240,10 @@ def _listed_paths_and_values(
     """
     for name, value in parameters.items():
         if isinstance(value, list):
-            lists_only = value and all(isinstance(element, list) for element in value)
-            if lists_only or not takes_lists(item_class, "algorithm", name):
+            holds_only_lists = value and all(
+                isinstance(element, list) for element in value
+            )
+            if holds_only_lists or not takes_lists(item_class, "algorithm", name):
                 yield (name,), value
         elif name == "assumed":
             for kind, inner_parameters in value.items():

@@ -548,8 +548,8 @@ class SearchSpace:
         value_lists = [
             choices for choices in self.parameters.values() if isinstance(choices, list)
         ]
-        only_lists = len(value_lists) == len(self.parameters)
-        if only_lists and math.prod(map(len, value_lists)) <= self.trials:
+        has_only_lists = len(value_lists) == len(self.parameters)
+        if has_only_lists and math.prod(map(len, value_lists)) <= self.trials:
             combinations = itertools.product(*value_lists)
             listed_settings = (
                 dict(zip(self.parameters, values)) for values in combinations
