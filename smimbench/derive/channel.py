@@ -102,32 +102,34 @@ class DerivedChannel(Delegate):
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
-        total: Array = 0.0
+        label_sum: Array = 0.0
         for draw in range(count):
             rng = monte_carlo_rng("prediction: labels", *index, draw)
             label = observable(self.channel, self.channel.forward(z, rng=rng))
-            total = total + namespace(z).astype(label, z.dtype)
-        return total / count
+            label_sum = label_sum + namespace(z).astype(label, z.dtype)
+        return label_sum / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * predict(z))`` (n, P, C), by fourth-order finite differences in float64."""
         xp = namespace(z, cotangent)
         n = z.shape[0]
-        wide = xp.astype(z, xp.float64)
-        weight = xp.reshape(xp.astype(cotangent, xp.float64), (n, -1))
+        z_float64 = xp.astype(z, xp.float64)
+        flat_cotangent = xp.reshape(xp.astype(cotangent, xp.float64), (n, -1))
         step = 1e-3
-        columns = []
-        for entry in range(self.components * self.sites):
-            unit = np.zeros((1, self.components, self.sites))
-            unit.flat[entry] = step
-            shift = xp.asarray(unit, **matching(wide))
-            total = xp.zeros((n,), **matching(wide))
+        derivatives = []
+        for latent_index in range(self.components * self.sites):
+            step_array = np.zeros((1, self.components, self.sites))
+            step_array.flat[latent_index] = step
+            shift = xp.asarray(step_array, **matching(z_float64))
+            difference = xp.zeros((n,), **matching(z_float64))
             for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
-                y = xp.astype(self._predict(wide + factor * shift), xp.float64)
+                y = xp.astype(self._predict(z_float64 + factor * shift), xp.float64)
                 y = xp.reshape(y, (n, -1))
-                total = total + coefficient * xp.sum(weight * y, axis=1)
-            columns.append(total / (12 * step))
-        return xp.astype(xp.reshape(xp.stack(columns, axis=1), z.shape), z.dtype)
+                difference = difference + coefficient * xp.sum(
+                    flat_cotangent * y, axis=1
+                )
+            derivatives.append(difference / (12 * step))
+        return xp.astype(xp.reshape(xp.stack(derivatives, axis=1), z.shape), z.dtype)
 
 
 LARGEST_DIMENSION = 12
@@ -190,29 +192,39 @@ class IntegratedChannel(DerivedChannel):
         Integration points are fixed, so that ``rng`` is not used. Where no point was compatible with the
         label, the prior is returned and counted as an error of one width.
         """
-        whitened = self._integrate(y, omega, V)
+        whitened_moments = self._integrate(y, omega, V)
         xp = namespace(omega)
         n, P, C = omega.shape
         root = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
         identity = xp.eye(C, **matching(root))
-        lift = root[:, None, :, None] * identity[None, :, None, :]
-        lift = xp.reshape(lift, (P * C, P * C))
-        shift = xp.reshape(xp.matmul(whitened.mean, lift), (n, P, C))
-        mean = omega + xp.astype(shift, omega.dtype)
-        square = whitened.square - whitened.mean[:, :, None] * whitened.mean[:, None, :]
-        blocks = xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift)
+        root_of_sites = root[:, None, :, None] * identity[None, :, None, :]
+        root_of_sites = xp.reshape(root_of_sites, (P * C, P * C))
+        deviation = xp.reshape(
+            xp.matmul(whitened_moments.mean, root_of_sites), (n, P, C)
+        )
+        mean = omega + xp.astype(deviation, omega.dtype)
+        whitened_covariance = (
+            whitened_moments.square
+            - whitened_moments.mean[:, :, None] * whitened_moments.mean[:, None, :]
+        )
+        blocks = xp.matmul(
+            xp.matmul(root_of_sites, xp.mean(whitened_covariance, axis=0)),
+            root_of_sites,
+        )
         blocks = xp.reshape(blocks, (P, C, P, C))
-        of_sites = xp.stack([blocks[:, c, :, c] for c in range(C)])
-        covariance = symmetric(xp.sum(of_sites, axis=0) / C)
-        moment = None
+        site_blocks = xp.stack([blocks[:, site, :, site] for site in range(C)])
+        covariance = symmetric(xp.sum(site_blocks, axis=0) / C)
+        moments = None
         if second_moment:
-            flat = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
-            moment = xp.matmul(xp.matmul(lift, square), lift)
-            moment = moment + flat[:, :, None] * flat[:, None, :]
-            moment = xp.astype(xp.reshape(moment, (n, P, C, P, C)), omega.dtype)
-        error = float(xp.sqrt(xp.mean(clip(whitened.error, 0.0, 1.0) ** 2)))
-        return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
+            flat_mean = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
+            moments = xp.matmul(
+                xp.matmul(root_of_sites, whitened_covariance), root_of_sites
+            )
+            moments = moments + flat_mean[:, :, None] * flat_mean[:, None, :]
+            moments = xp.astype(xp.reshape(moments, (n, P, C, P, C)), omega.dtype)
+        error = float(xp.sqrt(xp.mean(clip(whitened_moments.error, 0.0, 1.0) ** 2)))
+        return Posterior(mean, xp.astype(covariance, omega.dtype), moments, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-partition function ``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
@@ -235,8 +247,8 @@ class IntegratedChannel(DerivedChannel):
         The slope is for one component with labels that do not see its sign.
         """
         information = self._information
-        derivable = information.blind_to_signs and not information.is_exact
-        if self.channel.susceptibility is None and derivable:
+        is_derivable = information.blind_to_signs and not information.is_exact
+        if self.channel.susceptibility is None and is_derivable:
             return self._slope
         return self.channel.susceptibility
 
@@ -247,9 +259,12 @@ class IntegratedChannel(DerivedChannel):
 
     @cached_property
     def _information(self) -> LikelihoodInformation:
-        blind = self.components == 1 and self.symmetry not in ("none", "permutations")
+        blind_to_signs = self.components == 1 and self.symmetry not in (
+            "none",
+            "permutations",
+        )
         return LikelihoodInformation(
-            self.channel, self.components, self.sites, self.labels, blind
+            self.channel, self.components, self.sites, self.labels, blind_to_signs
         )
 
     @cached_property
@@ -300,19 +315,23 @@ class IntegratedChannel(DerivedChannel):
         if labels is None:
             return super()._mean_label(z)
         xp = namespace(z)
-        total: Array = 0.0
-        norm: Array = 0.0
-        for value in labels:
-            label = xp.asarray(value, device=array_api_compat.device(z))
+        weighted_sum: Array = 0.0
+        probability_sum: Array = 0.0
+        for label_value in labels:
+            label = xp.asarray(label_value, device=array_api_compat.device(z))
             y = xp.broadcast_to(label, (z.shape[0], *label.shape))
-            observed = xp.astype(observable(self.channel, y), z.dtype)
+            observable_label = xp.astype(observable(self.channel, y), z.dtype)
             with np.errstate(all="ignore"):
-                chance = xp.astype(xp.exp(log_likelihood(self.channel, y, z)), z.dtype)
-            norm = norm + chance
-            total = total + observed * xp.reshape(
-                chance, (-1, *([1] * (observed.ndim - 1)))
+                probability = xp.astype(
+                    xp.exp(log_likelihood(self.channel, y, z)), z.dtype
+                )
+            probability_sum = probability_sum + probability
+            weighted_sum = weighted_sum + observable_label * xp.reshape(
+                probability, (-1, *([1] * (observable_label.ndim - 1)))
             )
-        return total / xp.reshape(norm, (-1, *([1] * (total.ndim - 1))))
+        return weighted_sum / xp.reshape(
+            probability_sum, (-1, *([1] * (weighted_sum.ndim - 1)))
+        )
 
     def _integrate(self, y: Array, omega: Array, V: Array) -> PosteriorMoments:
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):

@@ -63,11 +63,11 @@ class DerivedPrior(Delegate):
     def overlap(self, Qhat: Array) -> Overlap:
         """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch."""
         xp = namespace(Qhat)
-        host = np.asarray(to_host(Qhat), dtype=np.float64)
-        V = np.zeros(host.shape)
-        for index in np.ndindex(host.shape[:-2]):
-            V[index] = self._error(host[index])
-        Q = self.second_moment(host.shape[-1]) - V
+        host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
+        V = np.zeros(host_Qhat.shape)
+        for index in np.ndindex(host_Qhat.shape[:-2]):
+            V[index] = self._error(host_Qhat[index])
+        Q = self.second_moment(host_Qhat.shape[-1]) - V
         return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
@@ -129,9 +129,9 @@ class DerivedLaw(DerivedPrior):
         numbers, and rounding could even make it negative.
         """
         variance = self.variance
-        linear = variance / (1 + variance * information)
-        error = np.minimum(self._curve(information), linear)
-        return np.where(variance * information < 1e-6, linear, error)
+        linear_error = variance / (1 + variance * information)
+        error = np.minimum(self._curve(information), linear_error)
+        return np.where(variance * information < 1e-6, linear_error, error)
 
     def mean_overlap(self, components: int) -> Host:
         """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; host."""
@@ -143,17 +143,17 @@ class DerivedLaw(DerivedPrior):
 
 
 def error_curve(
-    exact: Callable[[Array], Array],
+    exact_error: Callable[[Array], Array],
     variance: float,
     *,
-    together: bool = False,
-    finest: int = 16,
+    takes_grid: bool = False,
+    per_decade: int = 16,
     steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
     """Interpolate the error V as a function of the information from values on a logarithmic grid.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
-    the best linear estimate the estimate is. ``together``: ``exact`` takes the whole grid at once. ``finest``: values
+    the best linear estimate the estimate is. ``takes_grid``: ``exact_error`` takes the whole grid at once. ``per_decade``: values
     per decade where most happens. ``steady``: relative change from one value to the next at which the rest is left out.
     """
     from scipy.interpolate import PchipInterpolator
@@ -161,26 +161,26 @@ def error_curve(
     # Structure in a signal shows between a tenth of the prior's precision and a thousand times that.
     center = math.log10(1 / variance)
     ends = math.log10(LOWEST), center - 1, center + 3, math.log10(HIGHEST)
-    rates = (2, finest, 2)
+    densities = (2, per_decade, 2)
     segments = [
-        np.linspace(low, high, round((high - low) * rate) + 1)[:-1]
-        for low, high, rate in zip(ends, ends[1:], rates)
+        np.linspace(low, high, round((high - low) * density) + 1)[:-1]
+        for low, high, density in zip(ends, ends[1:], densities)
     ]
-    x = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
-    grid = np.exp(x)
-    if together:
-        errors = np.clip(exact(grid), 1e-300, variance)
-        gain = np.log(errors * (1 / variance + grid))
+    log_grid = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
+    grid = np.exp(log_grid)
+    if takes_grid:
+        errors = np.clip(exact_error(grid), 1e-300, variance)
+        log_gain = np.log(errors * (1 / variance + grid))
     else:
-        gain = _gains_until_steady(exact, grid, variance, steady)
-    interpolant = PchipInterpolator(x, gain)
+        log_gain = _gains_until_steady(exact_error, grid, variance, steady)
+    interpolant = PchipInterpolator(log_grid, log_gain)
 
     def error(information: Host) -> Host:
         information = np.asarray(information, dtype=np.float64)
-        inside = np.clip(information, LOWEST, HIGHEST)
+        clipped = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            gain = np.exp(interpolant(np.log(inside)))
-            interpolated = gain / (1 / variance + information)
+            log_gain = np.exp(interpolant(np.log(clipped)))
+            interpolated = log_gain / (1 / variance + information)
         interpolated = np.where(information <= 0, variance, interpolated)
         return np.where(np.isnan(information), np.nan, interpolated)
 
@@ -188,22 +188,24 @@ def error_curve(
 
 
 def _gains_until_steady(
-    exact: Callable[[float], float], grid: Host, variance: float, steady: float
+    exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
     """Tabulate ``log(V (1/variance + information))`` on a grid; once it no longer changes it is kept constant."""
-    gain = np.zeros(len(grid))
+    log_gain = np.zeros(len(grid))
     unchanged = 0
-    for i, information in enumerate(grid):
+    for grid_index, information in enumerate(grid):
         # Far out at the upper end nothing changes any more.
         if unchanged == 3:
-            gain[i] = gain[i - 1]
+            log_gain[grid_index] = log_gain[grid_index - 1]
             continue
-        error = min(max(exact(information), 1e-300), variance)
-        gain[i] = math.log(error * (1 / variance + information))
-        is_far = i > 0 and information * variance > 100
-        is_steady = is_far and abs(gain[i] - gain[i - 1]) < steady
+        error = min(max(exact_error(information), 1e-300), variance)
+        log_gain[grid_index] = math.log(error * (1 / variance + information))
+        is_far = grid_index > 0 and information * variance > 100
+        is_steady = (
+            is_far and abs(log_gain[grid_index] - log_gain[grid_index - 1]) < tolerance
+        )
         unchanged = unchanged + 1 if is_steady else 0
-    return gain
+    return log_gain
 
 
 class SimulatedPrior(DerivedPrior):
@@ -231,9 +233,9 @@ class SimulatedPrior(DerivedPrior):
 
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean of the signal: what ``denoise`` returns without information."""
-        nothing = np.zeros(self.model.signal_shape(components, dimension))
+        zeros = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(
-            self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate
+            self.prior.denoise(zeros, 1e-12 * np.eye(components)).estimate
         )
 
     def _moments(self, components: int) -> tuple[Host, Host]:
@@ -243,12 +245,12 @@ class SimulatedPrior(DerivedPrior):
             dimension, draws = self._size
             mean = self.mean(components, dimension)
             overlap = np.asarray(self.model.inner(mean, mean))
-            squares = []
-            for k in range(draws):
-                rng = monte_carlo_rng("simulated prior", k)
+            second_moments = []
+            for draw in range(draws):
+                rng = monte_carlo_rng("simulated prior", draw)
                 deviation = self.prior.sample(rng, components, dimension) - mean
-                squares.append(overlap + self.model.inner(deviation, deviation))
-            return np.stack(squares), overlap
+                second_moments.append(overlap + self.model.inner(deviation, deviation))
+            return np.stack(second_moments), overlap
 
         return cached_on(self, "moments", simulate, key=components)
 
@@ -268,8 +270,10 @@ class SimulatedPrior(DerivedPrior):
             return 3e-3  # of that dimension
         if len(Qhat) > 1:
             return float(np.max(_relative_error(self._simulated_errors(Qhat))))
-        _, at, errors = self._curve
-        return float(np.interp(np.log(max(float(Qhat[0, 0]), 1e-300)), at, errors))
+        _, log_grid, errors = self._curve
+        return float(
+            np.interp(np.log(max(float(Qhat[0, 0]), 1e-300)), log_grid, errors)
+        )
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
@@ -280,17 +284,17 @@ class SimulatedPrior(DerivedPrior):
     def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
         """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
         variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
-        grid = []
+        log_grid = []
         errors = []
 
-        def exact(information: float) -> float:
+        def mean_error(information: float) -> float:
             draws = self._simulated_errors(np.array([[information]]))
-            grid.append(math.log(information))
+            log_grid.append(math.log(information))
             errors.append(float(_relative_error(draws)[0]))
             return float(draws.mean())
 
-        curve = error_curve(exact, variance, finest=8)
-        return curve, np.array(grid), np.array(errors)
+        curve = error_curve(mean_error, variance, per_decade=8)
+        return curve, np.array(log_grid), np.array(errors)
 
     def _simulated_errors(self, Qhat: Host) -> Host:
         """Error V (draws, P, P) of ``denoise`` in each of several simulations.
@@ -301,24 +305,26 @@ class SimulatedPrior(DerivedPrior):
         """
         P = len(Qhat)
         dimension, draws = self._size
-        root = inverse_root(Qhat, 1e-12)
+        noise_root = inverse_root(Qhat, 1e-12)
         mean = self.mean(P, dimension)
         second_moments, mean_overlap = self._moments(P)
         variances = second_moments - mean_overlap
         variance = np.trace(variances.mean(axis=0))
         signal_to_noise = float(np.trace(Qhat) * variance) / P**2
         errors = []
-        for k in range(draws):
-            rng = monte_carlo_rng("simulated prior", k)
+        for draw in range(draws):
+            rng = monte_carlo_rng("simulated prior", draw)
             signal = self.prior.sample(rng, P, dimension)
             noise = self.model.draw_noise(rng, P, dimension)
-            R = signal + np.tensordot(root, noise, axes=1)
+            R = signal + np.tensordot(noise_root, noise, axes=1)
             estimate = np.asarray(self.prior.denoise(R, Qhat).estimate)
             difference = signal - estimate
-            learned = estimate - mean
+            centered_estimate = estimate - mean
             squared = np.asarray(self.model.inner(difference, difference))
-            unlearned = variances[k] - np.asarray(self.model.inner(learned, learned))
-            combined = unlearned + signal_to_noise * squared
+            variance_left = variances[draw] - np.asarray(
+                self.model.inner(centered_estimate, centered_estimate)
+            )
+            combined = variance_left + signal_to_noise * squared
             errors.append(combined / (1 + signal_to_noise))
         return np.stack(errors)
 
@@ -327,6 +333,6 @@ def _relative_error(draws: Host) -> Host:
     """Relative standard error (P,) of the diagonal of a mean over simulated matrices (draws, P, P)."""
     diagonals = np.diagonal(draws, axis1=1, axis2=2)
     # Wider by 1.3, so that a deviation of four errors estimated from eight simulations is as rare as one of four exact errors.
-    sem = 1.3 * diagonals.std(axis=0, ddof=1) / math.sqrt(len(diagonals))
+    standard_error = 1.3 * diagonals.std(axis=0, ddof=1) / math.sqrt(len(diagonals))
     mean: Host = diagonals.mean(axis=0)
-    return np.where(mean > 0, sem / np.where(mean > 0, mean, 1.0), 1.0)
+    return np.where(mean > 0, standard_error / np.where(mean > 0, mean, 1.0), 1.0)

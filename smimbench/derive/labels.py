@@ -14,14 +14,18 @@ from smimbench.numerics.random_numbers import monte_carlo_rng
 
 def observable(channel: Channel, y: Array) -> Array:
     """Labels in the form a user measures, such as probabilities instead of log-probabilities."""
-    convert = channel.observable
-    return y if convert is None else convert(y)
+    to_observable = channel.observable
+    return y if to_observable is None else to_observable(y)
 
 
 def predict(channel: Channel, z: Array) -> Array:
     """Noiseless labels of given latents in observable form; with an estimate as ``z`` this is the plug-in prediction."""
-    direct = channel.predict
-    return observable(channel, channel.forward(z)) if direct is None else direct(z)
+    own_predict = channel.predict
+    return (
+        observable(channel, channel.forward(z))
+        if own_predict is None
+        else own_predict(z)
+    )
 
 
 def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
@@ -32,8 +36,8 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
     """
     if getattr(channel, "draws_predictions", False):  # a derived channel alone
         return cast("tuple[Array, Array]", channel.predict_twice(z, *index))
-    once = predict(channel, z)
-    return once, once
+    prediction = predict(channel, z)
+    return prediction, prediction
 
 
 def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
@@ -50,8 +54,12 @@ def gives_probabilities(problem: ProblemLike) -> bool:
     y = channel.forward(z, rng=rng)
     if channel.observable is None:
         return False
-    p = np.asarray(channel.observable(y))
-    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
+    observed = np.asarray(channel.observable(y))
+    return bool(
+        observed.ndim >= 2
+        and (observed >= 0).all()
+        and np.allclose(observed.sum(axis=-1), 1.0)
+    )
 
 
 def probe(channel: Channel, sites: int, count: int) -> Array:
@@ -72,7 +80,8 @@ def is_noisy(channel: Channel, z: Array) -> bool:
     ):  # rng is required, or None has no such method
         return True
     labels_0, labels_1 = (
-        np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1)
+        np.asarray(channel.forward(z, rng=np.random.default_rng(seed)))
+        for seed in (0, 1)
     )
     return not np.array_equal(labels_0, labels_1)
 
@@ -81,18 +90,23 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
     """Whether the noiseless label has a useful derivative; signs and positions of maxima have none."""
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
-    def slope(step: float) -> Array:
-        up, down = (
-            np.asarray(noiseless(z + s * direction), dtype=float) for s in (step, -step)
+    def directional_derivative(step: float) -> Array:
+        upper, lower = (
+            np.asarray(noiseless(z + shift * direction), dtype=float)
+            for shift in (step, -step)
         )
-        return np.reshape((up - down) / (2 * step), (len(z), -1))
+        return np.reshape((upper - lower) / (2 * step), (len(z), -1))
 
-    coarse = slope(1e-3)
-    fine = slope(1e-4)
-    size = np.abs(fine).max(axis=1)
-    agree = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(size, 1e-6)
+    coarse = directional_derivative(1e-3)
+    fine = directional_derivative(1e-4)
+    largest_slope = np.abs(fine).max(axis=1)
+    is_stable = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(
+        largest_slope, 1e-6
+    )
     return bool(
-        np.isfinite(fine).all() and (size > 0).mean() > 0.5 and agree.mean() > 0.8
+        np.isfinite(fine).all()
+        and (largest_slope > 0).mean() > 0.5
+        and is_stable.mean() > 0.8
     )
 
 
@@ -101,9 +115,10 @@ def is_exact(channel: Channel, sites: int) -> bool:
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
-    move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
+    shift = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
     labels, moved_labels = (
-        np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move)
+        np.asarray(channel.forward(latents)).reshape(len(z), -1)
+        for latents in (z, z + shift)
     )
     return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
 
@@ -113,20 +128,28 @@ def few_labels(channel: Channel, sites: int) -> Host | None:
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met
     y = np.asarray(channel.forward(z, rng=rng))
-    values = np.unique(y.reshape(len(y), -1), axis=0)
-    if len(values) > 64:
+    label_values = np.unique(y.reshape(len(y), -1), axis=0)
+    if len(label_values) > 64:
         return None
-    values = values.reshape(-1, *y.shape[1:])
-    some = z[:256]
-    total = np.zeros(len(some))
+    label_values = label_values.reshape(-1, *y.shape[1:])
+    test_latents = z[:256]
+    probability_sum = np.zeros(len(test_latents))
     with np.errstate(all="ignore"):
-        for value in values:
-            repeated = np.broadcast_to(value, (len(some), *value.shape))
-            total += np.exp(
-                np.asarray(log_likelihood(channel, repeated, some), dtype=float)
+        for label_value in label_values:
+            repeated_label = np.broadcast_to(
+                label_value, (len(test_latents), *label_value.shape)
+            )
+            probability_sum += np.exp(
+                np.asarray(
+                    log_likelihood(channel, repeated_label, test_latents), dtype=float
+                )
             )
     # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
-    return values if np.ptp(total) < 1e-6 * total.mean() else None
+    return (
+        label_values
+        if np.ptp(probability_sum) < 1e-6 * probability_sum.mean()
+        else None
+    )
 
 
 def symmetry_of_labels(channel: Channel, sites: int) -> str:
@@ -135,37 +158,38 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
     P = int(channel.components)
     leaves_labels = partial(_is_symmetry, channel, sites)
     cycle = np.roll(np.eye(P), 1, axis=0)
-    swap = np.eye(P)
-    swap[:2] = swap[:2][::-1]
+    transposition = np.eye(P)
+    transposition[:2] = transposition[:2][::-1]
     rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
     rotation[0] *= np.linalg.det(rotation)  # a reflection is none
     if P > 1 and leaves_labels(rotation):
         return "rotations"
-    flips = all(
-        leaves_labels(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P)
+    has_sign_flips = all(
+        leaves_labels(np.diag(np.where(np.arange(P) == component, -1.0, 1.0)))
+        for component in range(P)
     )
-    permutes = P > 1 and leaves_labels(cycle) and leaves_labels(swap)
-    if flips:
-        return "signed-permutations" if permutes else "signs"
+    has_permutations = P > 1 and leaves_labels(cycle) and leaves_labels(transposition)
+    if has_sign_flips:
+        return "signed-permutations" if has_permutations else "signs"
     if P > 1 and leaves_labels(-np.eye(P)):
-        return "permutations-common-sign" if permutes else "common-sign"
-    return "permutations" if permutes else "none"
+        return "permutations-common-sign" if has_permutations else "common-sign"
+    return "permutations" if has_permutations else "none"
 
 
 def _is_symmetry(channel: Channel, sites: int, transformation: Array) -> bool:
     """Whether a transformation of the latents leaves the probability of all labels unchanged."""
     z = probe(channel, sites, 64)
-    turned = transformation @ z
+    transformed_z = transformation @ z
     if channel.log_likelihood is not None:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
-            original, transformed = (
-                np.asarray(log_likelihood(channel, y, at), dtype=float)
-                for at in (z, turned)
+            expected, transformed = (
+                np.asarray(log_likelihood(channel, y, latents), dtype=float)
+                for latents in (z, transformed_z)
             )
-        return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-6))
-    original, transformed = (
-        np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels")))
-        for at in (z, turned)
+        return bool(np.allclose(expected, transformed, rtol=1e-6, atol=1e-6))
+    expected, transformed = (
+        np.asarray(channel.forward(latents, rng=monte_carlo_rng("symmetry: labels")))
+        for latents in (z, transformed_z)
     )
-    return bool(np.allclose(original, transformed, rtol=1e-6, atol=1e-9))
+    return bool(np.allclose(expected, transformed, rtol=1e-6, atol=1e-9))

@@ -81,10 +81,10 @@ class LikelihoodInformation:
                 value[index], error[index] = self._estimate(Q[index], V[index])
         method = "nested quadrature of the likelihood"
         if not self.is_exact:
-            source = "labels added up"
+            averaging = "labels added up"
             if self.labels is None:
-                source = "posterior integrated from the likelihood"
-            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {source})"
+                averaging = "posterior integrated from the likelihood"
+            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {averaging})"
         return Uncertain(value, error, method)
 
     @property
@@ -94,45 +94,57 @@ class LikelihoodInformation:
 
     def _for_one_component(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error for one component at Q and V (N,); extrapolated where Q or V is nearly zero."""
-        narrowest = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
-        far = (narrowest * Q > V) & (self.labels is not None)
-        at = np.where(far, narrowest * Q, V)
-        value, error = self._without_extrapolation(Q + V - at, at)
-        if far.any():
+        smallest_ratio = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
+        is_extrapolated = (smallest_ratio * Q > V) & (self.labels is not None)
+        computed_V = np.where(is_extrapolated, smallest_ratio * Q, V)
+        value, error = self._without_extrapolation(Q + V - computed_V, computed_V)
+        if is_extrapolated.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
-            wider, wider_error = self._without_extrapolation(
-                (Q + V - 10 * at)[far], 10 * at[far]
+            wider_information, wider_error = self._without_extrapolation(
+                (Q + V - 10 * computed_V)[is_extrapolated],
+                10 * computed_V[is_extrapolated],
             )
-            information = value[far]
-            distance = np.log(at[far] / V[far])
+            information = value[is_extrapolated]
+            log_distance = np.log(computed_V[is_extrapolated] / V[is_extrapolated])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
-                power = np.clip(np.log10(information / wider), 0.0, 1.0)
-                power = np.where((information > 0) & (wider > 0), power, 0.0)
-                relative_error = (
-                    error[far] / information * (1 + distance / math.log(10))
+                power = np.clip(np.log10(information / wider_information), 0.0, 1.0)
+                power = np.where(
+                    (information > 0) & (wider_information > 0), power, 0.0
                 )
                 relative_error = (
-                    relative_error + wider_error / wider * distance / math.log(10)
+                    error[is_extrapolated]
+                    / information
+                    * (1 + log_distance / math.log(10))
                 )
-            value[far] = information * np.exp(power * distance)
-            error[far] = value[far] * np.minimum(
+                relative_error = (
+                    relative_error
+                    + wider_error / wider_information * log_distance / math.log(10)
+                )
+            value[is_extrapolated] = information * np.exp(power * log_distance)
+            error[is_extrapolated] = value[is_extrapolated] * np.minimum(
                 np.nan_to_num(relative_error, nan=1.0), 1.0
             )
         if not self.blind_to_signs or self.is_exact:
             return value, error
         total = Q + V
-        for k in np.flatnonzero(FAINT_OVERLAP * total > Q):
+        for index in np.flatnonzero(FAINT_OVERLAP * total > Q):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
-            start = self.susceptibility(total[k])
-            faint = FAINT_OVERLAP * total[k]
-            nearest = self._without_extrapolation(
-                np.array([faint]), np.array([total[k] - faint])
+            initial_slope = self.susceptibility(total[index])
+            faint_Q = FAINT_OVERLAP * total[index]
+            faint_estimate = self._without_extrapolation(
+                np.array([faint_Q]), np.array([total[index] - faint_Q])
             )
-            end, end_error = (float(column[0]) / faint for column in nearest)
-            share = Q[k] / faint
-            value[k] = Q[k] * (start.value + (end - start.value) * share)
-            error[k] = Q[k] * math.hypot(start.error, end_error * share)
+            faint_slope, faint_slope_error = (
+                float(number[0]) / faint_Q for number in faint_estimate
+            )
+            share = Q[index] / faint_Q
+            value[index] = Q[index] * (
+                initial_slope.value + (faint_slope - initial_slope.value) * share
+            )
+            error[index] = Q[index] * math.hypot(
+                initial_slope.error, faint_slope_error * share
+            )
         return value, error
 
     def _without_extrapolation(self, Q: Host, V: Host) -> tuple[Host, Host]:
@@ -141,13 +153,13 @@ class LikelihoodInformation:
             return self._by_quadrature(Q, V)
         value = np.empty(len(Q))
         error = np.empty(len(Q))
-        for k, (q, v) in enumerate(zip(Q.tolist(), V.tolist())):
+        for index, (q, v) in enumerate(zip(Q.tolist(), V.tolist())):
 
             def estimate(q: float = q, v: float = v) -> tuple[Host, Host]:
                 return self._estimate(np.array([[q]]), np.array([[v]]))
 
             estimates = cached_on(self, "values", estimate, key=(q, v))
-            value[k], error[k] = (matrix[0, 0] for matrix in estimates)
+            value[index], error[index] = (matrix[0, 0] for matrix in estimates)
         return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
@@ -161,22 +173,26 @@ class LikelihoodInformation:
     def _susceptibility(self, V: float) -> Uncertain:
         labels = []
         for scramble in range(SCRAMBLES):
-            u = whitened_points(
+            whitened_latents = whitened_points(
                 self.dimension, 512, "slope: latents", scramble, paired=False
             )
-            z = math.sqrt(V) * u.reshape(-1, 1, self.sites)
+            z = math.sqrt(V) * whitened_latents.reshape(-1, 1, self.sites)
             rng = monte_carlo_rng("slope: labels", scramble)
             labels.append(np.asarray(self.channel.forward(z, rng=rng)))
         if self.dimension == labels[0][0].size == 1:
             nodes, weights = _panels(np.concatenate(labels).ravel())
             y = nodes.reshape(-1, *labels[0].shape[1:])
-            density, square = self._squared_response(y, V)
+            density, squared_response = self._squared_response(y, V)
             narrower_density, _ = self._squared_response(y, V / 2)
-            mass = weights * density
+            weighted_density = weights * density
             # The likelihood may lack a factor; one that depends on y changes the norm with the law of the latents.
-            norm_change = abs(float(weights @ narrower_density / mass.sum()) - 1)
+            norm_change = abs(
+                float(weights @ narrower_density / weighted_density.sum()) - 1
+            )
             if norm_change < 1e-3:
-                value = float(mass @ square / mass.sum())
+                value = float(
+                    weighted_density @ squared_response / weighted_density.sum()
+                )
                 return Uncertain(value, value * (10 * norm_change + 1e-6), "quadrature")
         means = [float(self._squared_response(y, V)[1].mean()) for y in labels]
         error = float(np.std(means, ddof=1)) / math.sqrt(SCRAMBLES)
@@ -186,8 +202,8 @@ class LikelihoodInformation:
         """Density (n,) of labels at omega = 0, up to a factor, and their squared responses, whose mean is the susceptibility."""
         omega = np.zeros((len(y), 1, self.sites))
         moments = integrate(self.channel, y, omega, np.array([[V]]), refine=False)
-        G = (moments.square - np.eye(self.sites)) / V
-        return np.exp(moments.log_norm), (G * G).sum((1, 2))
+        response = (moments.square - np.eye(self.sites)) / V
+        return np.exp(moments.log_norm), (response * response).sum((1, 2))
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error (P, P), by sums over all labels or by drawn labels, with enough points."""
@@ -217,34 +233,42 @@ class LikelihoodInformation:
         """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels at random omega."""
         P = self.components
         C = self.sites
-        d = self.dimension
+        dimension = self.dimension
         root_Q = symmetric_root(Q)
         root_V = symmetric_root(V)
-        white = np.linalg.inv(root_V)
+        inverse_root_V = np.linalg.inv(root_V)
         estimates = []
         for scramble in range(SCRAMBLES):
             normal = whitened_points(
-                d, points, "likelihood information: latents", scramble, paired=False
+                dimension,
+                points,
+                "likelihood information: latents",
+                scramble,
+                paired=False,
             )
             omega = root_Q @ normal.reshape(points, P, C)
             rng = monte_carlo_rng("likelihood information: axes", scramble)
-            axes = rng.standard_normal((2, points, d))
+            axes = rng.standard_normal((2, points, dimension))
             axes /= np.linalg.norm(axes, axis=2, keepdims=True)
-            sets = [_wide_points(d, 2 * scramble + half) for half in range(2)]
-            step = max(1, BLOCK // sets[0][0].size)
-            total: Array = 0.0
-            for start in range(0, points, step):
-                chunk = slice(start, start + step)
-                total = total + self._sum_of_squares(
-                    omega[chunk], root_V, sets, axes[:, chunk]
+            point_sets = [
+                _wide_points(dimension, 2 * scramble + half) for half in range(2)
+            ]
+            chunk_size = max(1, BLOCK // point_sets[0][0].size)
+            square_sum: Array = 0.0
+            for start in range(0, points, chunk_size):
+                chunk = slice(start, start + chunk_size)
+                square_sum = square_sum + self._sum_of_squares(
+                    omega[chunk], root_V, point_sets, axes[:, chunk]
                 )
-            blocks = symmetric(total / points).reshape(P, C, P, C)
-            estimates.append(white @ np.einsum("pcqc->pq", blocks) @ white)
+            blocks = symmetric(square_sum / points).reshape(P, C, P, C)
+            estimates.append(
+                inverse_root_V @ np.einsum("pcqc->pq", blocks) @ inverse_root_V
+            )
         error = np.std(estimates, axis=0, ddof=1) / math.sqrt(SCRAMBLES)
         return np.mean(estimates, axis=0), error
 
     def _sum_of_squares(
-        self, omega: Host, root_V: Host, sets: list[tuple[Host, Host]], axes: Host
+        self, omega: Host, root_V: Host, point_sets: list[tuple[Host, Host]], axes: Host
     ) -> Host:
         """Sum over labels and omegas of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of the whitened latents.
 
@@ -253,37 +277,42 @@ class LikelihoodInformation:
         """
         n, P, C = omega.shape
         labels: Array = self.labels
-        masses = []
+        probability_sums = []
         means = []
-        for (u, weight), axis in zip(sets, axes):
+        for (u, importance), axis in zip(point_sets, axes):
             # Turned for every omega, so that the errors of different omegas are independent.
-            turned = reflected(np.broadcast_to(u, (n, *u.shape)), axis, np)
-            z = omega[:, None] + root_V @ turned.reshape(-1, len(u), P, C)
+            reflected_points = reflected(np.broadcast_to(u, (n, *u.shape)), axis, np)
+            z = omega[:, None] + root_V @ reflected_points.reshape(-1, len(u), P, C)
             z = z.reshape(-1, P, C)
-            logs = []
+            log_likelihoods = []
             with np.errstate(all="ignore"):
                 for label in labels:
                     y = np.broadcast_to(label, (len(z), *label.shape))
-                    logs.append(log_likelihood(self.channel, y, z))
-            chances = np.exp(np.array(logs, dtype=float))
-            w = weight * chances.reshape(-1, n, len(u))
-            masses.append(w.sum(axis=2))
-            means.append((w[:, :, None, :] @ turned)[:, :, 0, :])
-        inverse = 2 / np.maximum(sum(masses), 1e-300)
-        return np.asarray(np.einsum("yn,yni,ynj->ij", inverse, *means))
+                    log_likelihoods.append(log_likelihood(self.channel, y, z))
+            probabilities = np.exp(np.array(log_likelihoods, dtype=float))
+            posterior_weights = importance * probabilities.reshape(-1, n, len(u))
+            probability_sums.append(posterior_weights.sum(axis=2))
+            means.append(
+                (posterior_weights[:, :, None, :] @ reflected_points)[:, :, 0, :]
+            )
+        inverse_masses = 2 / np.maximum(sum(probability_sums), 1e-300)
+        return np.asarray(np.einsum("yn,yni,ynj->ij", inverse_masses, *means))
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
         labels: Array = self.labels
-        scale = np.sqrt(Q)
+        omega_scale = np.sqrt(Q)
         width = np.sqrt(V)
         tolerance = SCALAR_TOLERANCE / 10
-        step = max(1, BLOCK // (80 * len(labels)))
+        chunk_size = max(1, BLOCK // (80 * len(labels)))
 
-        def log_square(t: Array, lines: Array) -> Array:
-            omega = (scale[lines][:, None] * t).ravel()
-            widths = np.broadcast_to(width[lines][:, None], t.shape).ravel()
-            chunks = [slice(i, i + step) for i in range(0, len(omega), step)]
+        def log_square(t: Array, problem_indices: Array) -> Array:
+            omega = (omega_scale[problem_indices][:, None] * t).ravel()
+            widths = np.broadcast_to(width[problem_indices][:, None], t.shape).ravel()
+            chunks = [
+                slice(start, start + chunk_size)
+                for start in range(0, len(omega), chunk_size)
+            ]
             sums = [
                 self._mean_squares(omega[chunk], widths[chunk], tolerance)
                 for chunk in chunks
@@ -301,20 +330,20 @@ class LikelihoodInformation:
         """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of a whitened latent's posterior mean, by quadrature."""
         labels: Array = self.labels
 
-        def log_weight(u: Array, lines: Array) -> Array:
-            at = lines // len(labels)
-            z = omega[at][:, None] + width[at][:, None] * u
-            y = np.repeat(labels[lines % len(labels)], u.shape[1], axis=0)
-            logs = log_likelihood(self.channel, y, z.reshape(-1, 1, 1))
-            logs = np.asarray(logs, dtype=float)
-            return np.maximum(logs, IMPOSSIBLE).reshape(u.shape)
+        def log_weight(u: Array, pair_indices: Array) -> Array:
+            omega_index = pair_indices // len(labels)
+            z = omega[omega_index][:, None] + width[omega_index][:, None] * u
+            y = np.repeat(labels[pair_indices % len(labels)], u.shape[1], axis=0)
+            log_likelihoods = log_likelihood(self.channel, y, z.reshape(-1, 1, 1))
+            log_likelihoods = np.asarray(log_likelihoods, dtype=float)
+            return np.maximum(log_likelihoods, IMPOSSIBLE).reshape(u.shape)
 
         count = len(omega) * len(labels)
         moments = line_moments(
             log_weight, count, NUMPY, None, tolerance=tolerance, search=False
         )
-        chance = np.exp(np.clip(moments.log_norm, -700, None))
-        squares = (chance * moments.mean**2).reshape(len(omega), len(labels))
+        label_probability = np.exp(np.clip(moments.log_norm, -700, None))
+        squares = (label_probability * moments.mean**2).reshape(len(omega), len(labels))
         return np.asarray(squares.sum(axis=1))
 
     def _from_drawn_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
@@ -342,11 +371,17 @@ class LikelihoodInformation:
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 
 
-def _panels(draws: Host) -> tuple[Host, Host]:
-    """Gauss-Legendre nodes and weights on panels between 32 quantiles of ``draws``, and on wider panels beyond them."""
-    quantiles = np.quantile(draws, np.linspace(0, 1, 33))
-    beyond = np.ptp(draws) * np.array([0.05, 0.15, 0.4, 1.0, 2.0])
-    ends = np.unique([*(quantiles[0] - beyond), *quantiles, *(quantiles[-1] + beyond)])
+def _panels(drawn_labels: Host) -> tuple[Host, Host]:
+    """Gauss-Legendre nodes and weights on panels between 32 quantiles of ``drawn_labels``, and on wider panels beyond them."""
+    quantiles = np.quantile(drawn_labels, np.linspace(0, 1, 33))
+    outer_distances = np.ptp(drawn_labels) * np.array([0.05, 0.15, 0.4, 1.0, 2.0])
+    ends = np.unique(
+        [
+            *(quantiles[0] - outer_distances),
+            *quantiles,
+            *(quantiles[-1] + outer_distances),
+        ]
+    )
     nodes, weights = gauss_legendre(16, 0.0, 1.0)
     width = np.diff(ends)[:, None]
     return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
@@ -355,17 +390,19 @@ def _panels(draws: Host) -> tuple[Host, Host]:
 @lru_cache(maxsize=64)
 def _wide_points(dimension: int, seed: int) -> tuple[Host, Host]:
     """Points drawn from Gaussians of several widths, with their importance weights for the standard normal law."""
-    total = sum(count for _, count in WIDTHS)
+    total_count = sum(count for _, count in WIDTHS)
     points = []
-    for i, (scale, count) in enumerate(WIDTHS):
-        normal = whitened_points(dimension, count, "likelihood: mixture", seed, i)
+    for mixture_index, (scale, count) in enumerate(WIDTHS):
+        normal = whitened_points(
+            dimension, count, "likelihood: mixture", seed, mixture_index
+        )
         points.append(scale * normal)
-    u = np.concatenate(points)
-    square = (u * u).sum(1)
-    densities = []
+    points_ = np.concatenate(points)
+    squared_norms = (points_ * points_).sum(1)
+    log_densities = []
     for scale, count in WIDTHS:
-        log_share = math.log(count / total) - dimension * math.log(scale)
-        densities.append(log_share - square / (2 * scale**2))
-    weight = np.exp(-square / 2 - np.logaddexp.reduce(densities))
+        log_share = math.log(count / total_count) - dimension * math.log(scale)
+        log_densities.append(log_share - squared_norms / (2 * scale**2))
+    weight = np.exp(-squared_norms / 2 - np.logaddexp.reduce(log_densities))
     weight /= weight.sum()
-    return u @ inverse_root((u * weight[:, None]).T @ u), weight
+    return points_ @ inverse_root((points_ * weight[:, None]).T @ points_), weight

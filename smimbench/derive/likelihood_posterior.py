@@ -97,14 +97,16 @@ class Samples:
         omega: Array,
         root: Array,
         refine: bool,
-        start: int,
+        block_start: int,
     ) -> Samples:
-        """Create samples whose integration points are drawn from the prior; ``start`` numbers the block."""
+        """Create samples whose integration points are drawn from the prior; ``block_start`` numbers the block."""
         xp = namespace(omega)
         R = REPLICATES
         n = omega.shape[0]
         d = omega.shape[1] * omega.shape[2]
-        axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
+        axis = monte_carlo_rng("likelihood: block", d, block_start).standard_normal(
+            (n, d)
+        )
         axis = axis / np.linalg.norm(axis, axis=1, keepdims=True)
         axis = xp.broadcast_to(xp.asarray(axis, **matching(omega)), (R, n, d))
         mean = xp.zeros((R, n, d), **matching(omega))
@@ -136,7 +138,8 @@ class Samples:
     def points(self, dimension: int, count: int, purpose: str) -> Array:
         """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
         replicates = [
-            whitened_points(dimension, count, purpose, r) for r in range(REPLICATES)
+            whitened_points(dimension, count, purpose, replicate)
+            for replicate in range(REPLICATES)
         ]
         return self.xp.asarray(np.stack(replicates)[:, None], **matching(self.omega))
 
@@ -147,9 +150,9 @@ class Samples:
         """
         xp = self.xp
         shape = (*self.mean.shape[:2], *points.shape[2:])
-        turned = reflected(xp.broadcast_to(points, shape), self.axis, xp)
-        offsets = xp.matmul(turned, xp.matrix_transpose(self.factor))
-        return turned, self.mean[:, :, None, :] + offsets
+        reflected_points = reflected(xp.broadcast_to(points, shape), self.axis, xp)
+        offsets = xp.matmul(reflected_points, xp.matrix_transpose(self.factor))
+        return reflected_points, self.mean[:, :, None, :] + offsets
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
         """Log-likelihood (N, k) at whitened latents (N, k, d) of the samples with indices ``rows`` (N,)."""
@@ -158,26 +161,28 @@ class Samples:
         y = xp.take(self.y, rows, axis=0)
         omega = xp.take(self.omega, rows, axis=0)
         P, C = omega.shape[1:]
-        shift = xp.reshape(u, (N * k, P, C))
-        shift = self.root[0, 0] * shift if P == 1 else xp.matmul(self.root, shift)
-        z = omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C))
-        label = y.shape[1:]
-        repeated = xp.broadcast_to(y[:, None, ...], (N, k, *label))
-        logs = log_likelihood(
+        deviation = xp.reshape(u, (N * k, P, C))
+        deviation = (
+            self.root[0, 0] * deviation if P == 1 else xp.matmul(self.root, deviation)
+        )
+        z = omega[:, None, :, :] + xp.reshape(deviation, (N, k, P, C))
+        label_shape = y.shape[1:]
+        repeated_labels = xp.broadcast_to(y[:, None, ...], (N, k, *label_shape))
+        log_likelihoods = log_likelihood(
             self.channel,
-            xp.reshape(repeated, (N * k, *label)),
+            xp.reshape(repeated_labels, (N * k, *label_shape)),
             xp.reshape(z, (N * k, P, C)),
         )
-        logs = xp.astype(logs, xp.float64)
-        if logs.shape != (N * k,):
+        log_likelihoods = xp.astype(log_likelihoods, xp.float64)
+        if log_likelihoods.shape != (N * k,):
             raise ValueError(
-                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(logs.shape)}"
+                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(log_likelihoods.shape)}"
             )
-        if bool(xp.any(xp.isnan(logs) | (logs == math.inf))):
+        if bool(xp.any(xp.isnan(log_likelihoods) | (log_likelihoods == math.inf))):
             raise ValueError(
                 "log_likelihood returned a number that is not finite (only -inf is allowed)"
             )
-        return xp.reshape(clip(logs, IMPOSSIBLE, None), (N, k))
+        return xp.reshape(clip(log_likelihoods, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
         """Logarithm (N, k) of likelihood times prior at whitened latents (N, k, d), up to a constant."""
@@ -193,41 +198,50 @@ class Samples:
         xp = self.xp
         R, n, d = self.mean.shape
         place = matching(self.mean)
-        count = 128 if d <= 3 else 512
-        nodes = self.points(d, count, "likelihood: nodes")
-        nodes = xp.reshape(xp.broadcast_to(nodes, (R, n, count, d)), (R * n, count, d))
-        numbers = xp.arange(n, device=place["device"])
-        sample = xp.reshape(xp.broadcast_to(numbers, (R, n)), (-1,))
+        point_count = 128 if d <= 3 else 512
+        nodes = self.points(d, point_count, "likelihood: nodes")
+        nodes = xp.reshape(
+            xp.broadcast_to(nodes, (R, n, point_count, d)), (R * n, point_count, d)
+        )
+        sample_numbers = xp.arange(n, device=place["device"])
+        sample_of_row = xp.reshape(xp.broadcast_to(sample_numbers, (R, n)), (-1,))
         mean = xp.zeros((R * n, d), **place)
         identity = xp.eye(d, **place)[None, ...]
         covariance = xp.zeros((R * n, d, d), **place) + identity
-        going = sample >= 0
+        is_unfitted = sample_of_row >= 0
         for _ in range(FIT_ROUNDS):
-            rows = xp.nonzero(going)[0]
-            center = xp.take(mean, rows, axis=0)
-            wide = xp.take(covariance, rows, axis=0)
+            rows = xp.nonzero(is_unfitted)[0]
+            row_mean = xp.take(mean, rows, axis=0)
+            row_covariance = xp.take(covariance, rows, axis=0)
             points = xp.take(nodes, rows, axis=0)
-            root = xp.matrix_transpose(xp.linalg.cholesky(wide))
-            u = center[:, None, :] + xp.matmul(points, root)
-            weight = self.log_weight(u, xp.take(sample, rows))
-            weight = weight + xp.sum(points * points, axis=-1) / 2
-            unfitted = effective_count(weight, xp) < FIT_FRACTION * count
-            going = put_at_mask(going, going, unfitted)
+            root = xp.matrix_transpose(xp.linalg.cholesky(row_covariance))
+            u = row_mean[:, None, :] + xp.matmul(points, root)
+            log_weights = self.log_weight(u, xp.take(sample_of_row, rows))
+            log_weights = log_weights + xp.sum(points * points, axis=-1) / 2
+            unfitted = effective_count(log_weights, xp) < FIT_FRACTION * point_count
+            is_unfitted = put_at_mask(is_unfitted, is_unfitted, unfitted)
             rows = xp.nonzero(unfitted)[0]
             if not rows.shape[0]:
                 break
-            center, wide, u, weight = (
-                xp.take(a, rows, axis=0) for a in (center, wide, u, weight)
+            row_mean, row_covariance, u, log_weights = (
+                xp.take(row_array, rows, axis=0)
+                for row_array in (row_mean, row_covariance, u, log_weights)
             )
-            fitted_center, square = _tempered_fit(u, weight, center, wide, xp)
-            ridge = 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
-            square = COVARIANCE_FACTOR * square + ridge
+            fitted_center, fitted_covariance = _tempered_fit(
+                u, log_weights, row_mean, row_covariance, xp
+            )
+            ridge = (
+                1e-9 / d * xp.linalg.trace(fitted_covariance)[:, None, None] * identity
+            )
+            fitted_covariance = COVARIANCE_FACTOR * fitted_covariance + ridge
             # Nothing found: look further out.
-            alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
-            center = xp.where(alive[:, None], fitted_center, center)
-            square = xp.where(alive[:, None, None], square, 4 * wide)
-            mean = put_at_mask(mean, going, center)
-            covariance = put_at_mask(covariance, going, square)
+            is_possible = xp.max(log_weights, axis=1) > 0.5 * IMPOSSIBLE
+            row_mean = xp.where(is_possible[:, None], fitted_center, row_mean)
+            fitted_covariance = xp.where(
+                is_possible[:, None, None], fitted_covariance, 4 * row_covariance
+            )
+            mean = put_at_mask(mean, is_unfitted, row_mean)
+            covariance = put_at_mask(covariance, is_unfitted, fitted_covariance)
         factor = xp.linalg.cholesky(covariance)
         # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
         longest = xp.linalg.eigh(covariance)[1][:, :, -1:]
@@ -243,18 +257,20 @@ class Samples:
 
 def effective_count(weight: Array, xp: ModuleType) -> Array:
     """Effective number (N,) of points under log-weights (N, K); 0 where all points are impossible."""
-    top = xp.max(weight, axis=1, keepdims=True)
-    p = xp.exp(clip(weight - top, -700.0, 0.0))
-    effective = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1)
-    return xp.where(top[:, 0] > 0.5 * IMPOSSIBLE, effective, xp.zeros_like(effective))
+    largest = xp.max(weight, axis=1, keepdims=True)
+    weights = xp.exp(clip(weight - largest, -700.0, 0.0))
+    effective = xp.sum(weights, axis=1) ** 2 / xp.sum(weights * weights, axis=1)
+    return xp.where(
+        largest[:, 0] > 0.5 * IMPOSSIBLE, effective, xp.zeros_like(effective)
+    )
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign."""
-    numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
-    unit = xp.astype(numbers == 0, axis.dtype)
-    plus = xp.ones_like(unit)
-    normal = axis - unit * xp.where(axis[..., :1] > 0, -plus, plus)
+    axis_numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
+    unit = xp.astype(axis_numbers == 0, axis.dtype)
+    ones = xp.ones_like(unit)
+    normal = axis - unit * xp.where(axis[..., :1] > 0, -ones, ones)
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
@@ -270,34 +286,48 @@ def _tempered_fit(
     before it arrives.
     """
     possible = xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64)
-    gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
+    log_ratio = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
-    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, FIT_FRACTION * weight.shape[1])
-    low = xp.full_like(goal, -50.0)
-    exponent = xp.zeros_like(goal)
-    high = xp.zeros_like(goal)
+    target_count = clip(
+        xp.sum(possible, axis=1) / 2, 1.0, FIT_FRACTION * weight.shape[1]
+    )
+    low_exponent = xp.full_like(target_count, -50.0)
+    exponent = xp.zeros_like(target_count)
+    high_exponent = xp.zeros_like(target_count)
 
     def tempered(power: Array) -> Array:
-        weights = xp.exp(clip(power[:, None] * gap, -700.0, None))
+        weights = xp.exp(clip(power[:, None] * log_ratio, -700.0, None))
         return weights * possible + 1e-300
 
     for _ in range(16):
-        p = tempered(2.0**exponent)
-        enough = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1) >= goal
-        low = xp.where(enough, exponent, low)
-        high = xp.where(enough, high, exponent)
-        exponent = (low + high) / 2
-    power = 2.0**low
-    p = tempered(power)
-    p = p / xp.sum(p, axis=1, keepdims=True)
-    center = xp.sum(p[..., None] * u, axis=1)
+        tempered_weights = tempered(2.0**exponent)
+        is_enough = (
+            xp.sum(tempered_weights, axis=1) ** 2
+            / xp.sum(tempered_weights * tempered_weights, axis=1)
+            >= target_count
+        )
+        low_exponent = xp.where(is_enough, exponent, low_exponent)
+        high_exponent = xp.where(is_enough, high_exponent, exponent)
+        exponent = (low_exponent + high_exponent) / 2
+    power = 2.0**low_exponent
+    tempered_weights = tempered(power)
+    tempered_weights = tempered_weights / xp.sum(
+        tempered_weights, axis=1, keepdims=True
+    )
+    center = xp.sum(tempered_weights[..., None] * u, axis=1)
     deviation = u - center[:, None, :]
     step = center - mean
-    square = xp.matmul(xp.matrix_transpose(deviation * p[..., None]), deviation)
+    square = xp.matmul(
+        xp.matrix_transpose(deviation * tempered_weights[..., None]), deviation
+    )
     square = square + (1 - power)[:, None, None] * step[:, :, None] * step[:, None, :]
     # Too few points to determine a covariance: shrink towards the present one.
-    few = clip((u.shape[-1] + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
-    return center, (1 - few) * square + few * covariance / 4
+    shrinkage = clip(
+        (u.shape[-1] + 2) * xp.sum(tempered_weights * tempered_weights, axis=1),
+        0.0,
+        1.0,
+    )[:, None, None]
+    return center, (1 - shrinkage) * square + shrinkage * covariance / 4
 
 
 BLOCK = 1 << 18
@@ -323,15 +353,19 @@ def integrate(
     if not n:
         raise ValueError("the posterior needs at least one sample, got none")
     root = symmetric_root(xp.astype(V, xp.float64))
-    scalar = P * C == 1
-    size = max(1, BLOCK // (200 if scalar else 2 * POINTS * P * C))
+    is_scalar = P * C == 1
+    block_size = max(1, BLOCK // (200 if is_scalar else 2 * POINTS * P * C))
     blocks = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        for start in range(0, n, size):
-            rows = slice(start, min(start + size, n))
-            wide = xp.astype(omega[rows, ...], xp.float64)
-            block = Samples.on_prior(channel, y[rows, ...], wide, root, refine, start)
-            blocks.append(_of_single_latents(block) if scalar else _from_prior(block))
+        for start in range(0, n, block_size):
+            rows = slice(start, min(start + block_size, n))
+            omega_float64 = xp.astype(omega[rows, ...], xp.float64)
+            block = Samples.on_prior(
+                channel, y[rows, ...], omega_float64, root, refine, start
+            )
+            blocks.append(
+                _of_single_latents(block) if is_scalar else _from_prior(block)
+            )
     return _concatenate(blocks)
 
 
@@ -346,10 +380,10 @@ def _from_prior(block: Samples) -> PosteriorMoments:
     """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
     moments = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
-    enough = (1.0 if block.refine else 0.2) * PRIOR_FRACTION
-    easy = moments.effective >= enough * POINTS * REPLICATES
-    moments = _with_more_points(block, moments, easy)
-    return _recompute(block, moments, ~easy, _for_narrow_posteriors)
+    needed_fraction = (1.0 if block.refine else 0.2) * PRIOR_FRACTION
+    is_effective = moments.effective >= needed_fraction * POINTS * REPLICATES
+    moments = _with_more_points(block, moments, is_effective)
+    return _recompute(block, moments, ~is_effective, _for_narrow_posteriors)
 
 
 def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
@@ -358,22 +392,22 @@ def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
     moments = _on_lines(block, LINES)
-    met = moments.effective >= TRUSTED_COUNT
+    is_effective = moments.effective >= TRUSTED_COUNT
     if block.refine:
-        inaccurate = met & (moments.error > ACCURACY)
+        is_inaccurate = is_effective & (moments.error > ACCURACY)
         more_lines = partial(_on_lines, count=4 * LINES)
-        moments = _recompute(block, moments, inaccurate, more_lines)
-    return _recompute(block, moments, ~met, _from_fit)
+        moments = _recompute(block, moments, is_inaccurate, more_lines)
+    return _recompute(block, moments, ~is_effective, _from_fit)
 
 
 def _from_fit(block: Samples) -> PosteriorMoments:
     """Posterior moments from points drawn from a fitted Gaussian, or along lines if too few of these are effective."""
     block = block.fitted()
     moments = _on_points(block, POINTS)
-    thin = moments.effective < LINES_FRACTION * POINTS * REPLICATES
-    moments = _with_more_points(block, moments, ~thin)
+    is_thin = moments.effective < LINES_FRACTION * POINTS * REPLICATES
+    moments = _with_more_points(block, moments, ~is_thin)
     lines = LINES if block.d <= 3 else 4 * LINES
-    return _recompute(block, moments, thin, partial(_on_lines, count=lines))
+    return _recompute(block, moments, is_thin, partial(_on_lines, count=lines))
 
 
 def _with_more_points(
@@ -382,9 +416,9 @@ def _with_more_points(
     """Recompute moments with 4, then 16 times as many points for samples whose error is above the target."""
     counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
     for count in counts:
-        inaccurate = mask & (moments.error > ACCURACY)
+        is_inaccurate = mask & (moments.error > ACCURACY)
         more_points = partial(_on_points, count=count)
-        moments = _recompute(block, moments, inaccurate, more_points)
+        moments = _recompute(block, moments, is_inaccurate, more_points)
     return moments
 
 
@@ -399,7 +433,7 @@ def _recompute(
     count = rows.shape[0]
     if not count:
         return moments
-    chunks = [rows[i : min(i + 128, count)] for i in range(0, count, 128)]
+    chunks = [rows[start : min(start + 128, count)] for start in range(0, count, 128)]
     recomputed = _concatenate([method(block.take(chunk)) for chunk in chunks])
     columns = zip(moments, recomputed)
     return PosteriorMoments(
@@ -430,23 +464,27 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     R, n, d = block.mean.shape
     place = matching(block.omega)
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
-    across = block.points(d - 1, count, "likelihood: lines")
-    across = xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1)
-    across, base = block.reflect_and_map(across)
-    constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
-    along = xp.broadcast_to(direction[:, :, None, :], base.shape)
-    origins = xp.reshape(base, (-1, d))
-    directions = xp.reshape(along, (-1, d))
-    numbers = xp.arange(n, device=place["device"])[None, :, None]
-    sample = xp.reshape(xp.broadcast_to(numbers, (R, n, count)), (-1,))
+    transverse_points = block.points(d - 1, count, "likelihood: lines")
+    transverse_points = xp.concat(
+        [xp.zeros_like(transverse_points[..., :1]), transverse_points], axis=-1
+    )
+    transverse_points, line_origins = block.reflect_and_map(transverse_points)
+    transverse_energy = (
+        xp.reshape(xp.sum(transverse_points * transverse_points, axis=-1), (-1,)) / 2
+    )
+    directions_of_lines = xp.broadcast_to(direction[:, :, None, :], line_origins.shape)
+    origins = xp.reshape(line_origins, (-1, d))
+    directions = xp.reshape(directions_of_lines, (-1, d))
+    sample_numbers = xp.arange(n, device=place["device"])[None, :, None]
+    sample_of_line = xp.reshape(xp.broadcast_to(sample_numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
         """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""
         origin = xp.take(origins, lines, axis=0)[:, None, :]
         direction = xp.take(directions, lines, axis=0)[:, None, :]
         u = origin + t[..., None] * direction
-        weight = block.log_weight(u, xp.take(sample, lines))
-        return weight + t * t / 2 + xp.take(constant, lines)[:, None]
+        log_weights = block.log_weight(u, xp.take(sample_of_line, lines))
+        return log_weights + t * t / 2 + xp.take(transverse_energy, lines)[:, None]
 
     moments = line_moments(
         log_weight,
@@ -458,10 +496,12 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
         rounds=20,
         search=False,
     )
-    weight, mean, square = (xp.reshape(a, (R, n, count)) for a in moments[:3])
+    weight, mean, square = (xp.reshape(moment, (R, n, count)) for moment in moments[:3])
     variance = clip(square - mean * mean, 0.0, None)
-    points = base + mean[..., None] * along
-    return _combine_replicates(block, weight, points, variance[..., None] * along)
+    points = line_origins + mean[..., None] * directions_of_lines
+    return _combine_replicates(
+        block, weight, points, variance[..., None] * directions_of_lines
+    )
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
@@ -469,59 +509,78 @@ def _on_points(block: Samples, count: int) -> PosteriorMoments:
     xp = block.xp
     R, n, d = block.mean.shape
     nodes, u = block.reflect_and_map(block.points(d, count, "likelihood: modes"))
-    numbers = xp.arange(n, device=matching(u)["device"])
-    sample = xp.reshape(xp.broadcast_to(numbers, (R, n)), (-1,))
-    weight = block.log_weight(xp.reshape(u, (R * n, count, d)), sample)
-    weight = xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2
-    return _combine_replicates(block, weight, u)
+    sample_numbers = xp.arange(n, device=matching(u)["device"])
+    sample_of_row = xp.reshape(xp.broadcast_to(sample_numbers, (R, n)), (-1,))
+    log_weights = block.log_weight(xp.reshape(u, (R * n, count, d)), sample_of_row)
+    log_weights = (
+        xp.reshape(log_weights, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2
+    )
+    return _combine_replicates(block, log_weights, u)
 
 
 def _combine_replicates(
-    block: Samples, weight: Array, points: Array, scatter: Array | None = None
+    block: Samples,
+    log_weights: Array,
+    points: Array,
+    line_variance: Array | None = None,
 ) -> PosteriorMoments:
     """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
 
-    ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread
-    of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
+    ``line_variance`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the
+    spread of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
     Where no point is possible, the prior is left, with an error of its width.
     """
     xp = block.xp
     R, _, d = block.mean.shape
     log_determinant = xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)
-    weight = weight + log_determinant[..., None]
-    top = xp.max(weight, axis=(0, 2))
-    p = xp.exp(clip(weight - top[None, :, None], -700.0, 0.0))
-    p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) / weight.shape[2]
-    norms = xp.sum(p, axis=2)
-    means = xp.sum(p[..., None] * points, axis=2)
-    squares = xp.matmul(xp.matrix_transpose(points * p[..., None]), points)
-    if scatter is not None:
+    log_weights = log_weights + log_determinant[..., None]
+    largest = xp.max(log_weights, axis=(0, 2))
+    weights = xp.exp(clip(log_weights - largest[None, :, None], -700.0, 0.0))
+    weights = (
+        weights
+        * xp.astype(log_weights > 0.5 * IMPOSSIBLE, xp.float64)
+        / log_weights.shape[2]
+    )
+    replicate_norms = xp.sum(weights, axis=2)
+    replicate_sums = xp.sum(weights[..., None] * points, axis=2)
+    replicate_squares = xp.matmul(
+        xp.matrix_transpose(points * weights[..., None]), points
+    )
+    if line_variance is not None:
         direction = xp.matmul(block.factor, block.axis[..., None])
-        along_lines = xp.sum(p[..., None] * scatter, axis=2)[..., None]
-        squares = squares + along_lines * xp.matrix_transpose(direction)
-    norm = xp.mean(norms, axis=0)
-    alive = norm > 0
-    safe = xp.where(alive, norm, xp.ones_like(norm))
-    mean = xp.mean(means, axis=0) / safe[:, None]
+        along_lines = xp.sum(weights[..., None] * line_variance, axis=2)[..., None]
+        replicate_squares = replicate_squares + along_lines * xp.matrix_transpose(
+            direction
+        )
+    norm = xp.mean(replicate_norms, axis=0)
+    is_possible = norm > 0
+    safe_norm = xp.where(is_possible, norm, xp.ones_like(norm))
+    mean = xp.mean(replicate_sums, axis=0) / safe_norm[:, None]
     identity = xp.eye(d, **matching(mean))
-    fallback = xp.astype(~alive, xp.float64)[:, None, None] * identity
-    square = xp.mean(squares, axis=0) / safe[:, None, None] + fallback
+    prior_square = xp.astype(~is_possible, xp.float64)[:, None, None] * identity
+    square = (
+        xp.mean(replicate_squares, axis=0) / safe_norm[:, None, None] + prior_square
+    )
     # Standard error of a ratio over the replicates.
-    residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
-    error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe
-    effective = (R * norm) ** 2 / clip(xp.sum(p * p, axis=(0, 2)), 1e-300, None)
+    residuals = xp.sum(
+        (replicate_sums - replicate_norms[..., None] * mean) ** 2, axis=(0, 2)
+    )
+    error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe_norm
+    effective = (R * norm) ** 2 / clip(
+        xp.sum(weights * weights, axis=(0, 2)), 1e-300, None
+    )
     separation = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
     width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + separation) / (R * d))
-    cloud = width / xp.sqrt(clip(effective, 1.0, None))
-    error = xp.where(effective < TRUSTED_COUNT, xp.maximum(error, cloud), error)
-    halves = []
-    for group in (slice(0, R // 2), slice(R // 2, R)):
-        mass = xp.sum(norms[group, :], axis=0)
-        populated = mass > 1e-3 * norm
-        divisor = xp.where(populated, mass, xp.ones_like(mass))[:, None]
-        estimate = xp.sum(means[group, ...], axis=0) / divisor
-        halves.append(xp.where(populated[:, None], estimate, mean))
-    log_norm = xp.where(alive, top + xp.log(safe), top)
+    cloud_error = width / xp.sqrt(clip(effective, 1.0, None))
+    error = xp.where(effective < TRUSTED_COUNT, xp.maximum(error, cloud_error), error)
+    half_means = []
+    for replicates in (slice(0, R // 2), slice(R // 2, R)):
+        group_norm = xp.sum(replicate_norms[replicates, :], axis=0)
+        populated = group_norm > 1e-3 * norm
+        divisor = xp.where(populated, group_norm, xp.ones_like(group_norm))[:, None]
+        estimate = xp.sum(replicate_sums[replicates, ...], axis=0) / divisor
+        half_means.append(xp.where(populated[:, None], estimate, mean))
+    log_norm = xp.where(is_possible, largest + xp.log(safe_norm), largest)
     return PosteriorMoments(
-        log_norm, mean, square, error, halves[0], halves[1], effective
+        log_norm, mean, square, error, half_means[0], half_means[1], effective
     )

@@ -69,52 +69,54 @@ class DensityPrior(DerivedLaw):
     def __init__(self, prior: Prior) -> None:
         super().__init__(prior)
         self._log_density: Any = prior.law.log_density
-        points, mass = self._support()
-        height = np.exp(mass - mass.max())
-        cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
+        points, log_density = self._support()
+        density = np.exp(log_density - log_density.max())
+        cumulative = np.concatenate(
+            [[0.0], np.cumsum((density[1:] + density[:-1]) / 2)]
+        )
         total, positive, negative, square = self._log_moments()
         self._norm = total + math.log(math.sqrt(2 * math.pi))
-        center = math.exp(positive - total) - math.exp(negative - total)
-        second = math.exp(square - total)
-        variance = second - center * center
+        mean = math.exp(positive - total) - math.exp(negative - total)
+        second_moment = math.exp(square - total)
+        variance = second_moment - mean * mean
         if not self._norm > IMPOSSIBLE / 2:
             raise ParameterError(
                 "log_density",
                 "must be the log-density of a law, but the density is 0 everywhere",
             )
-        if not variance > 1e-12 * second:
+        if not variance > 1e-12 * second_moment:
             raise ParameterError(
                 "log_density",
                 f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
-        self._set_scale(center, variance)
+        self._set_scale(mean, variance)
         self._grid = points / self.unit, cumulative / cumulative[-1]
         # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
-        steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
-        lengths = np.diff(steps)
-        self._finest = float(lengths.min())
-        narrow = lengths < 0.02 * math.sqrt(self.variance)
-        ends = np.concatenate([steps[:-1][narrow], steps[1:][narrow]])
+        quantiles = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
+        quantile_gaps = np.diff(quantiles)
+        self._finest = float(quantile_gaps.min())
+        is_narrow = quantile_gaps < 0.02 * math.sqrt(self.variance)
+        ends = np.concatenate([quantiles[:-1][is_narrow], quantiles[1:][is_narrow]])
         self._narrow_places = np.unique(ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
         """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there."""
         t = np.linspace(-38.0, 38.0, 40_001)
-        mass = self._log_density_of_sinh(t)
+        log_density = self._log_density_of_sinh(t)
         # The tails of the second moment decide whether there is one.
-        tails = (mass + 2 * np.log(np.abs(np.sinh(t)) + 1e-300))[[0, -1]]
-        if tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
+        tail_moments = (log_density + 2 * np.log(np.abs(np.sinh(t)) + 1e-300))[[0, -1]]
+        if tail_moments.max() > max(log_density.max() - 1, IMPOSSIBLE / 2):
             raise ParameterError(
                 "log_density",
                 "must be the log-density of a law with finite variance, but it does not decrease far from 0",
             )
         for _ in range(3):  # zoom to where the mass is
-            inside = np.flatnonzero(mass >= mass.max() - 60)
-            low = t[max(inside[0] - 1, 0)]
-            high = t[min(inside[-1] + 1, len(t) - 1)]
+            in_support = np.flatnonzero(log_density >= log_density.max() - 60)
+            low = t[max(in_support[0] - 1, 0)]
+            high = t[min(in_support[-1] + 1, len(t) - 1)]
             t = np.linspace(low, high, len(t))
-            mass = self._log_density_of_sinh(t)
-        return np.sinh(t), mass
+            log_density = self._log_density_of_sinh(t)
+        return np.sinh(t), log_density
 
     def _log_density_of_sinh(self, t: Host) -> Host:
         """Log-density of the variable t for which ``w = sinh(t)`` follows the prior."""
@@ -127,13 +129,15 @@ class DensityPrior(DerivedLaw):
         Scales up to 1e16 are reached; where the law jumps the integrals end there.
         """
 
-        def log_weight(t: Host, lines: Host) -> Host:
+        def log_weight(t: Host, moment_indices: Host) -> Host:
             w = np.sinh(t)
-            size = np.log(np.abs(w) + 1e-300)
-            signs = (np.where(side * w > 0, size, IMPOSSIBLE) for side in (1, -1))
-            factors = np.stack([np.zeros_like(w), *signs, 2 * size])
-            factor = factors[lines, np.arange(len(lines))]
-            log_density = self._raw_log_density(w) + factor
+            log_size = np.log(np.abs(w) + 1e-300)
+            log_halves = (
+                np.where(sign * w > 0, log_size, IMPOSSIBLE) for sign in (1, -1)
+            )
+            log_factors = np.stack([np.zeros_like(w), *log_halves, 2 * log_size])
+            log_factor = log_factors[moment_indices, np.arange(len(moment_indices))]
+            log_density = self._raw_log_density(w) + log_factor
             return np.asarray(log_density + np.log(np.cosh(t)) + t * t / 2)
 
         moments = line_moments(
@@ -171,15 +175,17 @@ class DensityPrior(DerivedLaw):
 
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
-        host = np.asarray(to_host(Qhat), dtype=np.float64)
-        if not is_diagonal(host):
-            return self._denoise_jointly(R, host)
-        rows = np.asarray(to_host(R), dtype=np.float64)
-        estimate = np.empty(rows.shape)
-        errors = np.empty(len(rows))
-        for p, information in enumerate(np.diagonal(host).tolist()):
-            estimate[p], variance = self._moments_of_entries(rows[p], information)
-            errors[p] = variance.mean()
+        host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
+        if not is_diagonal(host_Qhat):
+            return self._denoise_jointly(R, host_Qhat)
+        observations = np.asarray(to_host(R), dtype=np.float64)
+        estimate = np.empty(observations.shape)
+        errors = np.empty(len(observations))
+        for component, information in enumerate(np.diagonal(host_Qhat).tolist()):
+            estimate[component], variance = self._moments_of_entries(
+                observations[component], information
+            )
+            errors[component] = variance.mean()
         xp = namespace(R)
         return Denoised(
             xp.asarray(estimate, **matching(R)),
@@ -193,35 +199,43 @@ class DensityPrior(DerivedLaw):
         if math.isinf(information):
             return r, np.zeros_like(r)
 
-        def moments(x: Host) -> Host:
-            return self._entry_posteriors(x, np.full_like(x, information), 1e-6)[:2].T
+        def entry_moments(observations: Host) -> Host:
+            return self._entry_posteriors(
+                observations, np.full_like(observations, information), 1e-6
+            )[:2].T
 
         # Both are smooth in r, and entries are many.
-        unit = math.sqrt(min(self.variance, 1 / information))
-        columns = values_by_panels(moments, r, 1e-6 * np.array([unit, unit * unit]))
-        return columns[:, 0], np.maximum(columns[:, 1], 0.0)
+        posterior_width = math.sqrt(min(self.variance, 1 / information))
+        mean_and_variance = values_by_panels(
+            entry_moments,
+            r,
+            1e-6 * np.array([posterior_width, posterior_width * posterior_width]),
+        )
+        return mean_and_variance[:, 0], np.maximum(mean_and_variance[:, 1], 0.0)
 
     def _entry_posteriors(self, r: Host, information: Host, tolerance: float) -> Host:
         """Posterior mean, posterior variance and log-density (3, N) of observations ``r``, each with its own information."""
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
-        narrow = information >= 1
-        width = 1 / np.sqrt(information)
-        origin = np.where(narrow, r, 0.0)
-        scale = np.where(narrow, width, 1.0)
+        noise_is_narrower = information >= 1
+        noise_width = 1 / np.sqrt(information)
+        origin = np.where(noise_is_narrower, r, 0.0)
+        scale = np.where(noise_is_narrower, noise_width, 1.0)
         posterior = self._entry_posteriors_along(
             r, information, origin, scale, tolerance
         )
-        ambiguous = narrow & bool(self._narrow_places) & (self._finest < width)
-        if ambiguous.any():
+        is_ambiguous = (
+            noise_is_narrower & bool(self._narrow_places) & (self._finest < noise_width)
+        )
+        if is_ambiguous.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
             # What is missed lowers the density, so the higher density is the right one.
-            zero = np.zeros(ambiguous.sum())
+            zeros = np.zeros(is_ambiguous.sum())
             along_law = self._entry_posteriors_along(
-                r[ambiguous], information[ambiguous], zero, zero + 1, tolerance
+                r[is_ambiguous], information[is_ambiguous], zeros, zeros + 1, tolerance
             )
-            along_noise = posterior[:, ambiguous]
-            denser = along_law[2] > along_noise[2]
-            posterior[:, ambiguous] = np.where(denser, along_law, along_noise)
+            along_noise = posterior[:, is_ambiguous]
+            is_denser = along_law[2] > along_noise[2]
+            posterior[:, is_ambiguous] = np.where(is_denser, along_law, along_noise)
         return posterior
 
     def _entry_posteriors_along(
@@ -256,11 +270,11 @@ class DensityPrior(DerivedLaw):
         P = R.shape[0]
         # A direction that was not observed has noise far beyond the law's own width.
         noise = spectral_function(Qhat, lambda values: 1 / np.maximum(values, 1e-9))
-        joint = IntegratedChannel(_ColumnChannel(self, P), sites=1)
+        column_channel = IntegratedChannel(_ColumnChannel(self, P), sites=1)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
         labels = xp.zeros((R.shape[1],), **matching(columns))
         noise = xp.asarray(noise, **matching(columns))
-        posterior = joint.posterior(labels, columns, noise)
+        posterior = column_channel.posterior(labels, columns, noise)
         estimate = xp.matrix_transpose(posterior.mean[:, :, 0])
         return Denoised(
             xp.astype(estimate, R.dtype), xp.astype(posterior.covariance, R.dtype)
@@ -279,22 +293,27 @@ class DensityPrior(DerivedLaw):
     @cached_property
     def _curve(self) -> Callable[[Host], Host]:
         """Error V of one component as a function of its information, by quadrature."""
-        return error_curve(self._exact_error, self.variance, together=True)
+        return error_curve(self._exact_error, self.variance, takes_grid=True)
 
     def _exact_error(self, information: Host) -> Host:
         """Mean posterior variance ``E Var(w | r)`` (N,), by nested adaptive quadrature over w and r."""
-        scale = np.sqrt(self.variance + 1 / information)
+        observation_width = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
-            r = (self.center + scale[lines][:, None] * t).ravel()
-            precision = np.repeat(information[lines], t.shape[1])
-            chunks = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
+            observations = (self.center + observation_width[lines][:, None] * t).ravel()
+            informations = np.repeat(information[lines], t.shape[1])
+            chunks = np.array_split(
+                np.arange(len(observations)), len(observations) // 4096 + 1
+            )
             posteriors = [
-                self._entry_posteriors(r[at], precision[at], 1e-4) for at in chunks
+                self._entry_posteriors(observations[chunk], informations[chunk], 1e-4)
+                for chunk in chunks
             ]
             _, variance, log_density = np.concatenate(posteriors, axis=1)
             log_error = (log_density + np.log(variance)).reshape(t.shape)
-            return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
+            return np.asarray(
+                log_error + np.log(observation_width[lines])[:, None] + t * t / 2
+            )
 
         with np.errstate(divide="ignore"):
             moments = line_moments(
@@ -353,8 +372,8 @@ class SpectrumPrior(DerivedLaw):
         if self._quantile is not None:
             probabilities, weights = _probability_rule(4)
             atoms = self._quantiles(probabilities)
-            finite = atoms.shape == probabilities.shape and np.isfinite(atoms).all()
-            if not finite or (np.diff(atoms) < 0).any():
+            is_finite = atoms.shape == probabilities.shape and np.isfinite(atoms).all()
+            if not is_finite or (np.diff(atoms) < 0).any():
                 raise ParameterError(
                     "quantile",
                     "must return one finite number for each probability, in non-decreasing order",
@@ -373,14 +392,14 @@ class SpectrumPrior(DerivedLaw):
                 weights = counts / counts.sum()
             else:
                 atoms, weights = _grouped_samples(atoms)
-        center = float(weights @ atoms)
-        variance = float(weights @ (atoms - center) ** 2)
+        mean = float(weights @ atoms)
+        variance = float(weights @ (atoms - mean) ** 2)
         if not variance > 0:
             raise ParameterError(
                 "quantile",
                 "must be the quantile function of a law with positive variance",
             )
-        self._set_scale(center, variance)
+        self._set_scale(mean, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law=law)
 
     def _quantiles(self, probabilities: Host) -> Host:
@@ -389,26 +408,30 @@ class SpectrumPrior(DerivedLaw):
 
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues (D,) of every signal of dimension D, ascending."""
-        u = (np.arange(dimension) + 0.5) / dimension
+        probabilities = (np.arange(dimension) + 0.5) / dimension
         if self._quantile is not None:
-            eigenvalues = self._quantiles(u)
+            eigenvalues = self._quantiles(probabilities)
         elif self._samples.size < FEWEST_SAMPLES:
-            eigenvalues = self._samples[(u * self._samples.size).astype(int)]
+            eigenvalues = self._samples[
+                (probabilities * self._samples.size).astype(int)
+            ]
         else:
-            at = (np.arange(len(self._samples)) + 0.5) / len(self._samples)
-            eigenvalues = np.interp(u, at, self._samples)
+            sample_probabilities = (np.arange(len(self._samples)) + 0.5) / len(
+                self._samples
+            )
+            eigenvalues = np.interp(probabilities, sample_probabilities, self._samples)
         return eigenvalues / self.unit
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D, D) on the host, float64, symmetric."""
-        values = self.spectrum(dimension)
+        eigenvalues = self.spectrum(dimension)
         signal = np.empty((components, dimension, dimension))
-        for p in range(components):
-            rotation, triangle = np.linalg.qr(
+        for component in range(components):
+            rotation, triangular = np.linalg.qr(
                 rng.standard_normal((dimension, dimension))
             )
-            rotation *= np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
-            signal[p] = symmetric((rotation * values) @ rotation.T)
+            rotation *= np.where(np.diagonal(triangular) < 0, -1.0, 1.0)
+            signal[component] = symmetric((rotation * eigenvalues) @ rotation.T)
         return signal
 
     def mean(self, components: int, dimension: int) -> Host:
@@ -433,15 +456,18 @@ class SpectrumPrior(DerivedLaw):
         noise = _noise_variances(np.asarray(to_host(Qhat), dtype=np.float64))
         dimension = R.shape[-1]
         estimates = []
-        for p, variance in enumerate(noise.tolist()):
-            estimate = R[p, ...]
+        for component, variance in enumerate(noise.tolist()):
+            estimate = R[component, ...]
             if variance > 1 / LOWEST:
                 mean = self.center * np.eye(dimension)
                 estimate = xp.asarray(mean, **matching(R))
             elif variance > 0:
-                values, vectors = xp.linalg.eigh(estimate)
-                shrunk = self._law.rie(values, variance)[None, :]
-                estimate = xp.matmul(vectors * shrunk, xp.matrix_transpose(vectors))
+                eigenvalues, eigenvectors = xp.linalg.eigh(estimate)
+                denoised_eigenvalues = self._law.rie(eigenvalues, variance)[None, :]
+                estimate = xp.matmul(
+                    eigenvectors * denoised_eigenvalues,
+                    xp.matrix_transpose(eigenvectors),
+                )
             estimates.append(estimate)
         V = self._error_of_noise(noise)
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
@@ -458,10 +484,10 @@ class SpectrumPrior(DerivedLaw):
     def _curve(self) -> Callable[[Host], Host]:
         """Error V of one component as a function of its information, by free convolution."""
 
-        def exact(information: float) -> float:
+        def exact_error(information: float) -> float:
             return float(self._law.mmse(1 / information, rtol=1e-5).value)
 
-        return error_curve(exact, self.variance, finest=6, steady=1e-3)
+        return error_curve(exact_error, self.variance, per_decade=6, steady=1e-3)
 
 
 def _noise_variances(Qhat: Host) -> Host:
@@ -470,26 +496,31 @@ def _noise_variances(Qhat: Host) -> Host:
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
             return np.asarray(1 / np.where(diagonal < 0, 0.0, diagonal))
-        values, vectors = np.linalg.eigh(Qhat)
-        return np.asarray((vectors**2 / np.maximum(values, 1e-300)).sum(1))
+        eigenvalues, eigenvectors = np.linalg.eigh(Qhat)
+        return np.asarray((eigenvectors**2 / np.maximum(eigenvalues, 1e-300)).sum(1))
 
 
 def _probability_rule(order: int) -> tuple[Host, Host]:
     """Quadrature nodes and weights on (0, 1) for functions of a probability that may diverge at the ends."""
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
-    edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
-    lower = edges[:-1]
-    upper = edges[1:]
+    dyadic_edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
+    lower = dyadic_edges[:-1]
+    upper = dyadic_edges[1:]
     starts = [
-        np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(lower, upper)
+        np.linspace(start, end, 5)[:-1] if end > 0.06 else [start]
+        for start, end in zip(lower, upper)
     ]
-    split = np.concatenate([*starts, [0.5]])
-    lower = split[:-1]
-    upper = split[1:]
-    u = ((lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes).ravel()
-    w = ((upper - lower)[:, None] / 2 * weights).ravel()
-    return np.concatenate([u, 1 - u[::-1]]), np.concatenate([w, w[::-1]])
+    panel_edges = np.concatenate([*starts, [0.5]])
+    lower = panel_edges[:-1]
+    upper = panel_edges[1:]
+    probabilities = (
+        (lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes
+    ).ravel()
+    probability_weights = ((upper - lower)[:, None] / 2 * weights).ravel()
+    return np.concatenate([probabilities, 1 - probabilities[::-1]]), np.concatenate(
+        [probability_weights, probability_weights[::-1]]
+    )
 
 
 def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
@@ -509,28 +540,28 @@ def complete_prior(prior: Prior, model: Model) -> Any:
     """
     with_defaults(Prior, type(prior))
     members = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
-    if all(defines_member(Prior, type(prior), name) for name in members):
+    if all(defines_member(Prior, type(prior), member) for member in members):
         return prior
-    prior_name = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
+    prior_name = f"prior {getattr(prior, 'member', type(prior).__name__)!r}"
     if defines_member(Prior, type(prior), "denoise"):
         if not defines_member(Prior, type(prior), "sample"):
             raise ParameterError(
                 "name", f"{prior_name} defines denoise but not sample; both are needed"
             )
         return SimulatedPrior(prior, model)
-    matrix = model.rank == "extensive"
+    is_matrix = model.rank == "extensive"
     law = prior.law
-    if matrix and law.quantile is None and law.eigenvalues is None:
+    if is_matrix and law.quantile is None and law.eigenvalues is None:
         raise ParameterError(
             "name",
             f"{prior_name} defines neither denoise nor a law with quantile or eigenvalues; matrix signals need one of these",
         )
-    if not matrix and law.log_density is None:
+    if not is_matrix and law.log_density is None:
         raise ParameterError(
             "name",
             f"{prior_name} defines neither denoise nor a law with log_density; low-rank signals need one of these",
         )
-    return SpectrumPrior(prior) if matrix else DensityPrior(prior)
+    return SpectrumPrior(prior) if is_matrix else DensityPrior(prior)
 
 
 def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:

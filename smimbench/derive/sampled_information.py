@@ -119,37 +119,43 @@ def label_means(
     Derived, checked by tests/derive/test_sampled_information.py.
     """
     P = len(Q)
-    free = without_overlap(Q)
+    unlearned = without_overlap(Q)
     upper = np.triu_indices(P)
-    pairs = np.triu_indices(len(free))
+    unlearned_pairs = np.triu_indices(len(unlearned))
     # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
     # that of the result.
-    inverse = np.linalg.inv(symmetric_root(V))
+    inverse_root_V = np.linalg.inv(symmetric_root(V))
     basis = np.zeros((len(upper[0]), P, P))
-    for k, (a, b) in enumerate(zip(*upper)):
-        basis[k, a, b] = basis[k, b, a] = 1.0
-    change = (inverse @ basis @ inverse)[:, *upper]
+    for index, (a, b) in enumerate(zip(*upper)):
+        basis[index, a, b] = basis[index, b, a] = 1.0
+    rotation_to_g = (inverse_root_V @ basis @ inverse_root_V)[:, *upper]
     count = len(upper[0])
     samples = []
-    zeros = []
+    controls = []
     for scramble in range(scrambles):
-        drawn = labels(scramble)
-        columns = [symmetric(_outer_products(*drawn.means))[:, *upper] @ change]
-        if drawn.responses is not None:
+        drawn_labels = labels(scramble)
+        columns = [
+            symmetric(_outer_products(*drawn_labels.means))[:, *upper] @ rotation_to_g
+        ]
+        if drawn_labels.responses is not None:
             columns.append(
-                symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs]
+                symmetric(np.einsum("nacd,nbcd->nab", *drawn_labels.responses))[
+                    :, *unlearned_pairs
+                ]
             )
         samples.append(np.concatenate(columns, axis=1))
-        zeros.append(_control_variates(drawn, V, free))
+        controls.append(_control_variates(drawn_labels, V, unlearned))
     means = [np.zeros((P, P)) for _ in range(5)]
-    for k, row in enumerate(
-        controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)
+    for index, row in enumerate(
+        controlled_mean(samples, controls, faintest=faintest, collinear=collinear)
     ):
-        means[k][upper] = means[k].T[upper] = row[:count]
-        for a, b, entry in zip(*pairs, row[count:]):
-            i = free[a]
-            j = free[b]
-            means[2 + k][i, j] = means[2 + k][j, i] = entry / (V[i, i] * V[j, j])
+        means[index][upper] = means[index].T[upper] = row[:count]
+        for a, b, entry in zip(*unlearned_pairs, row[count:]):
+            i = unlearned[a]
+            j = unlearned[b]
+            means[2 + index][i, j] = means[2 + index][j, i] = entry / (
+                V[i, i] * V[j, j]
+            )
     means[4][upper] = means[4].T[upper] = effective_sample_size(
         np.concatenate([sample[:, :count] for sample in samples])
     )
@@ -164,37 +170,39 @@ def _outer_products(a: Host, b: Host) -> Host:
     )
 
 
-def _control_variates(drawn: Labels, V: Host, free: list[int]) -> Host:
+def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Host:
     """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero."""
-    first_mean, second_mean = drawn.means
+    first_mean, second_mean = drawn_labels.means
     n, P, C = first_mean.shape
     upper = np.triu_indices(P)
     identity = C * np.eye(P)
     mean = 0.5 * (first_mean + second_mean)
-    square = symmetric(_outer_products(first_mean, second_mean))
-    rows = [
-        (square - symmetric(_outer_products(mean, drawn.truth)))[:, *upper],
-        _outer_products(drawn.omega, mean).reshape(n, -1),
-        (_outer_products(drawn.truth, drawn.truth) - identity)[:, *upper],
-        (_outer_products(drawn.omega, drawn.omega) - identity)[:, *upper],
+    squared_means = symmetric(_outer_products(first_mean, second_mean))
+    controls = [
+        (squared_means - symmetric(_outer_products(mean, drawn_labels.truth)))[
+            :, *upper
+        ],
+        _outer_products(drawn_labels.omega, mean).reshape(n, -1),
+        (_outer_products(drawn_labels.truth, drawn_labels.truth) - identity)[:, *upper],
+        (_outer_products(drawn_labels.omega, drawn_labels.omega) - identity)[:, *upper],
     ]
-    if drawn.second is not None:
-        rows.append((drawn.second - identity)[:, *upper])
-    if free and drawn.responses is not None:
-        z = (symmetric_root(V) @ drawn.truth)[:, free]
-        variance = np.diagonal(V)[free][:, None, None]
-        surprise = z[..., :, None] * z[..., None, :] / variance - np.eye(C)
-        first_response, second_response = drawn.responses
-        rows.append(
+    if drawn_labels.second is not None:
+        controls.append((drawn_labels.second - identity)[:, *upper])
+    if unlearned and drawn_labels.responses is not None:
+        z = (symmetric_root(V) @ drawn_labels.truth)[:, unlearned]
+        variances = np.diagonal(V)[unlearned][:, None, None]
+        surprise = z[..., :, None] * z[..., None, :] / variances - np.eye(C)
+        first_response, second_response = drawn_labels.responses
+        controls.append(
             (
                 0.5 * (first_response + second_response) * surprise
                 - first_response * second_response
             ).sum((2, 3))
         )
-        rows.append((surprise**2).sum((2, 3)) - C * (C + 1))
-        if drawn.second is not None:
-            rows.append(np.trace(first_response, axis1=2, axis2=3))
-    return np.concatenate(rows, axis=1)
+        controls.append((surprise**2).sum((2, 3)) - C * (C + 1))
+        if drawn_labels.second is not None:
+            controls.append(np.trace(first_response, axis1=2, axis2=3))
+    return np.concatenate(controls, axis=1)
 
 
 @by_value(maxsize=256)
@@ -218,12 +226,12 @@ def sampled_moments(
     Q = np.asarray(Q, dtype=float)
     V = np.asarray(V, dtype=float)
     P = len(Q)
-    free = without_overlap(Q)
+    unlearned = without_overlap(Q)
     root_Q = symmetric_root(Q)
     root_V = symmetric_root(V)
-    white = np.linalg.inv(root_V)
+    inverse_root_V = np.linalg.inv(root_V)
     # At small V second moments are dominated by rounding, so that they are useless as control variates.
-    exact = np.diagonal(V).min() > ROUNDED * np.diagonal(Q + V).max()
+    has_exact_moments = np.diagonal(V).min() > ROUNDED * np.diagonal(Q + V).max()
     posterior_errors = [0.0]
     has_moments = True
 
@@ -239,52 +247,60 @@ def sampled_moments(
             channel.posterior(y, omega, V, second_moment=True, rng=rng), omega
         )
         posterior_errors.append(float(posterior.error))
-        mean = white @ (posterior.mean - omega)
+        whitened_mean = inverse_root_V @ (posterior.mean - omega)
         if (
             posterior.second_moment is None
         ):  # optional for channels whose labels depend on signs
             has_moments = False
-            return Labels(normal[:, 0], normal[:, 1], (mean, mean))
-        full: Array = checked_posterior(
+            return Labels(normal[:, 0], normal[:, 1], (whitened_mean, whitened_mean))
+        second_moment: Array = checked_posterior(
             posterior, omega, second_moment=True
         ).second_moment
-        responses = np.zeros((POINTS, len(free), sites, sites))
-        for k, a in enumerate(free):
-            responses[:, k] = full[:, a, :, a, :] / V[a, a] - np.eye(sites)
-        second = None
-        if exact:
-            product = posterior.mean @ np.swapaxes(omega, 1, 2)
-            moment = (
-                np.einsum("npcqc->npq", full)
-                - product
-                - np.swapaxes(product, 1, 2)
+        responses = np.zeros((POINTS, len(unlearned), sites, sites))
+        for index, component in enumerate(unlearned):
+            responses[:, index] = second_moment[:, component, :, component, :] / V[
+                component, component
+            ] - np.eye(sites)
+        whitened_square = None
+        if has_exact_moments:
+            cross_moment = posterior.mean @ np.swapaxes(omega, 1, 2)
+            centered_moment = (
+                np.einsum("npcqc->npq", second_moment)
+                - cross_moment
+                - np.swapaxes(cross_moment, 1, 2)
                 + _outer_products(omega, omega)
             )
-            second = white @ moment @ white
+            whitened_square = inverse_root_V @ centered_moment @ inverse_root_V
         return Labels(
-            normal[:, 0], normal[:, 1], (mean, mean), second, (responses, responses)
+            normal[:, 0],
+            normal[:, 1],
+            (whitened_mean, whitened_mean),
+            whitened_square,
+            (responses, responses),
         )
 
     means = label_means(labels, Q, V)
     # An error of the posterior mean adds its square to the mean square.
     bias = sites * max(posterior_errors) ** 2
     # A mean that few or no labels contribute to may have missed those that would; its error is then unknown.
-    few = means.effective < FEWEST_EFFECTIVE
+    has_few_labels = means.effective < FEWEST_EFFECTIVE
     error = np.where(
-        few,
+        has_few_labels,
         np.maximum(means.information_error, np.abs(means.information)),
         means.information_error,
     )
-    size = np.abs(white)
-    scale = np.diagonal(V)
-    is_free = np.isin(np.arange(P), free)
+    absolute_root = np.abs(inverse_root_V)
+    variances = np.diagonal(V)
+    is_unlearned = np.isin(np.arange(P), unlearned)
     response_error = means.susceptibility_error + sites * bias * np.outer(
-        is_free / scale, is_free / scale
+        is_unlearned / variances, is_unlearned / variances
     )
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
     return (
         Uncertain(
-            means.information, error + bias * (size @ np.ones((P, P)) @ size), method
+            means.information,
+            error + bias * (absolute_root @ np.ones((P, P)) @ absolute_root),
+            method,
         ),
         Uncertain(
             means.susceptibility,

@@ -69,9 +69,13 @@ class OverlapRule(StoppingRule):
         components = problem.components
         second_moment = np.asarray(problem.prior.second_moment(components))
         self.second_moment = np.diagonal(second_moment)
-        size = problem.prior.law.fluctuation
-        relative = (2 / dimension) ** 0.5 if size is None else size(dimension)
-        self.relative = float(relative)
+        fluctuation_at = problem.prior.law.fluctuation
+        relative_fluctuation = (
+            (2 / dimension) ** 0.5
+            if fluctuation_at is None
+            else fluctuation_at(dimension)
+        )
+        self.relative = float(relative_fluctuation)
         self.fluctuation = self.relative * self.second_moment
         self.chance = np.full_like(self.second_moment, -math.inf)
         if problem.channel.symmetry not in (None, "none"):
@@ -108,33 +112,35 @@ class OverlapRule(StoppingRule):
         error = np.maximum(self.second_moment - predicted[-1], 1e-5)
         drift = np.ptp(predicted, axis=0)
         self_drift = np.ptp(self_overlap, axis=0)
-        quarter = self.fluctuation / 4
-        if _steady(drift, self_drift, LARGEST_DRIFT * error, quarter):
+        allowed_self_drift = self.fluctuation / 4
+        if _steady(drift, self_drift, LARGEST_DRIFT * error, allowed_self_drift):
             return f"the overlaps have been stationary for {WINDOW} iterations"
         initial_error = self.second_moment - predicted[0]
         final_error = self.second_moment - predicted[-1]
-        slow = (final_error <= initial_error) & (2 * final_error >= initial_error)
-        precise = (final_error <= RECOVERED_ERROR * self.second_moment) & (
-            self_drift <= quarter
+        falls_slowly = (final_error <= initial_error) & (
+            2 * final_error >= initial_error
         )
-        if (slow & precise).all():
+        is_precise = (final_error <= RECOVERED_ERROR * self.second_moment) & (
+            self_drift <= allowed_self_drift
+        )
+        if (falls_slowly & is_precise).all():
             return (
                 f"the error is below the precision {RECOVERED_ERROR:g} and falls slowly"
             )
         if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can be stationary while the estimate oscillates around a point that it never reaches.
-        moves = info.squared_step > LARGEST_STEP * error
-        if (moves & (predicted[-1] > self.chance)).any():
+        still_moves = info.squared_step > LARGEST_STEP * error
+        if (still_moves & (predicted[-1] > self.chance)).any():
             return None
         predicted, self_overlap = self._latest(LONG_WINDOW)
-        steady = _steady(
+        is_stationary = _steady(
             _drift(predicted),
             _drift(self_overlap),
             self._allowed_drift(error),
             self.fluctuation / 8,
         )
-        if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
+        if is_stationary and (np.ptp(predicted, axis=0) <= error / 4).all():
             return (
                 f"the overlaps have been stationary for {LONG_WINDOW} iterations, "
                 f"though the residual is still {info.residual:.0e}"
@@ -143,12 +149,12 @@ class OverlapRule(StoppingRule):
 
     def _latest(self, window: int) -> list[Host]:
         """Predicted overlaps and self-overlaps (window, P) of the latest iterations."""
-        return [np.stack(rows) for rows in zip(*self.history[-window:])]
+        return [np.stack(overlaps) for overlaps in zip(*self.history[-window:])]
 
     def _sign_flips(self, squared_step: Host) -> bool:
         """Whether the estimate moves by more than half of its self-overlap, as it does if its sign flips every step."""
-        smallest = np.maximum(self.history[-1][1], self.fluctuation)
-        return bool((squared_step > smallest / 2).any())
+        self_overlap = np.maximum(self.history[-1][1], self.fluctuation)
+        return bool((squared_step > self_overlap / 2).any())
 
     def settled(self) -> str | None:
         """Reason why a run that used all its iterations counts as converged, or None.
@@ -164,13 +170,13 @@ class OverlapRule(StoppingRule):
         half = LONG_WINDOW // 2
         errors = self.second_moment - predicted
         last_error = errors[-1]
-        falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
-        if falls and (last_error <= FINAL_PRECISION * self.second_moment).all():
+        error_falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
+        if error_falls and (last_error <= FINAL_PRECISION * self.second_moment).all():
             return f"the error has fallen to {last_error.max():.1e}, below the precision {FINAL_PRECISION:g}"
         if self._sign_flips(info.squared_step):
             return None
-        longest = len(self.history) // 2 if self.low_rank else 0
-        windows = {LONG_WINDOW, max(LONG_WINDOW, longest)}
+        longest_window = len(self.history) // 2 if self.low_rank else 0
+        windows = {LONG_WINDOW, max(LONG_WINDOW, longest_window)}
         if any(map(self._fluctuates, windows)):
             return "the overlaps fluctuate about a constant mean"
         return None
@@ -183,10 +189,10 @@ class OverlapRule(StoppingRule):
         """
         predicted, self_overlap = self._latest(window)
         error = self.second_moment - predicted[-1]
-        widest = np.maximum(error, self.fluctuation)
+        largest_range = np.maximum(error, self.fluctuation)
         return _fluctuates_about_mean(
             predicted, self._allowed_drift(error), error
-        ) and _fluctuates_about_mean(self_overlap, self.fluctuation / 8, widest)
+        ) and _fluctuates_about_mean(self_overlap, self.fluctuation / 8, largest_range)
 
     def _allowed_drift(self, error: Host) -> Host:
         """Largest drift (P,) of the predicted overlap that counts as none while the residual is above its tolerance."""
@@ -200,40 +206,46 @@ class OverlapRule(StoppingRule):
         predicted = info.predicted_overlap
         self_overlap = info.self_overlap
         gap = np.abs(predicted - self_overlap) / self.fluctuation
-        farthest = int(np.argmax(gap))
-        ratio = np.zeros_like(gap)
+        worst_component = int(np.argmax(gap))
+        log_ratio = np.zeros_like(gap)
         if info.log_information_ratio is not None:
-            ratio[:] = info.log_information_ratio
+            log_ratio[:] = info.log_information_ratio
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
-        ratio[predicted <= self.chance] = -math.inf
-        overconfident = int(np.argmax(ratio))
-        if ratio[overconfident] > math.log(8):
-            times = math.exp(min(ratio[overconfident], 50))
-            return f"component {overconfident + 1}: the predicted information is {times:.2g} times that in the data"
-        if gap[farthest] > LARGEST_GAP:
+        log_ratio[predicted <= self.chance] = -math.inf
+        overconfident_component = int(np.argmax(log_ratio))
+        if log_ratio[overconfident_component] > math.log(8):
+            times = math.exp(min(log_ratio[overconfident_component], 50))
+            return f"component {overconfident_component + 1}: the predicted information is {times:.2g} times that in the data"
+        if gap[worst_component] > LARGEST_GAP:
             return (
-                f"component {farthest + 1}: the predicted overlap is {predicted[farthest]:.3g}, "
-                f"but the overlap of the estimate with itself is {self_overlap[farthest]:.3g}"
+                f"component {worst_component + 1}: the predicted overlap is {predicted[worst_component]:.3g}, "
+                f"but the overlap of the estimate with itself is {self_overlap[worst_component]:.3g}"
             )
         return None
 
 
-def _drift(rows: Host) -> Host:
+def _drift(overlaps: Host) -> Host:
     """Difference (P,) of the means over the two halves of a window (n, P)."""
-    half = len(rows) // 2
-    return np.asarray(np.abs(rows[:half].mean(0) - rows[half:].mean(0)))
+    half = len(overlaps) // 2
+    return np.asarray(np.abs(overlaps[:half].mean(0) - overlaps[half:].mean(0)))
 
 
-def _fluctuates_about_mean(rows: Host, close: Host, widest: Host) -> bool:
-    """Whether overlaps (n, P) range over at most ``widest`` and drift by at most ``close`` or part of their range."""
-    width = np.ptp(rows, axis=0)
-    still = _drift(rows) <= np.maximum(close, DRIFT_SHARE * width)
-    return bool((still & (width <= widest)).all())
+def _fluctuates_about_mean(
+    overlaps: Host, allowed_drift: Host, largest_range: Host
+) -> bool:
+    """Whether overlaps (n, P) stay within ``largest_range`` and drift by at most ``allowed_drift`` or part of their range."""
+    overlap_range = np.ptp(overlaps, axis=0)
+    is_steady = _drift(overlaps) <= np.maximum(
+        allowed_drift, DRIFT_SHARE * overlap_range
+    )
+    return bool((is_steady & (overlap_range <= largest_range)).all())
 
 
 def _steady(
-    predicted: Host, self_overlap: Host, close: Host, fluctuation: Host
+    drift: Host, self_drift: Host, allowed_drift: Host, fluctuation: Host
 ) -> bool:
-    """Whether the overlap changes by at most ``close``, and the self-overlap by at most the larger of the two bounds."""
-    still = (predicted <= close) & (self_overlap <= np.maximum(close, fluctuation))
-    return bool(still.all())
+    """Whether the overlap changes by at most ``allowed_drift``, and the self-overlap by at most the larger of the two bounds."""
+    is_steady = (drift <= allowed_drift) & (
+        self_drift <= np.maximum(allowed_drift, fluctuation)
+    )
+    return bool(is_steady.all())

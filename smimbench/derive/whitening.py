@@ -114,8 +114,8 @@ class WeightedPrior(Delegate):
 
     def _fluctuation(self, dimension: int) -> float:
         # The few leading features of a steep spectrum hold most of a product, which varies as much.
-        squares = self.variances(dimension) ** 2
-        return float(np.sqrt(2 * np.mean(squares) / dimension))
+        squared_variances = self.variances(dimension) ** 2
+        return float(np.sqrt(2 * np.mean(squared_variances) / dimension))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D), feature by feature, and its weighted error V (P, P)."""
@@ -174,12 +174,17 @@ def site_mixing(model: Model, root: Host) -> Host:
     """
     mixing = root
     if model.rank == "extensive":
-        sites = list(zip(site_pairs(len(root)), site_scales(len(root))))
-        mixing = np.empty((len(sites), len(sites)))
-        for row, ((a, b), row_scale) in enumerate(sites):
-            for column, ((c, d), scale) in enumerate(sites):
-                products = root[a, c] * root[b, d] + root[a, d] * root[b, c]
-                mixing[row, column] = scale / row_scale * products / (1 + (c == d))
+        pairs_and_scales = list(zip(site_pairs(len(root)), site_scales(len(root))))
+        mixing = np.empty((len(pairs_and_scales), len(pairs_and_scales)))
+        for row, ((token_a, token_b), row_scale) in enumerate(pairs_and_scales):
+            for column, ((token_c, token_d), scale) in enumerate(pairs_and_scales):
+                products = (
+                    root[token_a, token_c] * root[token_b, token_d]
+                    + root[token_a, token_d] * root[token_b, token_c]
+                )
+                mixing[row, column] = (
+                    scale / row_scale * products / (1 + (token_c == token_d))
+                )
     if len(mixing) != model.sites or not is_symmetric(model):
         raise ParameterError(
             "name",
@@ -222,9 +227,9 @@ class WhitenedModel(Delegate):
     def _mixed(self, g: Array) -> tuple[Array, Array]:
         """Transpose of ``_whitened``: gradients with respect to the model's latents and to the traces (..., P)."""
         xp = namespace(g)
-        by_latents = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
-        by_sites = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
-        return by_latents, xp.sum(by_sites, axis=-2)
+        latent_gradient = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
+        site_gradient = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
+        return latent_gradient, xp.sum(site_gradient, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents (..., n, P, C) of the whitened tokens, from correlated inputs."""
@@ -236,14 +241,14 @@ class WhitenedModel(Delegate):
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Adjoint of ``forward`` for gradients ``g`` in whitened latents, with the scale of the model's adjoint."""
-        by_latents, by_trace = self._mixed(g)
-        gradient = self.model.adjoint(inputs, by_latents)
+        latent_gradient, trace_gradient = self._mixed(g)
+        gradient = self.model.adjoint(inputs, latent_gradient)
         if self.model.rank == "low":
             return gradient
         dimension = gradient.shape[-1]
         scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
         identity = namespace(gradient).eye(dimension, **matching(gradient))
-        return gradient + scale * by_trace[..., None, None] * identity
+        return gradient + scale * trace_gradient[..., None, None] * identity
 
     @property
     def forward_gram(
@@ -256,14 +261,15 @@ class WhitenedModel(Delegate):
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
         assert self.model.forward_gram is not None
-        root = math.sqrt(factor.shape[-2])
+        sqrt_dimension = math.sqrt(factor.shape[-2])
         z, model_pull = self.model.forward_gram(inputs, factor)
-        trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / root
+        trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / sqrt_dimension
 
         def pull(g: Array) -> Array:
-            by_latents, by_trace = self._mixed(g)
+            latent_gradient, trace_gradient = self._mixed(g)
             return (
-                model_pull(by_latents) + 2 / root * by_trace[..., None, None] * factor
+                model_pull(latent_gradient)
+                + 2 / sqrt_dimension * trace_gradient[..., None, None] * factor
             )
 
         return self._whitened(z, trace), pull

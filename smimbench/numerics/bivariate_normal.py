@@ -87,21 +87,28 @@ def log_cdf(
     xp = namespace(h, k)
     dtype = h.dtype
     shape = h.shape
-    h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
-    h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
+    h, k = (xp.astype(xp.reshape(bound, (-1,)), xp.float64) for bound in (h, k))
+    h, k = (clip(bound, -_LARGEST, _LARGEST) for bound in (h, k))
     rho: Array = (
         r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
     )
     probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
-    tail = probability < _TAIL_PROBABILITY
-    rows = xp.nonzero(tail)[0]  # the only wait for the device
+    is_tail = probability < _TAIL_PROBABILITY
+    rows = xp.nonzero(is_tail)[0]  # the only wait for the device
     if rows.shape[0] > 0:
-        some = rho if sign is None else xp.take(rho, rows)
-        inside = _log_cdf_tail(xp, xp.take(h, rows), xp.take(k, rows), r, some, hessian)
+        tail_rho = rho if sign is None else xp.take(rho, rows)
+        tail_derivatives = _log_cdf_tail(
+            xp, xp.take(h, rows), xp.take(k, rows), r, tail_rho, hessian
+        )
         derivatives = [
-            put_at_mask(c, tail, t) for t, c in zip(inside, derivatives, strict=True)
+            put_at_mask(central_values, is_tail, tail_values)
+            for tail_values, central_values in zip(
+                tail_derivatives, derivatives, strict=True
+            )
         ]
-    derivatives = [xp.astype(xp.reshape(p, shape), dtype) for p in derivatives]
+    derivatives = [
+        xp.astype(xp.reshape(derivative, shape), dtype) for derivative in derivatives
+    ]
     return LogCdf(
         derivatives[0],
         derivatives[1],
@@ -117,27 +124,33 @@ def _log_cdf_central(
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
     # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
-    x, w = gauss_legendre(10 if abs(r) <= 0.5 else 32, 0.0, 1.0)
-    angle = math.asin(r) * np.append(x, 1.0)  # the last node gives the density itself
+    nodes, node_weights = gauss_legendre(10 if abs(r) <= 0.5 else 32, 0.0, 1.0)
+    angle = math.asin(r) * np.append(
+        nodes, 1.0
+    )  # the last node gives the density itself
     sine = xp.asarray(np.sin(angle), dtype=xp.float64, device=device)[:, None]
-    scale = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[:, None]
+    inverse_cos2 = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[
+        :, None
+    ]
     weight = xp.asarray(
-        w * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device
+        node_weights * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device
     )
     product = h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
     squares = (h * h + k * k) / 2
-    integrand = xp.exp((product[None, :] * sine - squares[None, :]) * scale)
+    integrand = xp.exp((product[None, :] * sine - squares[None, :]) * inverse_cos2)
     correction = xp.matmul(weight, integrand[:-1, :])
     if not isinstance(rho, float) and r:
         correction = correction * (rho / r)
-    normal = special(xp).ndtr(xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s]))
-    probability = normal[0, :] * normal[1, :] + correction
-    safe = xp.maximum(probability, _TAIL_PROBABILITY)
-    h_slope = _DENSITY * xp.exp(-h * h / 2) * normal[2, :] / safe
-    k_slope = _DENSITY * xp.exp(-k * k / 2) * normal[3, :] / safe
-    derivatives = [xp.log(safe), h_slope, k_slope]
+    probabilities = special(xp).ndtr(
+        xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s])
+    )
+    probability = probabilities[0, :] * probabilities[1, :] + correction
+    safe_probability = xp.maximum(probability, _TAIL_PROBABILITY)
+    h_slope = _DENSITY * xp.exp(-h * h / 2) * probabilities[2, :] / safe_probability
+    k_slope = _DENSITY * xp.exp(-k * k / 2) * probabilities[3, :] / safe_probability
+    derivatives = [xp.log(safe_probability), h_slope, k_slope]
     if hessian:
-        density = integrand[-1, :] / (2 * math.pi * s) / safe
+        density = integrand[-1, :] / (2 * math.pi * s) / safe_probability
         derivatives += [
             -h * h_slope - rho * density - h_slope * h_slope,
             -k * k_slope - rho * density - k_slope * k_slope,
@@ -148,17 +161,24 @@ def _log_cdf_central(
 
 def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Array]:
     """Scaled normal probability ``Phi(t) exp(min(t, 0)^2 / 2)`` and hazard ``phi(t) / Phi(t)``, without overflow."""
-    below = clip(t, None, 0.0)
-    above = clip(t, 0.0, None)
-    scaled = special(xp).erfcx(below * -math.sqrt(0.5)) * special(xp).ndtr(above)
-    return scaled, _DENSITY * xp.exp(-above * above / 2) / scaled
+    negative_part = clip(t, None, 0.0)
+    positive_part = clip(t, 0.0, None)
+    scaled_probability = special(xp).erfcx(negative_part * -math.sqrt(0.5)) * special(
+        xp
+    ).ndtr(positive_part)
+    return scaled_probability, _DENSITY * xp.exp(
+        -positive_part * positive_part / 2
+    ) / scaled_probability
 
 
 def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
     """Excess of the hazard, ``phi(t) / Phi(t) + t``, without cancellation at large negative ``t``."""
-    far = clip(t, None, -_SERIES_FROM)
-    u = 1 / (far * far)
-    series = -(1 - u * (2 - u * (10 - u * 74))) / far
+    negative_t = clip(t, None, -_SERIES_FROM)
+    inverse_square = 1 / (negative_t * negative_t)
+    series = (
+        -(1 - inverse_square * (2 - inverse_square * (10 - inverse_square * 74)))
+        / negative_t
+    )
     return xp.where(t < -_SERIES_FROM, series, hazard + t)
 
 
@@ -173,12 +193,12 @@ def _log_cdf_tail(
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
-    swap = k < h
-    h, k = xp.where(swap, k, h), xp.where(swap, h, k)
+    is_swapped = k < h
+    h, k = xp.where(is_swapped, k, h), xp.where(is_swapped, h, k)
     # nodes of the rule for the tail
-    x, w = (
-        xp.asarray(v, dtype=xp.float64, device=device)[:, None]
-        for v in gauss_legendre(64, 0.0, 1.0)
+    nodes, node_weights = (
+        xp.asarray(rule_array, dtype=xp.float64, device=device)[:, None]
+        for rule_array in gauss_legendre(64, 0.0, 1.0)
     )
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _scaled_probability_and_hazard(xp, t0)
@@ -190,7 +210,7 @@ def _log_cdf_tail(
         2 * _TAIL_DECAY / (decay + xp.abs(slope)),
         decay + clip(slope, 0.0, None),
     )
-    a = width[None, :] * x
+    a = width[None, :] * nodes
     step = a * (rho / s)
     t = t0[None, :] + step
     scaled, hazard = _scaled_probability_and_hazard(xp, t)
@@ -199,11 +219,11 @@ def _log_cdf_tail(
     t0_above = clip(t0, 0.0, None)[None, :]
     shift = xp.minimum(step + t0_above, -t0_below)
     log_ratio = h[None, :] * a - a * a / 2 - shift * (2 * t0_below + shift) / 2
-    f = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * w
-    total = xp.sum(f, axis=0)
-    h_slope = 1 / (total * width)
-    p = f / total[None, :]
-    k_slope = xp.sum(p * hazard, axis=0) / s
+    integrand = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * node_weights
+    integral = xp.sum(integrand, axis=0)
+    h_slope = 1 / (integral * width)
+    node_shares = integrand / integral[None, :]
+    k_slope = xp.sum(node_shares * hazard, axis=0) / s
     value = (
         -h * h / 2
         - clip(t0, None, 0.0) ** 2 / 2
@@ -212,29 +232,31 @@ def _log_cdf_tail(
     )
     derivatives = [
         value,
-        xp.where(swap, k_slope, h_slope),
-        xp.where(swap, h_slope, k_slope),
+        xp.where(is_swapped, k_slope, h_slope),
+        xp.where(is_swapped, h_slope, k_slope),
     ]
     if hessian:
         excess0 = _hazard_excess(xp, t0, hazard0)
         excess = _hazard_excess(xp, t, hazard)
         # hazard(t0) - hazard(t): large on the negative side, where it is the step that is accurate
-        fall = xp.where(
+        hazard_fall = xp.where(
             t0[None, :] > 0,
             hazard0[None, :] - hazard,
             step + (excess0[None, :] - excess),
         )
-        mean_fall = xp.sum(p * fall, axis=0)
-        deviation = fall - mean_fall[None, :]
-        h_curvature = -h_slope * xp.sum(p * (a + fall * (rho / s)), axis=0)
+        mean_fall = xp.sum(node_shares * hazard_fall, axis=0)
+        deviation = hazard_fall - mean_fall[None, :]
+        h_curvature = -h_slope * xp.sum(
+            node_shares * (a + hazard_fall * (rho / s)), axis=0
+        )
         k_curvature = (
-            xp.sum(p * deviation * deviation, axis=0)
-            - xp.sum(p * hazard * excess, axis=0)
+            xp.sum(node_shares * deviation * deviation, axis=0)
+            - xp.sum(node_shares * hazard * excess, axis=0)
         ) / (1 - r * r)
         mixed = h_slope * mean_fall / s
         derivatives += [
-            xp.where(swap, k_curvature, h_curvature),
-            xp.where(swap, h_curvature, k_curvature),
+            xp.where(is_swapped, k_curvature, h_curvature),
+            xp.where(is_swapped, h_curvature, k_curvature),
             mixed,
         ]
     return derivatives

@@ -37,12 +37,12 @@ def values_by_panels(
     """
     x = np.asarray(x, dtype=float)
     tolerance = np.asarray(tolerance, dtype=float)
-    order = np.argsort(x, kind="stable")
-    points = x[order]
+    sorting = np.argsort(x, kind="stable")
+    points = x[sorting]
     interpolated = np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
-    evaluated = np.ones(len(x), dtype=bool)
+    is_evaluated = np.ones(len(x), dtype=bool)
     # panels to begin with
     edges = np.linspace(points[0], points[-1], 8 + 1) if len(x) else np.zeros(1)
     panels = np.stack([edges[:-1], edges[1:]], axis=1)
@@ -56,41 +56,42 @@ def values_by_panels(
         )
         # Equal or nearly equal points are evaluated directly, however many there are.
         # narrowest panel, relative to where it is
-        crowded = (stops - starts > NODES) & (
+        is_crowded = (stops - starts > NODES) & (
             np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1)
         )
-        panels = panels[crowded]
-        starts = starts[crowded]
-        stops = stops[crowded]
+        panels = panels[is_crowded]
+        starts = starts[is_crowded]
+        stops = stops[is_crowded]
         if not len(panels):
             break
         midpoint = panels.mean(axis=1)
-        half = np.diff(panels, axis=1)[:, 0] / 2
-        values = function((midpoint[:, None] + half[:, None] * nodes).ravel()).reshape(
-            len(panels), NODES, -1
-        )
+        half_width = np.diff(panels, axis=1)[:, 0] / 2
+        values = function(
+            (midpoint[:, None] + half_width[:, None] * nodes).ravel()
+        ).reshape(len(panels), NODES, -1)
         coefficients = np.einsum("ij,pjk->pik", to_coefficients, values)
         # coefficients that must be small, the last ones
-        resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
-        for p in np.flatnonzero(resolved):
-            inside = slice(starts[p], stops[p])
-            interpolated[inside] = chebyshev.chebval(
-                (points[inside] - midpoint[p]) / half[p], coefficients[p]
+        is_resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
+        for panel in np.flatnonzero(is_resolved):
+            panel_points = slice(starts[panel], stops[panel])
+            interpolated[panel_points] = chebyshev.chebval(
+                (points[panel_points] - midpoint[panel]) / half_width[panel],
+                coefficients[panel],
             ).T
-            evaluated[inside] = False
-        midpoint = midpoint[~resolved]
-        panels = panels[~resolved]
+            is_evaluated[panel_points] = False
+        midpoint = midpoint[~is_resolved]
+        panels = panels[~is_resolved]
         panels = np.concatenate(
             [
                 np.stack([panels[:, 0], midpoint], 1),
                 np.stack([midpoint, panels[:, 1]], 1),
             ]
         )
-    if evaluated.any():
-        interpolated[evaluated] = function(points[evaluated])
-    in_given_order = np.empty_like(interpolated)
-    in_given_order[order] = interpolated
-    return in_given_order
+    if is_evaluated.any():
+        interpolated[is_evaluated] = function(points[is_evaluated])
+    values_in_order = np.empty_like(interpolated)
+    values_in_order[sorting] = interpolated
+    return values_in_order
 
 
 class ChebyshevFit(NamedTuple):
@@ -106,12 +107,12 @@ class ChebyshevFit(NamedTuple):
         """Value of the fit at ``s`` and its error, from the spread over scrambles and the error of the fit."""
         values = chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
-        noise = (
+        standard_error = (
             values.std(axis=0, ddof=1) / math.sqrt(len(values))
             if len(values) > 1
             else 0.0
         )
-        return mean, np.hypot(noise, self.fit_error * mean)
+        return mean, np.hypot(standard_error, self.fit_error * mean)
 
 
 def lobatto_points(count: int) -> Host:
@@ -124,5 +125,7 @@ def chebyshev_fit(
 ) -> ChebyshevFit:
     """Fit Chebyshev polynomials to estimates (points, scrambles) with standard errors (points,), by least squares."""
     basis = chebyshev.chebvander(2 * s - 1, degree)
-    fit = np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error
-    return ChebyshevFit(fit @ values, fit_error)
+    least_squares = (
+        np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error
+    )
+    return ChebyshevFit(least_squares @ values, fit_error)

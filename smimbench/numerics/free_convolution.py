@@ -115,26 +115,26 @@ class FreeConvolution:
         """
         xp = namespace(x)
         root = math.sqrt(noise)
-        place = matching(x, xp.float64)
-        atoms = xp.asarray(self.atoms / root, **place)
-        weights = xp.asarray(self.weights, **place)
+        options = matching(x, xp.float64)
+        atoms = xp.asarray(self.atoms / root, **options)
+        weights = xp.asarray(self.weights, **options)
         target = xp.astype(x, xp.float64) / root
-        low = target - 1
-        high = target + 1
+        lower_u = target - 1
+        upper_u = target + 1
         tolerance = 2e-16 * (xp.abs(target) + 1)
         u = target
         point = _subordinated(xp, u, atoms, weights)
         for _ in range(100):
-            miss = target - point.x
-            low = xp.where(miss > 0, u, low)
-            high = xp.where(miss < 0, u, high)
-            next_u = u + miss / point.stretch
+            residual = target - point.x
+            lower_u = xp.where(residual > 0, u, lower_u)
+            upper_u = xp.where(residual < 0, u, upper_u)
+            next_u = u + residual / point.stretch
             next_u = xp.where(
-                (next_u > low) & (next_u < high), next_u, (low + high) / 2
+                (next_u > lower_u) & (next_u < upper_u), next_u, (lower_u + upper_u) / 2
             )
             converged = (
                 (xp.abs(next_u - u) <= tolerance)
-                | (xp.abs(miss) <= tolerance)
+                | (xp.abs(residual) <= tolerance)
                 | xp.isnan(target)
             )
             if xp.all(converged):
@@ -204,17 +204,18 @@ class FreeConvolution:
                 self.weights @ (self.atoms - self.weights @ self.atoms) ** 2
             )
             return Uncertain(variance, 1e-15 * variance, "quadrature")
-        nearest = np.diff(self.atoms).min(initial=np.inf)
-        separate = noise * (1 - float((self.weights**2).sum()))
-        if noise <= 1e-10 * nearest * nearest:
+        smallest_gap = np.diff(self.atoms).min(initial=np.inf)
+        separated_mmse = noise * (1 - float((self.weights**2).sum()))
+        if noise <= 1e-10 * smallest_gap * smallest_gap:
             # A semicircle of variance noise p for each atom, shifted and stretched by the others.
             return Uncertain(
-                separate,
-                4 * noise * (noise / nearest) / nearest + 1e-15 * separate,
+                separated_mmse,
+                4 * noise * (noise / smallest_gap) / smallest_gap
+                + 1e-15 * separated_mmse,
                 "quadrature",
             )
         if self._resolution(noise) > 0.01:
-            return Uncertain(separate, noise, "quadrature")
+            return Uncertain(separated_mmse, noise, "quadrature")
         integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
         return Uncertain(
             float(integral.value[0]), float(integral.error[0]), integral.method
@@ -227,11 +228,12 @@ class FreeConvolution:
         fine = compute(self)
         if self.law == "exact":
             return fine
-        starts = np.arange(0, self.atoms.size, 2)
-        weights = np.add.reduceat(self.weights, starts)
+        pair_starts = np.arange(0, self.atoms.size, 2)
+        weights = np.add.reduceat(self.weights, pair_starts)
         coarse = compute(
             FreeConvolution(
-                np.add.reduceat(self.weights * self.atoms, starts) / weights, weights
+                np.add.reduceat(self.weights * self.atoms, pair_starts) / weights,
+                weights,
             )
         )
         # Three times the change from halving the atoms, because the ends of a law can converge more slowly than 1/K.
@@ -278,32 +280,36 @@ class FreeConvolution:
                 * (high - low)
                 / 2
             )
-            values = function(p).reshape(-1, *u.shape) * measure
-            fine = values @ kronrod
-            return fine, np.abs(fine - values[..., 1::2] @ gauss)
+            integrals = function(p).reshape(-1, *u.shape) * measure
+            fine = integrals @ kronrod
+            return fine, np.abs(fine - integrals[..., 1::2] @ gauss)
 
-        inner = self._invert(np.asarray(breaks, dtype=float), noise)
-        ends, dips = _intervals(atoms, self.weights)
-        panels = _panels(ends, np.append(dips, inner.x - inner.drift))
-        values, errors = evaluate(panels)
+        break_points = self._invert(np.asarray(breaks, dtype=float), noise)
+        interval_ends, dips = _intervals(atoms, self.weights)
+        panels = _panels(
+            interval_ends, np.append(dips, break_points.x - break_points.drift)
+        )
+        integrals, errors = evaluate(panels)
         for _ in range(40):
-            tolerance = rtol * np.abs(values).sum(-1)
+            tolerance = rtol * np.abs(integrals).sum(-1)
             # panels at which an integral is given up
             if (errors.sum(-1) <= tolerance).all() or len(panels) > 20_000:
                 break
-            inaccurate = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
-            center = panels[inaccurate, 2:].mean(1)
-            halves = np.tile(panels[inaccurate], (2, 1))
+            is_inaccurate = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
+            center = panels[is_inaccurate, 2:].mean(1)
+            halves = np.tile(panels[is_inaccurate], (2, 1))
             halves[: len(center), 3] = halves[len(center) :, 2] = center
-            panels = np.concatenate([panels[~inaccurate], halves])
+            panels = np.concatenate([panels[~is_inaccurate], halves])
             half_values, half_errors = evaluate(halves)
-            values = np.concatenate([values[:, ~inaccurate], half_values], axis=1)
-            errors = np.concatenate([errors[:, ~inaccurate], half_errors], axis=1)
+            integrals = np.concatenate(
+                [integrals[:, ~is_inaccurate], half_values], axis=1
+            )
+            errors = np.concatenate([errors[:, ~is_inaccurate], half_errors], axis=1)
         # The narrowest bulk is known to within the rounding of the atom that it surrounds.
-        rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(ends).min()
+        rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(interval_ends).min()
         return Uncertain(
-            values.sum(-1),
-            errors.sum(-1) + rounding * np.abs(values).sum(-1),
+            integrals.sum(-1),
+            errors.sum(-1) + rounding * np.abs(integrals).sum(-1),
             "quadrature",
         )
 
@@ -326,11 +332,14 @@ def _subordinated(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
     """Compute the subordination functions at points u, in blocks for which arrays of atoms and points fit into the cache."""
-    rows = max(1, (1 << 17) // atoms.shape[0])
+    block_size = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
-    slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]
+    slices = [
+        slice(start, min(start + block_size, count))
+        for start in range(0, max(count, 1), block_size)
+    ]
     blocks = [_subordinate(xp, u[block], atoms, weights) for block in slices]
-    return _Subordinated(*(xp.concat(list(column)) for column in zip(*blocks)))
+    return _Subordinated(*(xp.concat(list(columns)) for columns in zip(*blocks)))
 
 
 def _subordinate(
@@ -346,27 +355,38 @@ def _subordinate(
         f = xp.matmul(inverse, weights)
         slope = xp.matmul(inverse * inverse, weights) / (f * f)
         next_t = clip(t + (1 - 1 / f) / slope, 0.0, None)
-        settled = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / slope
+        is_converged = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / slope
         t = next_t
-        if xp.all(settled | xp.isnan(f)):
+        if xp.all(is_converged | xp.isnan(f)):
             break
     inverse = 1 / (square + t[:, None])
-    q = inverse * weights[None, :]
-    total = xp.sum(q, axis=1)
-    drift = xp.sum(q * difference, axis=1)
-    second = q * inverse
-    a = xp.sum(second, axis=1)
-    b = xp.sum(second * difference, axis=1)
-    inside = t > 0
-    stretch = clip(xp.where(inside, 2 * t * a + 2 * b * b / a, 1 - total), 1e-300, None)
-    mean = xp.matmul(q, atoms) / total
-    variance = xp.sum(q * (atoms[None, :] - mean[:, None]) ** 2, axis=1) / total
+    terms = inverse * weights[None, :]
+    inverse_sum = xp.sum(terms, axis=1)
+    drift = xp.sum(terms * difference, axis=1)
+    squared_terms = terms * inverse
+    inverse_square_sum = xp.sum(squared_terms, axis=1)
+    inverse_moment = xp.sum(squared_terms * difference, axis=1)
+    in_bulk = t > 0
+    stretch = clip(
+        xp.where(
+            in_bulk,
+            2 * t * inverse_square_sum
+            + 2 * inverse_moment * inverse_moment / inverse_square_sum,
+            1 - inverse_sum,
+        ),
+        1e-300,
+        None,
+    )
+    mean = xp.matmul(terms, atoms) / inverse_sum
+    variance = (
+        xp.sum(terms * (atoms[None, :] - mean[:, None]) ** 2, axis=1) / inverse_sum
+    )
     return _Subordinated(
         u + drift,
         xp.sqrt(t),
         drift,
         stretch,
-        xp.where(inside, mean, u - drift),
+        xp.where(in_bulk, mean, u - drift),
         variance,
     )
 
@@ -379,25 +399,27 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     nearest solution, or past the maximum if there is none.
     """
     root_weights = np.sqrt(weights)
-    cube = np.cbrt(weights)
-    distance = np.diff(atoms)
+    cube_roots = np.cbrt(weights)
+    atom_distances = np.diff(atoms)
     # Two neighbors alone would leave this gap open; the other atoms can only close it.
-    smallest_gap = (cube[:-1] + cube[1:]) ** 1.5
-    wide = np.flatnonzero(distance > smallest_gap)
+    smallest_gap = (cube_roots[:-1] + cube_roots[1:]) ** 1.5
+    wide_gaps = np.flatnonzero(atom_distances > smallest_gap)
     gap_starts, found_left = _solve_edges(
-        atoms[wide] + root_weights[wide], 1, atoms, weights
+        atoms[wide_gaps] + root_weights[wide_gaps], 1, atoms, weights
     )
     gap_ends, found_right = _solve_edges(
-        atoms[wide + 1] - root_weights[wide + 1], -1, atoms, weights
+        atoms[wide_gaps + 1] - root_weights[wide_gaps + 1], -1, atoms, weights
     )
     lowest, _ = _solve_edges(atoms[:1] - root_weights[:1], -1, atoms, weights)
     highest, _ = _solve_edges(atoms[-1:] + root_weights[-1:], 1, atoms, weights)
     is_open = found_left & found_right & (gap_starts < gap_ends)
-    inner = np.stack([gap_starts[is_open], gap_ends[is_open]], axis=1).ravel()
-    ends = np.concatenate([lowest, inner, highest]).reshape(-1, 2)
-    dips = np.setdiff1d(np.flatnonzero(distance > smallest_gap / 3), wide[is_open])
-    return ends, atoms[dips] + distance[dips] * cube[dips] / (
-        cube[dips] + cube[dips + 1]
+    inner_ends = np.stack([gap_starts[is_open], gap_ends[is_open]], axis=1).ravel()
+    ends = np.concatenate([lowest, inner_ends, highest]).reshape(-1, 2)
+    dips = np.setdiff1d(
+        np.flatnonzero(atom_distances > smallest_gap / 3), wide_gaps[is_open]
+    )
+    return ends, atoms[dips] + atom_distances[dips] * cube_roots[dips] / (
+        cube_roots[dips] + cube_roots[dips + 1]
     )
 
 
@@ -427,14 +449,19 @@ def _solve_edges(
 
 def _panels(ends: Host, breaks: Host) -> Host:
     """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle."""
-    rows = []
+    panels = []
     for lower_edge, upper_edge in ends:
-        inner = breaks[(breaks > lower_edge) & (breaks < upper_edge)]
+        inner_breaks = breaks[(breaks > lower_edge) & (breaks < upper_edge)]
         angles = np.arcsin(
             np.clip(
-                (2 * inner - lower_edge - upper_edge) / (upper_edge - lower_edge), -1, 1
+                (2 * inner_breaks - lower_edge - upper_edge)
+                / (upper_edge - lower_edge),
+                -1,
+                1,
             )
         )
         angles = np.unique([-np.pi / 2, 0.0, np.pi / 2, *angles])
-        rows += [(lower_edge, upper_edge, low, high) for low, high in pairwise(angles)]
-    return np.array(rows)
+        panels += [
+            (lower_edge, upper_edge, low, high) for low, high in pairwise(angles)
+        ]
+    return np.array(panels)

@@ -50,10 +50,10 @@ def put_at_mask(
         updated = np.array(array, dtype=np.result_type(array, selected))
         updated[mask] = selected
         return updated
-    repeated = xp.take(
+    spread = xp.take(
         selected, places_at_mask(mask) if places is None else places, axis=0
     )
-    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), repeated, array)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread, array)
 
 
 @cache

@@ -33,16 +33,19 @@ def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Arra
     array (..., P, P)
     """
     xp = namespace(matrix)
-    values, vectors = xp.linalg.eigh(symmetric(matrix))
+    eigenvalues, eigenvectors = xp.linalg.eigh(symmetric(matrix))
     return xp.matmul(
-        vectors * function(values)[..., None, :], xp.matrix_transpose(vectors)
+        eigenvectors * function(eigenvalues)[..., None, :],
+        xp.matrix_transpose(eigenvectors),
     )
 
 
 def symmetric_root(matrix: Array) -> Array:
     """Symmetric square root (..., P, P) of symmetric matrices; negative eigenvalues count as 0."""
     xp = namespace(matrix)
-    return spectral_function(matrix, lambda values: xp.sqrt(clip(values, 0.0, None)))
+    return spectral_function(
+        matrix, lambda eigenvalues: xp.sqrt(clip(eigenvalues, 0.0, None))
+    )
 
 
 def symmetric_logarithm(matrix: Host) -> Host:
@@ -50,8 +53,8 @@ def symmetric_logarithm(matrix: Host) -> Host:
     return np.asarray(
         spectral_function(
             matrix,
-            lambda values: np.log(
-                np.maximum(values, 1e-12 * max(values.max(), 1e-300))
+            lambda eigenvalues: np.log(
+                np.maximum(eigenvalues, 1e-12 * max(eigenvalues.max(), 1e-300))
             ),
         )
     )
@@ -61,7 +64,7 @@ def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
     """Inverse square root ``A^{-1/2}`` (..., P, P), symmetric; eigenvalues below ``smallest`` count as ``smallest``."""
     xp = namespace(matrix)
     return spectral_function(
-        matrix, lambda values: 1 / xp.sqrt(clip(values, smallest, None))
+        matrix, lambda eigenvalues: 1 / xp.sqrt(clip(eigenvalues, smallest, None))
     )
 
 
@@ -72,15 +75,17 @@ def with_floor(matrix: Array, smallest: float) -> Array:
     """
     if matrix.shape[-1] == 1:
         return clip(matrix, smallest, None)
-    return spectral_function(matrix, lambda values: clip(values, smallest, None))
+    return spectral_function(
+        matrix, lambda eigenvalues: clip(eigenvalues, smallest, None)
+    )
 
 
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
     """Raise the diagonal entries of matrices (..., P, P) to at least ``smallest``."""
     xp = namespace(matrix)
     identity = xp.eye(matrix.shape[-1], **matching(matrix))
-    missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
-    return matrix + identity * missing[..., None, :]
+    shortfall = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
+    return matrix + identity * shortfall[..., None, :]
 
 
 def is_diagonal(*matrices: np.ndarray) -> bool:

@@ -65,10 +65,10 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def cached_on(
-    owner: object, name: str, make: Callable[[], T], key: Hashable = None
+    owner: object, name: str, compute: Callable[[], T], key: Hashable = None
 ) -> T:
-    """Call ``make`` once for ``name`` and ``key``, and return what it gave; stored as long as ``owner`` lives."""
+    """Call ``compute`` once for ``name`` and ``key``, and return what it gave; stored as long as ``owner`` lives."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in memory:
-        memory[key] = make()
+        memory[key] = compute()
     return memory[key]

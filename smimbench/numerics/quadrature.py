@@ -48,8 +48,8 @@ def gauss_hermite(count: int) -> Nodes:
 def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes:
     """Gauss-Legendre rule for ``int_lower^upper f(x) dx``: exact up to degree ``2 count - 1``."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
-    half = 0.5 * (upper - lower)
-    return _read_only(0.5 * (upper + lower) + half * nodes, half * weights)
+    half_width = 0.5 * (upper - lower)
+    return _read_only(0.5 * (upper + lower) + half_width * nodes, half_width * weights)
 
 
 @lru_cache(maxsize=64)
@@ -162,7 +162,7 @@ def line_moments(
     Parameters
     ----------
     log_weight : callable
-        ``(t, lines)`` to ``ell``: ``t`` (M, k) points, ``lines`` (M,) the numbers of the lines they lie on, result
+        ``(t, lines)`` to ``log_weights``: ``t`` (M, k) points, ``lines`` (M,) the numbers of the lines they lie on, result
         (M, k), where anything below ``IMPOSSIBLE`` is a zero of the integrand.
     count : int
         N, number of lines.
@@ -185,14 +185,14 @@ def line_moments(
     """
 
     def integrand(t: Host, lines: Host) -> Host:
-        ell = log_weight(
+        log_weights = log_weight(
             xp.asarray(t, dtype=xp.float64, device=device),
             xp.asarray(lines, device=device),
         )
-        return np.asarray(np.maximum(to_host(ell), IMPOSSIBLE) - t * t / 2)
+        return np.asarray(np.maximum(to_host(log_weights), IMPOSSIBLE) - t * t / 2)
 
-    ends = [e for e in (*_EDGES, *places) if abs(e) < reach] + [reach]
-    edges = np.unique([*ends, *(-e for e in _EDGES if e < reach), -reach])
+    ends = [edge for edge in (*_EDGES, *places) if abs(edge) < reach] + [reach]
+    edges = np.unique([*ends, *(-edge for edge in _EDGES if edge < reach), -reach])
     moments = LineMoments(
         np.full(count, IMPOSSIBLE),
         np.zeros(count),
@@ -200,10 +200,15 @@ def line_moments(
         np.full(count, np.inf),
     )
     _integrate(integrand, np.arange(count), edges, tolerance, rounds, moments)
-    missed: Host = np.flatnonzero(np.isinf(moments.error) & search)
-    for start in range(0, len(missed), 256):
+    zero_lines: Host = np.flatnonzero(np.isinf(moments.error) & search)
+    for start in range(0, len(zero_lines), 256):
         _integrate(
-            integrand, missed[start : start + 256], _COMB, tolerance, rounds, moments
+            integrand,
+            zero_lines[start : start + 256],
+            _COMB,
+            tolerance,
+            rounds,
+            moments,
         )
     return LineMoments(
         *(xp.asarray(column, dtype=xp.float64, device=device) for column in moments)
@@ -241,44 +246,50 @@ def _integrate(
     all_moments: LineMoments,
 ) -> None:
     """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``."""
-    low, high = (np.tile(e, len(lines)) for e in (edges[:-1], edges[1:]))
-    cells = _evaluate_cells(integrand, np.repeat(lines, len(edges) - 1), low, high)
-    for step in range(rounds + 1):
+    lower_ends, upper_ends = (
+        np.tile(cell_ends, len(lines)) for cell_ends in (edges[:-1], edges[1:])
+    )
+    cells = _evaluate_cells(
+        integrand, np.repeat(lines, len(edges) - 1), lower_ends, upper_ends
+    )
+    for refinement in range(rounds + 1):
         if not (cells.top > IMPOSSIBLE / 2).all():
             cells = cells.take(
                 np.flatnonzero(cells.top > IMPOSSIBLE / 2)
             )  # zeros carry nothing
         if not len(cells.line):
             return
-        starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
-        sizes = np.diff(starts, append=len(cells.line))
-        moments, priority, going_on = _moments_and_priorities(
-            cells, starts, sizes, tolerance
+        line_starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
+        cell_counts = np.diff(line_starts, append=len(cells.line))
+        moments, priority, is_unfinished = _moments_and_priorities(
+            cells, line_starts, cell_counts, tolerance
         )
-        for target, column in zip(all_moments, moments):
-            target[cells.line[starts]] = column
-        if step == rounds:
+        for all_column, column in zip(all_moments, moments):
+            all_column[cells.line[line_starts]] = column
+        if refinement == rounds:
             return
         # Cells that are nearly as bad as the worst of their line have to be split anyway.
-        split = priority >= np.repeat(
-            np.maximum.reduceat(priority, starts) - math.log(10), sizes
+        is_split = priority >= np.repeat(
+            np.maximum.reduceat(priority, line_starts) - math.log(10), cell_counts
         )
-        going = np.flatnonzero(np.repeat(going_on, sizes))
-        place = np.repeat(going, 1 + split[going])
-        parents = cells.take(going[split[going]])
+        unfinished_cells = np.flatnonzero(np.repeat(is_unfinished, cell_counts))
+        new_positions = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
+        parents = cells.take(unfinished_cells[is_split[unfinished_cells]])
         # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
         all_moments.error[parents.line] = np.inf
-        low = parents.midpoint - parents.half
-        high = parents.midpoint + parents.half
-        ends = np.stack([low, _split_points(integrand, parents), high])
+        lower_ends = parents.midpoint - parents.half
+        upper_ends = parents.midpoint + parents.half
+        split_ends = np.stack(
+            [lower_ends, _split_points(integrand, parents), upper_ends]
+        )
         children = _evaluate_cells(
             integrand,
             np.repeat(parents.line, 2),
-            ends[:2].T.ravel(),
-            ends[1:].T.ravel(),
+            split_ends[:2].T.ravel(),
+            split_ends[1:].T.ravel(),
         )
-        cells = cells.take(place)
-        halved = split[place]
+        cells = cells.take(new_positions)
+        halved = is_split[new_positions]
         for column, child_column in zip(cells, children):
             column[..., halved] = child_column
 
@@ -298,20 +309,20 @@ def _evaluate_cells(
     top = values.max(axis=0)
     # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
     values = np.maximum(values, top - 1e9)
-    shape = np.exp(np.maximum(values - top, -700.0))
+    scaled = np.exp(np.maximum(values - top, -700.0))
     mass, first_moment, second_moment = (
-        half ** (k + 1) * (weights * nodes**k @ shape) for k in range(3)
+        half ** (power + 1) * (weights * nodes**power @ scaled) for power in range(3)
     )
-    size = np.abs(transform @ shape)
-    low_size = size[:2].max(axis=0)
-    high_size = size[2:].max(axis=0)
+    coefficient_sizes = np.abs(transform @ scaled)
+    low_order = coefficient_sizes[:2].max(axis=0)
+    high_order = coefficient_sizes[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
     # Those of a step do not: their ratio is at least 1/4 wherever it is.
-    ratio = high_size / np.maximum(low_size, 1e-300)
+    ratio = high_order / np.maximum(low_order, 1e-300)
     error = np.maximum(
-        2 * half * high_size * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300
+        2 * half * high_order * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300
     )
-    rough = top - values.min(axis=0) > 8.0
+    is_rough = top - values.min(axis=0) > 8.0
     return _Cells(
         line,
         midpoint,
@@ -322,7 +333,7 @@ def _evaluate_cells(
         first_moment,
         second_moment,
         top + np.log(error),
-        rough,
+        is_rough,
     )
 
 
@@ -333,107 +344,126 @@ def _hidden_mass(cells: _Cells) -> Host:
 
     It would lie next to a node that is higher than its neighbors; the slopes on either side of a gap bound what happens in it.
     """
-    rows = np.flatnonzero(cells.rough)
-    values = cells.values[:, rows]
-    gaps = np.diff(_lobatto_rule()[0])[:, None]
-    change = np.diff(values, axis=0)
-    nothing = np.full((1, len(rows)), IMPOSSIBLE)
+    rough_cells = np.flatnonzero(cells.rough)
+    values = cells.values[:, rough_cells]
+    node_gaps = np.diff(_lobatto_rule()[0])[:, None]
+    value_changes = np.diff(values, axis=0)
+    impossible_row = np.full((1, len(rough_cells)), IMPOSSIBLE)
     from_left = np.vstack(
-        [-nothing, values[1:-1] + change[:-1] * (gaps[1:] / gaps[:-1])]
+        [
+            -impossible_row,
+            values[1:-1] + value_changes[:-1] * (node_gaps[1:] / node_gaps[:-1]),
+        ]
     )
     from_right = np.vstack(
-        [values[1:-1] - change[1:] * (gaps[:-1] / gaps[1:]), -nothing]
+        [
+            values[1:-1] - value_changes[1:] * (node_gaps[:-1] / node_gaps[1:]),
+            -impossible_row,
+        ]
     )
-    rise = np.maximum(
+    node_bound = np.maximum(
         np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1])
     )
-    rise = np.vstack([nothing, rise, nothing])
-    line = cells.line[rows]
-    end = len(cells.line) - 1
-    previous = np.maximum(rows - 1, 0)
-    following = np.minimum(rows + 1, end)
+    node_bound = np.vstack([impossible_row, node_bound, impossible_row])
+    line = cells.line[rough_cells]
+    last_cell = len(cells.line) - 1
+    previous = np.maximum(rough_cells - 1, 0)
+    following = np.minimum(rough_cells + 1, last_cell)
     left_values = np.where(
-        (previous < rows) & (cells.line[previous] == line),
+        (previous < rough_cells) & (cells.line[previous] == line),
         cells.values[-2, previous],
         IMPOSSIBLE,
     )
     right_values = np.where(
-        (following > rows) & (cells.line[following] == line),
+        (following > rough_cells) & (cells.line[following] == line),
         cells.values[1, following],
         IMPOSSIBLE,
     )
-    around = np.vstack([left_values, values, right_values])
-    peak = (values >= around[:-2]) & (values >= around[2:])
-    hidden = np.full(cells.line.shape, IMPOSSIBLE)
-    height = np.where(peak, np.maximum(rise[:-1], rise[1:]), IMPOSSIBLE).max(axis=0)
-    hidden[rows] = height + np.log(2 * cells.half[rows])
-    return hidden
+    padded_values = np.vstack([left_values, values, right_values])
+    is_peak = (values >= padded_values[:-2]) & (values >= padded_values[2:])
+    log_hidden_mass = np.full(cells.line.shape, IMPOSSIBLE)
+    peak_height = np.where(
+        is_peak, np.maximum(node_bound[:-1], node_bound[1:]), IMPOSSIBLE
+    ).max(axis=0)
+    log_hidden_mass[rough_cells] = peak_height + np.log(2 * cells.half[rough_cells])
+    return log_hidden_mass
 
 
 def _moments_and_priorities(
-    cells: _Cells, starts: Host, sizes: Host, tolerance: float
+    cells: _Cells, line_starts: Host, cell_counts: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
     """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough."""
 
-    def total(column: Host) -> Host:
-        return np.add.reduceat(column, starts)
+    def line_sums(column: Host) -> Host:
+        return np.add.reduceat(column, line_starts)
 
-    top = np.maximum.reduceat(cells.top, starts)
-    factor = np.exp(np.maximum(cells.top - np.repeat(top, sizes), -700.0))
-    norm = total(cells.mass * factor)
-    mean = total((cells.first_moment + cells.mass * cells.midpoint) * factor) / norm
-    offset = cells.midpoint - np.repeat(mean, sizes)
+    top = np.maximum.reduceat(cells.top, line_starts)
+    cell_scales = np.exp(np.maximum(cells.top - np.repeat(top, cell_counts), -700.0))
+    norm = line_sums(cells.mass * cell_scales)
+    mean = (
+        line_sums((cells.first_moment + cells.mass * cells.midpoint) * cell_scales)
+        / norm
+    )
+    offset = cells.midpoint - np.repeat(mean, cell_counts)
     second_moment = (
         cells.second_moment
         + 2 * cells.first_moment * offset
         + cells.mass * offset * offset
     )
-    square = total(second_moment * factor) / norm + mean * mean
+    square = line_sums(second_moment * cell_scales) / norm + mean * mean
     log_norm = top + np.log(norm)
-    norms = np.repeat(log_norm, sizes)
+    cell_log_norms = np.repeat(log_norm, cell_counts)
     # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
-    lever = np.abs(offset) + cells.half + 0.1
-    errors = np.exp(np.clip(cells.log_error - norms, -700.0, 300.0)) * lever
-    potential = _hidden_mass(cells) - norms
-    error = total(errors)
-    hidden = np.maximum.reduceat(potential, starts)
-    going_on = (error > tolerance) | (hidden > math.log(tolerance))
-    error = error + np.exp(np.clip(hidden, -700.0, 0.0))
+    arm_lengths = np.abs(offset) + cells.half + 0.1
+    errors = (
+        np.exp(np.clip(cells.log_error - cell_log_norms, -700.0, 300.0)) * arm_lengths
+    )
+    hidden_masses = _hidden_mass(cells) - cell_log_norms
+    error = line_sums(errors)
+    largest_hidden = np.maximum.reduceat(hidden_masses, line_starts)
+    is_unfinished = (error > tolerance) | (largest_hidden > math.log(tolerance))
+    error = error + np.exp(np.clip(largest_hidden, -700.0, 0.0))
     moments = LineMoments(
         log_norm - math.log(math.sqrt(2 * math.pi)), mean, square, error
     )
-    return moments, np.maximum(np.log(np.maximum(errors, 1e-300)), potential), going_on
+    return (
+        moments,
+        np.maximum(np.log(np.maximum(errors, 1e-300)), hidden_masses),
+        is_unfinished,
+    )
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
     """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint."""
     values = np.maximum(cells.values, cells.top - 60.0)
-    change = np.diff(values, axis=0)
-    largest = np.abs(change).max(axis=0)
+    value_changes = np.diff(values, axis=0)
+    largest_change = np.abs(value_changes).max(axis=0)
     # A gap with this share of the change of its cell holds a jump.
-    rows = np.flatnonzero(
-        largest > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
+    jump_cells = np.flatnonzero(
+        largest_change > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
     )
     splits = cells.midpoint.copy()
     nodes = _lobatto_rule()[0]
-    if not len(rows):
+    if not len(jump_cells):
         return splits
-    gap = np.abs(change[:, rows]).argmax(axis=0)
-    line = cells.line[rows]
-    midpoint = cells.midpoint[rows]
-    half = cells.half[rows]
-    low = midpoint + half * nodes[gap]
-    high = midpoint + half * nodes[gap + 1]
-    level = values[gap, rows] + change[gap, rows] / 2
-    rising = change[gap, rows] > 0
+    jump_gap = np.abs(value_changes[:, jump_cells]).argmax(axis=0)
+    line = cells.line[jump_cells]
+    midpoint = cells.midpoint[jump_cells]
+    half = cells.half[jump_cells]
+    low = midpoint + half * nodes[jump_gap]
+    high = midpoint + half * nodes[jump_gap + 1]
+    jump_middle = values[jump_gap, jump_cells] + value_changes[jump_gap, jump_cells] / 2
+    is_rising = value_changes[jump_gap, jump_cells] > 0
     # Each step halves the part of a cell in which the jump may be.
     for _ in range(13):
         center = (low + high) / 2
-        above = (integrand(center[:, None], line)[:, 0] > level) == rising
-        low = np.where(above, low, center)
-        high = np.where(above, center, high)
+        is_past_jump = (
+            integrand(center[:, None], line)[:, 0] > jump_middle
+        ) == is_rising
+        low = np.where(is_past_jump, low, center)
+        high = np.where(is_past_jump, center, high)
     margin = half * (1 - 1e-6)
-    splits[rows] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
+    splits[jump_cells] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
     return splits
 
 

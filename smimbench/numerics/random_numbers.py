@@ -27,7 +27,8 @@ def words(text: str, count: int = 2) -> tuple[int, ...]:
     """Turn a text into ``count`` 32-bit integers by its SHA-256 hash, for the spawn keys of a seed sequence."""
     digest = hashlib.sha256(text.encode()).digest()
     return tuple(
-        int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count)
+        int.from_bytes(digest[4 * word : 4 * word + 4], "little")
+        for word in range(count)
     )
 
 
@@ -85,13 +86,13 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
     """
     from scipy.stats import qmc
 
-    size = 1 << max(0, (count - 1).bit_length())
+    power_of_two = 1 << max(0, (count - 1).bit_length())
     points = qmc.Sobol(
         dimension, scramble=True, rng=monte_carlo_rng(purpose, *index)
-    ).random(size)[:count]
-    inside: Host = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
-    inside.flags.writeable = False
-    return inside
+    ).random(power_of_two)[:count]
+    open_points: Host = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
+    open_points.flags.writeable = False
+    return open_points
 
 
 @lru_cache(maxsize=CACHE_SIZE)
@@ -116,8 +117,8 @@ def normal_scrambles(
     uncached_points = normal_points.__wrapped__
     return np.concatenate(
         [
-            uncached_points(dimension, count, purpose, *index, k)
-            for k in range(scrambles)
+            uncached_points(dimension, count, purpose, *index, scramble)
+            for scramble in range(scrambles)
         ]
     )
 

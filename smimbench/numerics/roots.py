@@ -52,38 +52,49 @@ def bracketed_roots(
     index = np.arange(lower.size)
     a, b = upper, lower  # a: latest point; b: the opposite end of the bracket
     fb, fa = (function(b, index), function(a, index)) if values is None else values
-    ended = (fa == 0) | (fb == 0)
-    roots[ended] = np.where(fa == 0, a, b)[ended]
-    going = ~ended & (np.sign(fa) * np.sign(fb) < 0)
-    index, a, b, fa, fb = (v[going] for v in (index, a, b, fa, fb))
-    t = np.full(a.shape, 0.5)
+    is_root = (fa == 0) | (fb == 0)
+    roots[is_root] = np.where(fa == 0, a, b)[is_root]
+    is_active = ~is_root & (np.sign(fa) * np.sign(fb) < 0)
+    index, a, b, fa, fb = (
+        bracket_array[is_active] for bracket_array in (index, a, b, fa, fb)
+    )
+    fraction = np.full(a.shape, 0.5)
     # bisection needs at most 60
     for _ in range(200):
         if not index.size:
             break
-        x = a + t * (b - a)
+        x = a + fraction * (b - a)
         fx = function(x, index)
-        same = np.sign(fx) == np.sign(fa)
+        same_sign = np.sign(fx) == np.sign(fa)
         # c is the point that leaves the bracket
-        c = np.where(same, a, b)
-        fc = np.where(same, fa, fb)
-        b = np.where(same, b, a)
-        fb = np.where(same, fb, fa)
+        c = np.where(same_sign, a, b)
+        fc = np.where(same_sign, fa, fb)
+        b = np.where(same_sign, b, a)
+        fb = np.where(same_sign, fb, fa)
         a = x
         fa = fx
         best = np.where(np.abs(fa) < np.abs(fb), a, b)
         roots[index] = best
-        limit = tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
-        going = (limit <= 0.5) & (fa != 0) & (fb != 0)
-        index, a, b, c, fa, fb, fc, limit = (
-            v[going] for v in (index, a, b, c, fa, fb, fc, limit)
+        smallest_step = (
+            tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
+        )
+        is_active = (smallest_step <= 0.5) & (fa != 0) & (fb != 0)
+        index, a, b, c, fa, fb, fc, smallest_step = (
+            bracket_array[is_active]
+            for bracket_array in (index, a, b, c, fa, fb, fc, smallest_step)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             xi = (a - b) / (c - b)
             phi = (fa - fb) / (fc - fb)
-            inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (
-                fc - fa
-            ) * fb / (fc - fb)
-            safe = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & np.isfinite(inverse)
-        t = np.clip(np.where(safe, inverse, 0.5), limit, 1 - limit)
+            quadratic_step = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (
+                b - a
+            ) * fa / (fc - fa) * fb / (fc - fb)
+            can_interpolate = (
+                (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & np.isfinite(quadratic_step)
+            )
+        fraction = np.clip(
+            np.where(can_interpolate, quadratic_step, 0.5),
+            smallest_step,
+            1 - smallest_step,
+        )
     return roots

@@ -68,17 +68,17 @@ def fit_sizes(
         Standard deviations s of limit, b and c; infinite: nothing is known; 0: there is no such term.
     """
     laws = (1 / sizes)[:, None] ** np.arange(3)
-    free = np.isinf(scales)
-    units = np.where(free, 1.0, scales)
-    matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - free)])
+    is_unknown = np.isinf(scales)
+    units = np.where(is_unknown, 1.0, scales)
+    matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - is_unknown)])
     target = np.append(values / errors, np.zeros(3))
     inverse = np.linalg.pinv(matrix)
-    scaled = inverse @ target
+    scaled_coefficients = inverse @ target
     return SizeFit(
-        units * scaled,
+        units * scaled_coefficients,
         units[:, None] * inverse,
         laws,
-        float(np.sum((matrix @ scaled - target) ** 2)),
+        float(np.sum((matrix @ scaled_coefficients - target) ** 2)),
     )
 
 
@@ -161,7 +161,9 @@ def extrapolate(
     """
     from scipy.special import chdtrc, fdtrc
 
-    D, y, e = (np.asarray(x, dtype=float) for x in (sizes, values, errors))
+    D, y, e = (
+        np.asarray(argument, dtype=float) for argument in (sizes, values, errors)
+    )
     if len(D) < 3 or len(set(D.tolist())) < len(D):
         raise ValueError(
             f"extrapolation needs three or more different sizes D, got {D.tolist()}"
@@ -170,34 +172,39 @@ def extrapolate(
         raise ValueError(
             f"the standard errors must be > 0 and finite, got {e.tolist()}"
         )
-    smallest = float(D.min())
-    at_smallest = abs(float(y[np.argmin(D)]))
+    smallest_size = float(D.min())
+    value_at_smallest = abs(float(y[np.argmin(D)]))
     allowance = 0.0
     for _ in range(
         3
     ):  # at first by 1/D alone: what follows it is of the size of its square
         fit = fit_sizes(D, y, e, (math.inf, math.inf, allowance))
         limit, b, c = fit.coefficients.tolist()
-        size = max(abs(limit), at_smallest)
+        value_size = max(abs(limit), value_at_smallest)
         allowance = math.hypot(
-            size * second / 3, b * b / max(abs(limit), abs(b) / smallest, 1e-300)
+            value_size * second / 3,
+            b * b / max(abs(limit), abs(b) / smallest_size, 1e-300),
         )
-    free = len(D) - 2
+    chi2_dof = len(D) - 2
     error, b_error, _ = np.linalg.norm(fit.errors, axis=1).tolist()
     p = float(
-        chdtrc(free, fit.chi2) if math.isinf(dof) else fdtrc(free, dof, fit.chi2 / free)
+        chdtrc(chi2_dof, fit.chi2)
+        if math.isinf(dof)
+        else fdtrc(chi2_dof, dof, fit.chi2 / chi2_dof)
     )
-    is_open = abs(fit.errors[0, -1]) > LARGEST_OPEN_SHARE * size
+    is_undetermined = abs(fit.errors[0, -1]) > LARGEST_OPEN_SHARE * value_size
     refusal = (
         "no series in 1/D"
         if p < REJECTED_P_VALUE
         else "sizes too small"
-        if is_open
+        if is_undetermined
         else ""
     )
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
     dof *= (error / float(np.linalg.norm(fit.errors[0, :-3]))) ** 4
-    return Extrapolation(limit, error, dof, b, b_error, c, fit.chi2, free, p, refusal)
+    return Extrapolation(
+        limit, error, dof, b, b_error, c, fit.chi2, chi2_dof, p, refusal
+    )
 
 
 def pooled_errors(
@@ -227,57 +234,65 @@ def pooled_errors(
     """
     from scipy.special import chdtrc
 
-    D, s, n = (np.asarray(x, dtype=float) for x in (sizes, deviations, counts))
-    repeated = (n > 1) & np.isfinite(s)
-    degrees = np.where(repeated, n - 1, 0.0)
-    unpooled = np.where(repeated, s, np.nan) / np.sqrt(n)
-    if not repeated.any() or (s[repeated] <= ROUNDING * s[repeated].max()).any():
+    D, s, n = (
+        np.asarray(argument, dtype=float) for argument in (sizes, deviations, counts)
+    )
+    has_variance = (n > 1) & np.isfinite(s)
+    degrees = np.where(has_variance, n - 1, 0.0)
+    unpooled = np.where(has_variance, s, np.nan) / np.sqrt(n)
+    if (
+        not has_variance.any()
+        or (s[has_variance] <= ROUNDING * s[has_variance].max()).any()
+    ):
         return unpooled, float(degrees.sum())
     powers = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
-    law, covariance = _variance_law(
-        powers[repeated], s[repeated] ** 2, degrees[repeated]
+    power_law, covariance = _variance_law(
+        powers[has_variance], s[has_variance] ** 2, degrees[has_variance]
     )
-    errors = np.exp(powers @ law / 2) / np.sqrt(n)
-    logs = powers @ covariance @ powers.T
-    ratio = (unpooled[repeated] / errors[repeated]) ** 2
+    errors = np.exp(powers @ power_law / 2) / np.sqrt(n)
+    log_covariance = powers @ covariance @ powers.T
+    ratio = (unpooled[has_variance] / errors[has_variance]) ** 2
     bartlett = float(
         np.sum(
-            degrees[repeated]
+            degrees[has_variance]
             * (ratio - 1 - np.log(ratio))
-            / (1 + 1 / (3 * degrees[repeated]))
+            / (1 + 1 / (3 * degrees[has_variance]))
         )
     )
-    tested = int(repeated.sum()) - 1
+    tested_dof = int(has_variance.sum()) - 1
     # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
     # a single size tests no law
-    if tested and chdtrc(tested, bartlett) < 1e-3:
+    if tested_dof and chdtrc(tested_dof, bartlett) < 1e-3:
         errors = unpooled
-        logs = np.diag(2 / np.maximum(degrees, 1))
-    finite = np.isfinite(errors)
+        log_covariance = np.diag(2 / np.maximum(degrees, 1))
+    is_known = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.
     design = (
-        np.stack([np.ones_like(D), D.min() / D], axis=1)[finite] / errors[finite, None]
+        np.stack([np.ones_like(D), D.min() / D], axis=1)[is_known]
+        / errors[is_known, None]
     )
     shares = np.linalg.pinv(design)[0] ** 2
     return errors, float(
-        2 * shares.sum() ** 2 / (shares @ logs[np.ix_(finite, finite)] @ shares)
+        2
+        * shares.sum() ** 2
+        / (shares @ log_covariance[np.ix_(is_known, is_known)] @ shares)
     )
 
 
-def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host]:
+def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
     """Fit a power law of the size to the variances of runs; return its coefficients and their covariance.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.
     """
-    weight = math.sqrt(2) / VARIANCE_POWER_ERROR
-    design = np.vstack([powers * np.sqrt(free)[:, None], [0.0, weight]])
-    solve = np.linalg.pinv(design)
+    power_weight = math.sqrt(2) / VARIANCE_POWER_ERROR
+    design = np.vstack([powers * np.sqrt(degrees)[:, None], [0.0, power_weight]])
+    pseudo_inverse = np.linalg.pinv(design)
     coefficients: Host = np.array(
         [
             math.log(
                 np.average(
-                    variances * np.exp(VARIANCE_POWER * powers[:, 1]), weights=free
+                    variances * np.exp(VARIANCE_POWER * powers[:, 1]), weights=degrees
                 )
             ),
             -VARIANCE_POWER,
@@ -285,13 +300,14 @@ def _variance_law(powers: Host, variances: Host, free: Host) -> tuple[Host, Host
     )
     # steps of the fit of a power law to standard deviations at the most; it takes about ten
     for _ in range(50):
-        logs = powers @ coefficients
+        log_variances = powers @ coefficients
         # A single variance far above the rest would throw the first steps off.
-        gap = np.clip(variances / np.exp(logs) - 1, -1.0, 3.0)
-        updated: Host = solve @ np.append(
-            (logs + gap) * np.sqrt(free), -VARIANCE_POWER * weight
+        relative_residual = np.clip(variances / np.exp(log_variances) - 1, -1.0, 3.0)
+        updated: Host = pseudo_inverse @ np.append(
+            (log_variances + relative_residual) * np.sqrt(degrees),
+            -VARIANCE_POWER * power_weight,
         )
         if np.abs(updated - coefficients).max() < 1e-9:
             break
         coefficients = updated
-    return updated, 2 * solve @ solve.T
+    return updated, 2 * pseudo_inverse @ pseudo_inverse.T

@@ -24,10 +24,12 @@ def effective_sample_size(samples: Array) -> Array:
     r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
     sizes = np.abs(np.asarray(samples, dtype=float))
     largest = sizes.max(axis=0, initial=0.0)
-    scaled = sizes / np.where(largest > 0, largest, 1.0)
-    square = np.sum(scaled**2, axis=0)
-    effective = np.sum(scaled, axis=0) ** 2 / np.where(square > 0, square, 1.0)
-    return effective if np.ndim(effective) else float(effective)
+    scaled_sizes = sizes / np.where(largest > 0, largest, 1.0)
+    sum_of_squares = np.sum(scaled_sizes**2, axis=0)
+    effective_size = np.sum(scaled_sizes, axis=0) ** 2 / np.where(
+        sum_of_squares > 0, sum_of_squares, 1.0
+    )
+    return effective_size if np.ndim(effective_size) else float(effective_size)
 
 
 def controlled_mean(
@@ -58,20 +60,24 @@ def controlled_mean(
     """
     centered = [x - x.mean(0) for x in controls]
     grams = [x.T @ x for x in centered]
-    mixed = [x.T @ (y - y.mean(0)) for x, y in zip(centered, samples)]
-    gram = sum(grams)
-    mix = sum(mixed)
-    limit = faintest * np.sqrt(sum(len(x) for x in controls))
+    cross_products = [x.T @ (y - y.mean(0)) for x, y in zip(centered, samples)]
+    total_gram = sum(grams)
+    total_cross = sum(cross_products)
+    smallest_scale = faintest * np.sqrt(sum(len(x) for x in controls))
     estimates = []
-    for y, x, own_gram, own_mix in zip(samples, controls, grams, mixed):
-        other_gram = gram - own_gram
-        other_mix = mix - own_mix
+    for y, x, scramble_gram, scramble_cross in zip(
+        samples, controls, grams, cross_products
+    ):
+        other_gram = total_gram - scramble_gram
+        other_cross = total_cross - scramble_cross
         scale = np.sqrt(np.maximum(np.diagonal(other_gram), 0.0))
-        alive = scale > limit
-        inverse = np.where(alive, 1 / np.where(alive, scale, 1.0), 0.0)
-        unit = other_gram * inverse * inverse[:, None]
-        slope = np.linalg.lstsq(unit, other_mix * inverse[:, None], rcond=collinear)[0]
-        estimates.append(y.mean(0) - (x.mean(0) * inverse) @ slope)
+        is_used = scale > smallest_scale
+        inverse_scale = np.where(is_used, 1 / np.where(is_used, scale, 1.0), 0.0)
+        correlations = other_gram * inverse_scale * inverse_scale[:, None]
+        coefficients = np.linalg.lstsq(
+            correlations, other_cross * inverse_scale[:, None], rcond=collinear
+        )[0]
+        estimates.append(y.mean(0) - (x.mean(0) * inverse_scale) @ coefficients)
     stacked = np.stack(estimates)
     return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))
 

@@ -52,9 +52,9 @@ class ArrayInputs(Inputs):
 
     def __post_init__(self) -> None:
         try:
-            stamp = Path(self.path).stat()
+            file_status = Path(self.path).stat()
             digest = _load_array(
-                self.path, self.key, (stamp.st_mtime_ns, stamp.st_size)
+                self.path, self.key, (file_status.st_mtime_ns, file_status.st_size)
             )[1]
         except ParameterError:
             raise
@@ -77,8 +77,10 @@ class ArrayInputs(Inputs):
         return tokens, dimension
 
     def _array(self) -> Host:
-        stamp = Path(self.path).stat()
-        return _load_array(self.path, self.key, (stamp.st_mtime_ns, stamp.st_size))[0]
+        file_status = Path(self.path).stat()
+        return _load_array(
+            self.path, self.key, (file_status.st_mtime_ns, file_status.st_size)
+        )[0]
 
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
@@ -94,12 +96,14 @@ class ArrayInputs(Inputs):
 
 
 @lru_cache(maxsize=1)
-def _load_array(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]:
+def _load_array(
+    path: str, key: str, time_and_size: tuple[int, int]
+) -> tuple[Host, str]:
     """Load the array (N, T, D) of a file and its digest.
 
-    ``stamp`` is part of the cache key and changes with the file.
+    ``time_and_size`` is part of the cache key and changes with the file.
     """
-    del stamp
+    del time_and_size
     file = np.load(path, allow_pickle=False)
     if not isinstance(file, np.ndarray) and key not in file:
         raise ParameterError(
@@ -116,7 +120,7 @@ def _load_array(path: str, key: str, stamp: tuple[int, int]) -> tuple[Host, str]
         raise ValueError(f"the array contains {defect}")
     if array.ndim == 2:
         array = array[:, None, :]
-    header = f"{array.dtype.str} {array.shape}".encode()
+    type_and_shape = f"{array.dtype.str} {array.shape}".encode()
     return array, hashlib.sha256(
-        header + np.ascontiguousarray(array).tobytes()
+        type_and_shape + np.ascontiguousarray(array).tobytes()
     ).hexdigest()[:16]

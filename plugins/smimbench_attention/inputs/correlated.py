@@ -79,14 +79,15 @@ class CorrelatedTokens(Inputs):
 
     def token_covariance(self, tokens: int) -> Host:
         """Covariance C (T, T) between the tokens of a sample."""
-        steps = np.arange(tokens)
-        powers = float(self.decay) ** np.abs(steps[:, None] - steps)
+        positions = np.arange(tokens)
+        exponential_decay = float(self.decay) ** np.abs(positions[:, None] - positions)
         return np.asarray(
-            powers if self.covariance is None else self.covariance, dtype=float
+            exponential_decay if self.covariance is None else self.covariance,
+            dtype=float,
         )
 
     def transform(self, z: Array) -> Array:
         """Turn iid normal numbers ``z`` (n, T, D) into correlated tokens ``L z``, with ``L L^T = C``."""
         xp = namespace(z)
-        root = np.linalg.cholesky(self.token_covariance(z.shape[1]))
-        return xp.matmul(xp.asarray(root, **matching(z)), z)
+        L = np.linalg.cholesky(self.token_covariance(z.shape[1]))
+        return xp.matmul(xp.asarray(L, **matching(z)), z)

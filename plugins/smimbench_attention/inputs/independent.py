@@ -71,11 +71,11 @@ class HeavyTails(Independent):
     reference = "Student, Biometrika 6, 1 (1908)"
 
     def __post_init__(self) -> None:
-        fits = 2 < self.degrees <= LARGEST_PARAMETER
+        is_valid_degrees = 2 < self.degrees <= LARGEST_PARAMETER
         require(
             self,
             "degrees",
-            fits,
+            is_valid_degrees,
             f"> 2 and at most {LARGEST_PARAMETER:g}, so that the variance is finite",
         )
 
@@ -83,9 +83,9 @@ class HeavyTails(Independent):
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
         """Draw inputs (n, T, D) on the host."""
-        x = rng.standard_t(self.degrees, (n, tokens, dimension))
-        x *= math.sqrt(1 - 2 / self.degrees)
-        return x
+        inputs = rng.standard_t(self.degrees, (n, tokens, dimension))
+        inputs *= math.sqrt(1 - 2 / self.degrees)
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,10 @@ class OneHot(Independent):
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
         """Draw inputs (n, T, D) on the host."""
-        x = np.zeros((n, tokens, dimension))
-        entry = rng.integers(0, dimension, (n, tokens, 1))
-        signs = 2.0 * rng.integers(0, 2, entry.shape) - 1
-        np.put_along_axis(x, entry, math.sqrt(dimension) * signs, axis=-1)
-        return x
+        inputs = np.zeros((n, tokens, dimension))
+        nonzero_features = rng.integers(0, dimension, (n, tokens, 1))
+        signs = 2.0 * rng.integers(0, 2, nonzero_features.shape) - 1
+        np.put_along_axis(
+            inputs, nonzero_features, math.sqrt(dimension) * signs, axis=-1
+        )
+        return inputs

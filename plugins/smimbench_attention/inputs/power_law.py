@@ -57,16 +57,18 @@ class PowerLaw(Inputs):
             self, "features", self.features is None or self.features >= 1, "at least 1"
         )
         if self.spectrum is not None:
-            outside = [
-                value
-                for value in self.spectrum
-                if not 1 / LARGEST_PARAMETER <= value <= LARGEST_PARAMETER
+            invalid_variances = [
+                variance
+                for variance in self.spectrum
+                if not 1 / LARGEST_PARAMETER <= variance <= LARGEST_PARAMETER
             ]
-            if outside or not self.spectrum:
-                between = f"between {1 / LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}"
+            if invalid_variances or not self.spectrum:
+                allowed_range = (
+                    f"between {1 / LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}"
+                )
                 raise ParameterError(
                     "spectrum",
-                    f"must be a list of numbers {between}, got {outside[:3]}",
+                    f"must be a list of numbers {allowed_range}, got {invalid_variances[:3]}",
                 )
             require(
                 self,

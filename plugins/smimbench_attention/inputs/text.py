@@ -128,9 +128,9 @@ class Text(Inputs):
         vectors, samples = self.embedded(tokens, dimension)
         if self.shuffled:
             return np.eye(tokens)
-        x = vectors[samples]
-        x = x - x.mean(axis=(0, 1))
-        C = np.einsum("nsk,ntk->st", x, x)
+        inputs = vectors[samples]
+        inputs = inputs - inputs.mean(axis=(0, 1))
+        C = np.einsum("nsk,ntk->st", inputs, inputs)
         return np.asarray(C * (tokens / np.trace(C)))
 
 
@@ -139,23 +139,23 @@ def _read_text(path: str | None, digest: str) -> tuple[str, str]:
     if path is None:
         from pydoc_data.topics import topics
 
-        text = "\n\n".join(topics[name] for name in sorted(topics))
+        text = "\n\n".join(topics[topic] for topic in sorted(topics))
     else:
         try:
-            raw = Path(path).read_bytes()
+            file_bytes = Path(path).read_bytes()
         except OSError as error:
             raise ParameterError(
                 "path", f"must be a text file: {error_line(error)}"
             ) from None
-        if b"\0" in raw:
+        if b"\0" in file_bytes:
             raise ParameterError(
                 "path",
                 f"must be a text in UTF-8 or Latin-1; {path} is UTF-16 or binary",
             )
         try:
-            text = raw.decode()
+            text = file_bytes.decode()
         except UnicodeDecodeError:
-            text = raw.decode("latin-1")
+            text = file_bytes.decode("latin-1")
         lines = [line for line in text.splitlines() if line.strip()]
         if all(map(QUESTION.match, lines)):
             text = "\n\n".join(QUESTION.sub("", line) for line in lines)
@@ -167,7 +167,9 @@ def _read_text(path: str | None, digest: str) -> tuple[str, str]:
     return text, text_digest
 
 
-def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr_array:
+def mutual_information(
+    sentences: Sequence[Host], vocabulary_size: int, window: int
+) -> csr_array:
     """Positive pointwise mutual information (V, V) of words that are at most ``window`` apart in a sentence."""
     from scipy.sparse import coo_array, csr_array
 
@@ -175,18 +177,32 @@ def mutual_information(sentences: Sequence[Host], size: int, window: int) -> csr
     sentence_of = np.repeat(
         np.arange(len(sentences)), [len(sentence) for sentence in sentences]
     )
-    N = csr_array((size, size))
-    for step in range(1, window + 1):
-        same_sentence = np.flatnonzero(sentence_of[step:] == sentence_of[:-step])
-        neighbors = (
-            np.ones(len(same_sentence)),
-            (words[same_sentence], words[same_sentence + step]),
+    pair_counts = csr_array((vocabulary_size, vocabulary_size))
+    for distance in range(1, window + 1):
+        same_sentence = np.flatnonzero(
+            sentence_of[distance:] == sentence_of[:-distance]
         )
-        N = N + coo_array(neighbors, shape=(size, size)).tocsr()
-    N = coo_array(N + N.T)
-    of_word = np.asarray(N.sum(axis=0))
-    values = np.log(N.data * (of_word.sum() / (of_word[N.row] * of_word[N.col])))
-    return csr_array((np.maximum(values, 0), (N.row, N.col)), shape=N.shape)
+        ones_at_pairs = (
+            np.ones(len(same_sentence)),
+            (words[same_sentence], words[same_sentence + distance]),
+        )
+        pair_counts = (
+            pair_counts
+            + coo_array(ones_at_pairs, shape=(vocabulary_size, vocabulary_size)).tocsr()
+        )
+    pair_counts = coo_array(pair_counts + pair_counts.T)
+    neighbor_counts = np.asarray(pair_counts.sum(axis=0))
+    information = np.log(
+        pair_counts.data
+        * (
+            neighbor_counts.sum()
+            / (neighbor_counts[pair_counts.row] * neighbor_counts[pair_counts.col])
+        )
+    )
+    return csr_array(
+        (np.maximum(information, 0), (pair_counts.row, pair_counts.col)),
+        shape=pair_counts.shape,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -35,11 +35,13 @@ class Calibration(PerComponent):
         """Calibration of each component; NaN where the true error is only rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("the algorithm claims no error")
-        real = np.asarray(
+        true_error = np.asarray(
             problem.model.squared_error(claims.teacher, claims.aligned), dtype=float
         )
-        floor = SMALLEST * np.diagonal(prior_moments(problem)[0])
-        ratios = np.diagonal(claims.aligned_V) / np.where(real > floor, real, math.nan)
+        smallest_error = SMALLEST * np.diagonal(prior_moments(problem)[0])
+        ratios = np.diagonal(claims.aligned_V) / np.where(
+            true_error > smallest_error, true_error, math.nan
+        )
         if np.isnan(ratios).all():
             raise NotMeasured("the true error is 0 up to rounding")
         return ratios
@@ -51,9 +53,9 @@ class Calibration(PerComponent):
         if "calibration" in point:
             claimed = point["calibration"] or [None] * problem.components
             return claimed, [None if value is None else 0.0 for value in claimed]
-        second = np.diagonal(prior_moments(problem)[0])
+        second_moments = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
-        uncertain = errors > SMALLEST * second
-        return [1.0 if k else None for k in uncertain], [
-            0.0 if k else None for k in uncertain
+        has_error = errors > SMALLEST * second_moments
+        return [1.0 if is_uncertain else None for is_uncertain in has_error], [
+            0.0 if is_uncertain else None for is_uncertain in has_error
         ]

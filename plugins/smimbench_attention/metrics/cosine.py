@@ -25,12 +25,16 @@ class Cosine(PerComponent):
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Cosine between estimate and signal for each component; 0 where either of them is 0."""
         teacher, aligned = claims.teacher, claims.aligned
-        overlap, estimated, truth = (
-            np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))
-            for pair in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
+        overlap, estimate_norms, signal_norms = (
+            np.diagonal(np.asarray(problem.model.inner(*signals), dtype=float))
+            for signals in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
         )
-        norms = np.sqrt(estimated * truth)
-        return np.where(norms > 0, overlap / np.where(norms > 0, norms, 1.0), 0.0)
+        norm_products = np.sqrt(estimate_norms * signal_norms)
+        return np.where(
+            norm_products > 0,
+            overlap / np.where(norm_products > 0, norm_products, 1.0),
+            0.0,
+        )
 
     def theory(
         self, problem: Problem, point: dict[str, Any]
@@ -40,16 +44,19 @@ class Cosine(PerComponent):
         The overlap of a posterior mean with the signal equals its self-overlap.
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.
         """
-        second = np.diagonal(prior_moments(problem)[0])
+        second_moments = np.diagonal(prior_moments(problem)[0])
         if "cosine" in point:
             return point["cosine"], point["cosine_error"]
         if "squared_cosine" in point:
-            squares = np.asarray(point["squared_cosine"])
+            squared_cosines = np.asarray(point["squared_cosine"])
             errors = np.asarray(point["squared_cosine_error"])
         else:
-            squares = np.diagonal(np.asarray(point["overlap"])) / second
-            errors = np.atleast_1d(np.asarray(point["mse_error"], dtype=float)) / second
-        cosines = np.sqrt(np.clip(squares, 0.0, 1.0))
+            squared_cosines = np.diagonal(np.asarray(point["overlap"])) / second_moments
+            errors = (
+                np.atleast_1d(np.asarray(point["mse_error"], dtype=float))
+                / second_moments
+            )
+        cosines = np.sqrt(np.clip(squared_cosines, 0.0, 1.0))
         # The error of a root is that of the square over twice the root, and at most the root of the error.
         cosine_errors = np.minimum(
             errors / np.maximum(2 * cosines, 1e-300), np.sqrt(errors)

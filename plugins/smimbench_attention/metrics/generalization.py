@@ -47,8 +47,8 @@ def _errors(
     instance: Instance, estimate: Array, claims: Claims
 ) -> dict[str, Uncertain]:
     if MEMORY not in claims.memory:
-        if (why := instance.problem.no_theory) is not None:
-            raise NotMeasured(f"generalization errors need Gaussian latents: {why}")
+        if (reason := instance.problem.no_theory) is not None:
+            raise NotMeasured(f"generalization errors need Gaussian latents: {reason}")
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
             instance.problem,

@@ -42,37 +42,45 @@ class Nishimori(PerComponent):
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Nishimori ratio of each component; NaN for a component whose estimate is the prior mean."""
         model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
-        mean = np.asarray(
+        prior_mean = np.asarray(
             problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float
         )
-        truth = np.asarray(claims.teacher, dtype=float) - mean
-        estimate = aligned - mean
-        overlap, square = (
-            np.diagonal(np.asarray(model.inner(estimate, vector), dtype=float))
-            for vector in (truth, estimate)
+        centered_signal = np.asarray(claims.teacher, dtype=float) - prior_mean
+        centered_estimate = aligned - prior_mean
+        overlap, self_overlap = (
+            np.diagonal(
+                np.asarray(model.inner(centered_estimate, other_signal), dtype=float)
+            )
+            for other_signal in (centered_signal, centered_estimate)
         )
-        informed = square > SMALLEST * np.diagonal(prior_moments(problem)[0])
-        if not informed.any():
+        is_learned = self_overlap > SMALLEST * np.diagonal(prior_moments(problem)[0])
+        if not is_learned.any():
             raise NotMeasured("the estimate is the prior mean")
-        return np.where(informed, overlap / np.where(informed, square, 1.0), np.nan)
+        return np.where(
+            is_learned, overlap / np.where(is_learned, self_overlap, 1.0), np.nan
+        )
 
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
-        second, prior_mean_overlap = (
+        second_moments, prior_mean_overlap = (
             np.diagonal(moment) for moment in prior_moments(problem)[:2]
         )
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
-        honest = (
-            np.abs(second - Q - np.atleast_1d(np.asarray(point["mse"], dtype=float)))
-            <= EQUAL * second
+        is_posterior_mean = (
+            np.abs(
+                second_moments
+                - Q
+                - np.atleast_1d(np.asarray(point["mse"], dtype=float))
+            )
+            <= EQUAL * second_moments
         )
-        informed = (
-            (Q - prior_mean_overlap > EQUAL * second)
-            & honest
+        has_ratio = (
+            (Q - prior_mean_overlap > EQUAL * second_moments)
+            & is_posterior_mean
             & ("squared_cosine" not in point)
         )
-        return [1.0 if k else None for k in informed], [
-            0.0 if k else None for k in informed
+        return [1.0 if is_defined else None for is_defined in has_ratio], [
+            0.0 if is_defined else None for is_defined in has_ratio
         ]

@@ -27,7 +27,7 @@ class OverlapMetric(PerComponent):
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]
         Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])
-        values = [row[component] for component, row in enumerate(Q)]
+        values = [overlaps[component] for component, overlaps in enumerate(Q)]
         return values, errors if isinstance(errors, list) else [errors]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

@@ -153,10 +153,10 @@ class AttentionIndexed(TokenModel):
         variance 1 as its spectrum
         (arXiv:2506.01582); without symmetry as that of its singular values with both signs.
         """
-        square = rng.standard_normal((components, dimension, dimension))
+        iid_noise = rng.standard_normal((components, dimension, dimension))
         if not self.symmetric:
-            return square / math.sqrt(dimension)
-        return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
+            return iid_noise / math.sqrt(dimension)
+        return (iid_noise + iid_noise.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
     def _minimum_samples(self, dimension: int) -> int:
         return -(
@@ -194,11 +194,11 @@ class AttentionIndexed(TokenModel):
         Per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the inputs, and
         ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
         """
-        numbers = n * self.tokens * dimension
-        flops = (2.0 if self.symmetric else 4.0) * numbers * dimension * components
+        input_count = n * self.tokens * dimension
+        flops = (2.0 if self.symmetric else 4.0) * input_count * dimension * components
         return Cost(
             flops,
-            float(itemsize * numbers),
+            float(itemsize * input_count),
             (10.0 if self.symmetric else 23.0) * dimension**3 * components,
         )
 
@@ -209,44 +209,56 @@ class AttentionIndexed(TokenModel):
         students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)
-        *lead, components, dimension, _ = signal.shape
+        *leading_shape, components, dimension, _ = signal.shape
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, signal)
         device = array_api_compat.device(inputs)
         n = inputs.shape[0]
-        students = math.prod(lead)
+        students = math.prod(leading_shape)
         matrices = xp.reshape(signal, (students, components, dimension, dimension))
-        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
+        site_positions, scale, on_diagonal = self._sites_of_forms(
+            xp, dimension, dtype, device
+        )
         traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
         bands = self._bands(inputs)
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
-        by_pairs = self._sums_over_pairs(inputs)
+        sums_over_pairs = self._sums_over_pairs(inputs)
         pairs = site_pairs(self.tokens, self.symmetric)
-        for s in self._resident_slices(
+        for sample_slice in self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         ):
-            x = inputs[s, :, :]
-            rows = xp.reshape(x, (-1, dimension))
-            for k in range(students):
-                for p in range(components):
-                    if by_pairs:  # one pair of tokens after the other
-                        xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
+            tokens = inputs[sample_slice, :, :]
+            flat_tokens = xp.reshape(tokens, (-1, dimension))
+            for student in range(students):
+                for component in range(components):
+                    if sums_over_pairs:  # one pair of tokens after the other
+                        x_S = xp.reshape(
+                            xp.matmul(flat_tokens, matrices[student, component, :, :]),
+                            tokens.shape,
+                        )
                         forms = xp.stack(
                             [
-                                xp.sum(xs[:, a, :] * x[:, b, :], axis=-1)
+                                xp.sum(x_S[:, a, :] * tokens[:, b, :], axis=-1)
                                 for a, b in pairs
                             ],
                             axis=-1,
                         )
                     else:
-                        forms_of = _symmetric_forms if self.symmetric else _all_forms
-                        forms = xp.reshape(
-                            forms_of(x, matrices[k, p, :, :], bands), (x.shape[0], -1)
+                        bilinear_forms = (
+                            _symmetric_forms if self.symmetric else _all_forms
                         )
-                        forms = xp.take(forms, pick, axis=1)
-                    z[k, s, p, :] = (forms - traces[k, p, :]) * scale
-        return xp.reshape(z, (*lead, n, components, self.sites))
+                        forms = xp.reshape(
+                            bilinear_forms(
+                                tokens, matrices[student, component, :, :], bands
+                            ),
+                            (tokens.shape[0], -1),
+                        )
+                        forms = xp.take(forms, site_positions, axis=1)
+                    z[student, sample_slice, component, :] = (
+                        forms - traces[student, component, :]
+                    ) * scale
+        return xp.reshape(z, (*leading_shape, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         r"""Adjoint of the latents: the transpose of ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric.
@@ -263,53 +275,67 @@ class AttentionIndexed(TokenModel):
         signal up to rounding; ValueError if the shapes do not fit together.
         """
         xp = namespace(inputs, g)
-        *lead, n, components, sites = g.shape
+        *leading_shape, n, components, sites = g.shape
         dimension = inputs.shape[-1]
         self._check_gradient(inputs, g)
         dtype = xp.result_type(inputs, g)
         device = array_api_compat.device(inputs)
-        count = math.prod(lead) * components
-        gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
-        pick, factors = self._sites_of_entries(xp, dtype, device)
+        matrix_count = math.prod(leading_shape) * components
+        gradients = xp.reshape(g, (math.prod(leading_shape), n, components, sites))
+        site_of_entry, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (self.kappa / dimension**1.5)
-        resident = self._resident_slices(
+        sample_slices = self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         )
-        by_pairs = self._sums_over_pairs(inputs)
+        sums_over_pairs = self._sums_over_pairs(inputs)
         bands = self._bands(inputs)
 
-        def component_adjoint(k: int, p: int) -> Array:
-            total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
+        def component_adjoint(student: int, component: int) -> Array:
+            adjoint_matrix = xp.zeros(
+                (dimension, dimension), dtype=dtype, device=device
+            )
             trace = xp.zeros((), dtype=dtype, device=device)
-            for s in resident:
-                x = inputs[s, :, :]
-                weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
+            for sample_slice in sample_slices:
+                tokens = inputs[sample_slice, :, :]
+                weights = (
+                    xp.take(
+                        gradients[student, sample_slice, component, :],
+                        site_of_entry,
+                        axis=1,
+                    )
+                    * scale
+                )
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
-                gx = xp.reshape(
-                    _weighted_sums(weights, x) if by_pairs else xp.matmul(weights, x),
+                weighted_tokens = xp.reshape(
+                    _weighted_sums(weights, tokens)
+                    if sums_over_pairs
+                    else xp.matmul(weights, tokens),
                     (-1, dimension),
                 )
-                columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
+                columns = xp.matrix_transpose(xp.reshape(tokens, (-1, dimension)))
                 if len(bands) == 1:
-                    total += xp.matmul(columns, gx)
+                    adjoint_matrix += xp.matmul(columns, weighted_tokens)
                     continue
                 for band in bands:
-                    total[band, band.start :] += xp.matmul(
-                        columns[band, :], gx[:, band.start :]
+                    adjoint_matrix[band, band.start :] += xp.matmul(
+                        columns[band, :], weighted_tokens[:, band.start :]
                     )
             for band in bands[1:]:
-                total[band, : band.start] = xp.matrix_transpose(
-                    total[: band.start, band]
+                adjoint_matrix[band, : band.start] = xp.matrix_transpose(
+                    adjoint_matrix[: band.start, band]
                 )
-            flat = xp.reshape(total, (-1,))
-            flat[:: dimension + 1] = flat[:: dimension + 1] - trace
-            return xp.reshape(flat, (dimension, dimension))
+            entries = xp.reshape(adjoint_matrix, (-1,))
+            entries[:: dimension + 1] = entries[:: dimension + 1] - trace
+            return xp.reshape(entries, (dimension, dimension))
 
-        matrices = [component_adjoint(*divmod(i, components)) for i in range(count)]
+        matrices = [
+            component_adjoint(*divmod(matrix_index, components))
+            for matrix_index in range(matrix_count)
+        ]
         return xp.reshape(
-            matrices[0] if count == 1 else xp.stack(matrices),
-            (*lead, components, dimension, dimension),
+            matrices[0] if matrix_count == 1 else xp.stack(matrices),
+            (*leading_shape, components, dimension, dimension),
         )
 
     def forward_gram(
@@ -327,65 +353,81 @@ class AttentionIndexed(TokenModel):
         respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
-        *lead, components, length, width = factor.shape
+        *leading_shape, components, length, width = factor.shape
         block_count = 1 if self.symmetric else 2
         dimension = length // block_count
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
         n = inputs.shape[0]
-        count = math.prod(lead) * components
-        swapped = (
-            *range(len(lead)),
-            len(lead) + 1,
-            len(lead),
-            len(lead) + 2,
+        factor_count = math.prod(leading_shape) * components
+        swap_samples_components = (
+            *range(len(leading_shape)),
+            len(leading_shape) + 1,
+            len(leading_shape),
+            len(leading_shape) + 2,
         )  # components and samples exchanged
-        rows = xp.reshape(inputs, (-1, dimension))
-        flat = xp.reshape(factor, (count, block_count, dimension, width))
-        columns = xp.reshape(
-            xp.permute_dims(flat, (2, 1, 0, 3)),
-            (dimension, block_count * count * width),
+        flat_tokens = xp.reshape(inputs, (-1, dimension))
+        factors_ = xp.reshape(factor, (factor_count, block_count, dimension, width))
+        factor_columns = xp.reshape(
+            xp.permute_dims(factors_, (2, 1, 0, 3)),
+            (dimension, block_count * factor_count * width),
         )
-        y = xp.reshape(
-            xp.matmul(rows, columns), (n, self.tokens, block_count, count, width)
+        projected_tokens = xp.reshape(
+            xp.matmul(flat_tokens, factor_columns),
+            (n, self.tokens, block_count, factor_count, width),
         )
-        y = xp.permute_dims(y, (2, 3, 0, 1, 4))
+        projected_tokens = xp.permute_dims(projected_tokens, (2, 3, 0, 1, 4))
         forms = xp.reshape(
-            xp.matmul(y[0, ...], xp.matrix_transpose(y[-1, ...])), (count, n, -1)
+            xp.matmul(
+                projected_tokens[0, ...], xp.matrix_transpose(projected_tokens[-1, ...])
+            ),
+            (factor_count, n, -1),
         )
-        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
+        site_positions, scale, on_diagonal = self._sites_of_forms(
+            xp, dimension, dtype, device
+        )
         traces = (
-            xp.sum(flat[:, 0, ...] * flat[:, -1, ...], axis=(-2, -1))[:, None, None]
+            xp.sum(factors_[:, 0, ...] * factors_[:, -1, ...], axis=(-2, -1))[
+                :, None, None
+            ]
             * on_diagonal
         )
-        z = (xp.take(forms, pick, axis=-1) - traces) * scale
-        z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), swapped)
+        z = (xp.take(forms, site_positions, axis=-1) - traces) * scale
+        z = xp.permute_dims(
+            xp.reshape(z, (*leading_shape, components, n, self.sites)),
+            swap_samples_components,
+        )
 
         def pull(g: Array) -> Array:
-            pick, factors = self._sites_of_entries(xp, dtype, device)
+            site_positions, factors = self._sites_of_entries(xp, dtype, device)
             weights = xp.take(
-                xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)),
-                pick,
+                xp.reshape(
+                    xp.permute_dims(g, swap_samples_components),
+                    (factor_count, n, self.sites),
+                ),
+                site_positions,
                 axis=-1,
             )
             weights = weights * (factors * (self.kappa / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
-            weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
-            gy = [xp.matmul(weights, y[-1, ...])]
+            weights = xp.reshape(weights, (factor_count, n, self.tokens, self.tokens))
+            gy = [xp.matmul(weights, projected_tokens[-1, ...])]
             if not self.symmetric:
-                gy.append(xp.matmul(xp.matrix_transpose(weights), y[0, ...]))
+                gy.append(
+                    xp.matmul(xp.matrix_transpose(weights), projected_tokens[0, ...])
+                )
             gy = xp.reshape(
                 xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)),
-                (-1, block_count * count * width),
+                (-1, block_count * factor_count * width),
             )
             gradient = xp.reshape(
-                xp.matmul(xp.matrix_transpose(rows), gy),
-                (dimension, block_count, count, width),
+                xp.matmul(xp.matrix_transpose(flat_tokens), gy),
+                (dimension, block_count, factor_count, width),
             )
             gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
             return xp.reshape(
-                gradient - trace[:, None, None, None] * flat, factor.shape
+                gradient - trace[:, None, None, None] * factors_, factor.shape
             )
 
         return z, pull
@@ -394,11 +436,14 @@ class AttentionIndexed(TokenModel):
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
         """Positions of the sites among the T^2 bilinear forms, scales ``1 / sqrt(d (1 + delta))``, and a mask of the diagonal."""
-        values = (
-            site_values(self.tokens, *pair, self.symmetric)
-            for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
+        factors_of_sites = (
+            site_values(self.tokens, *diagonal_and_rest, self.symmetric)
+            for diagonal_and_rest in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
         )
-        scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
+        scale, on_diagonal = (
+            xp.asarray(site_factors, dtype=dtype, device=device)
+            for site_factors in factors_of_sites
+        )
         entries = site_entries(self.tokens, self.symmetric)
         return (
             xp.asarray(entries, device=device),
@@ -412,14 +457,17 @@ class AttentionIndexed(TokenModel):
         """Site of every entry of the T x T gradient matrix G, and the factors that turn gradients in z into its entries."""
         if self.symmetric:
             sites = entry_sites(self.tokens)
-            values = site_values(self.tokens, math.sqrt(0.5), 0.5)
-            factors = [values[c] for c in sites]
+            site_factors = site_values(self.tokens, math.sqrt(0.5), 0.5)
+            factors = [site_factors[site_index] for site_index in sites]
         else:  # none on the diagonal
-            site = {
-                entry: c for c, entry in enumerate(site_entries(self.tokens, False))
+            site_of_entry = {
+                entry: site_index
+                for site_index, entry in enumerate(site_entries(self.tokens, False))
             }
-            sites = tuple(site.get(entry, 0) for entry in range(self.tokens**2))
-            factors = [float(entry in site) for entry in range(self.tokens**2)]
+            sites = tuple(
+                site_of_entry.get(entry, 0) for entry in range(self.tokens**2)
+            )
+            factors = [float(entry in site_of_entry) for entry in range(self.tokens**2)]
         return xp.asarray(sites, device=device), xp.asarray(
             factors, dtype=dtype, device=device
         )
@@ -431,9 +479,9 @@ class AttentionIndexed(TokenModel):
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
         """Overlaps ``tr(A_p B_q^T) / d`` of two signals (..., P, d, d), as an array (..., P, P)."""
         xp = namespace(signal_1, signal_2)
-        a = xp.reshape(signal_1, (*signal_1.shape[:-2], -1))
-        b = xp.reshape(signal_2, (*signal_2.shape[:-2], -1))
-        return xp.matmul(a, xp.matrix_transpose(b)) / signal_1.shape[-1]
+        flat_1 = xp.reshape(signal_1, (*signal_1.shape[:-2], -1))
+        flat_2 = xp.reshape(signal_2, (*signal_2.shape[:-2], -1))
+        return xp.matmul(flat_1, xp.matrix_transpose(flat_2)) / signal_1.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
         """Overlap ``q_p = tr(S_hat_p S_p^T) / d`` (..., P) of each component of the estimate with the signal."""
@@ -449,16 +497,18 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
     """
     xp = namespace(x, matrix)
     n, tokens, dimension = x.shape
-    rows = xp.reshape(x, (-1, dimension))
+    flat_tokens = xp.reshape(x, (-1, dimension))
     forms = 0.0
     for band in bands:
         lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        xl = xp.reshape(xp.matmul(rows[:, band.start :], lower), (n, tokens, -1))
+        x_lower = xp.reshape(
+            xp.matmul(flat_tokens[:, band.start :], lower), (n, tokens, -1)
+        )
         x_band = x[:, :, band]
         if tokens <= _FEW_TOKENS:
-            forms = forms + xp.vecdot(xl[:, :, None, :], x_band[:, None, :, :])
+            forms = forms + xp.vecdot(x_lower[:, :, None, :], x_band[:, None, :, :])
         else:
-            forms = forms + xp.matmul(xl, xp.matrix_transpose(x_band))
+            forms = forms + xp.matmul(x_lower, xp.matrix_transpose(x_band))
     return forms + xp.matrix_transpose(forms)
 
 
@@ -468,18 +518,18 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     ``bands`` are not used.
     """
     xp = namespace(x, matrix)
-    xs = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
+    x_S = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
     if x.shape[1] <= _FEW_TOKENS:
-        return xp.vecdot(xs[:, :, None, :], x[:, None, :, :])
-    return xp.matmul(xs, xp.matrix_transpose(x))
+        return xp.vecdot(x_S[:, :, None, :], x[:, None, :, :])
+    return xp.matmul(x_S, xp.matrix_transpose(x))
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
     """Weighted sums of tokens ``sum_b weights_ab x_b`` (..., n, T, d), accumulated one token after the other."""
-    gx = weights[..., :1] * x[..., :1, :]
+    sums = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
-        gx += weights[..., b : b + 1] * x[..., b : b + 1, :]
-    return gx
+        sums += weights[..., b : b + 1] * x[..., b : b + 1, :]
+    return sums
 
 
 def _itemsize(xp: ModuleType, dtype: object) -> int:

@@ -78,17 +78,22 @@ class TokenModel(Model):
         budget = None if like is None else chunk_bytes(like)
         if budget is None:
             return self._host_chunks(n, dimension, components, itemsize)
-        latents = 8 * _POSTERIOR_NUMBERS * components * self.sites
+        latent_bytes = 8 * _POSTERIOR_NUMBERS * components * self.sites
         return slices(
-            n, budget // (latents + itemsize * self.tokens * dimension * streamed)
+            n, budget // (latent_bytes + itemsize * self.tokens * dimension * streamed)
         )
 
     def _host_chunks(
         self, n: int, dimension: int, components: int, itemsize: int
     ) -> list[slice]:
-        sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
+        sample_bytes = itemsize * (
+            self.tokens * dimension + 2 * components * self.sites
+        )
         return slices(
-            n, max(self._minimum_samples(dimension), self._host_chunk_bytes // sample)
+            n,
+            max(
+                self._minimum_samples(dimension), self._host_chunk_bytes // sample_bytes
+            ),
         )
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
@@ -131,8 +136,8 @@ class TokenModel(Model):
 def slices(n: int, largest: int) -> list[slice]:
     """Split ``range(n)`` into slices of nearly equal length, at most ``largest`` (at least 1)."""
     count = max(1, math.ceil(n / max(1, largest)))
-    step = math.ceil(n / count) if n else 1
-    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+    length = math.ceil(n / count) if n else 1
+    return [slice(start, min(start + length, n)) for start in range(0, n, length)]
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
@@ -153,37 +158,42 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
         return estimate
     xp = namespace(signal, estimate)
     shape = estimate.shape
-    flat = xp.reshape(estimate, (shape[0], -1))
+    flat_estimate = xp.reshape(estimate, (shape[0], -1))
     if symmetry == "rotations":
         U, _, Vh = xp.linalg.svd(inner, full_matrices=False)
-        return xp.reshape(xp.matmul(xp.matmul(U, Vh), flat), shape)
+        return xp.reshape(xp.matmul(xp.matmul(U, Vh), flat_estimate), shape)
     order, signs = _best_symmetry(to_host(inner), symmetry)
     device = array_api_compat.device(estimate)
-    flat = xp.take(flat, xp.asarray(order, device=device), axis=0)
+    flat_estimate = xp.take(flat_estimate, xp.asarray(order, device=device), axis=0)
     if np.any(signs < 0):
-        flat = flat * xp.asarray(signs[:, None], dtype=estimate.dtype, device=device)
-    return xp.reshape(flat, shape)
+        flat_estimate = flat_estimate * xp.asarray(
+            signs[:, None], dtype=estimate.dtype, device=device
+        )
+    return xp.reshape(flat_estimate, shape)
 
 
-def _best_symmetry(matrix: Host, symmetry: str) -> tuple[Host, Host]:
+def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
     """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] matrix[p, order[p]]``."""
-    rows = np.arange(len(matrix))
+    components = np.arange(len(overlaps))
 
-    def matched(scores: Host) -> Host:
+    def best_order(pair_overlaps: Host) -> Host:
         if "permutations" not in symmetry:
-            return rows
+            return components
         from scipy.optimize import linear_sum_assignment
 
-        return np.asarray(linear_sum_assignment(scores, maximize=True)[1])
+        return np.asarray(linear_sum_assignment(pair_overlaps, maximize=True)[1])
 
     if symmetry in ("signs", "signed-permutations"):
-        order = matched(np.abs(matrix))
+        order = best_order(np.abs(overlaps))
         # A sign of 0 would wipe out a component that happens to be orthogonal to its target.
-        return order, np.where(matrix[rows, order] < 0, -1.0, 1.0)
-    choices = [(1.0, matched(matrix))]
+        return order, np.where(overlaps[components, order] < 0, -1.0, 1.0)
+    candidates = [(1.0, best_order(overlaps))]
     if symmetry.endswith("common-sign"):
-        choices.append((-1.0, matched(-matrix)))
+        candidates.append((-1.0, best_order(-overlaps)))
     sign, order = max(
-        choices, key=lambda choice: choice[0] * float(matrix[rows, choice[1]].sum())
+        candidates,
+        key=lambda candidate: (
+            candidate[0] * float(overlaps[components, candidate[1]].sum())
+        ),
     )
-    return order, np.full(len(rows), sign)
+    return order, np.full(len(components), sign)

@@ -97,10 +97,10 @@ class SequenceMultiIndex(TokenModel):
 
         Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal.
         """
-        numbers = n * self.tokens * dimension
+        input_count = n * self.tokens * dimension
         return Cost(
-            4.0 * numbers * components,
-            float(itemsize * numbers),
+            4.0 * input_count * components,
+            float(itemsize * input_count),
             2.0 * dimension * components**2,
         )
 
@@ -111,23 +111,28 @@ class SequenceMultiIndex(TokenModel):
         several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)
-        *lead, components, dimension = signal.shape
+        *leading_shape, components, dimension = signal.shape
         self._check_inputs(inputs, dimension)
         n = inputs.shape[0]
-        students = math.prod(lead)
-        rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
-        flat = xp.reshape(inputs, (-1, dimension))
-        if _uses_mixed_kernels(inputs, rows):
-            product = project_mixed(flat, rows)
-        elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
-            times = np.vecdot if dimension <= _LARGEST_ROW else np.matmul
-            product = np.stack([times(flat, w) for w in rows], axis=-1)
-        else:
-            product = xp.matmul(flat, xp.matrix_transpose(rows))
-        z = xp.permute_dims(
-            xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1)
+        students = math.prod(leading_shape)
+        directions = (
+            xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
         )
-        return xp.reshape(z, (*lead, n, components, self.tokens), copy=True)
+        tokens = xp.reshape(inputs, (-1, dimension))
+        if _uses_mixed_kernels(inputs, directions):
+            projections = project_mixed(tokens, directions)
+        elif isinstance(tokens, np.ndarray) and len(directions) <= _FEW_VECTORS:
+            multiply = np.vecdot if dimension <= _LARGEST_ROW else np.matmul
+            projections = np.stack(
+                [multiply(tokens, direction) for direction in directions], axis=-1
+            )
+        else:
+            projections = xp.matmul(tokens, xp.matrix_transpose(directions))
+        z = xp.permute_dims(
+            xp.reshape(projections, (n, self.tokens, students, components)),
+            (2, 0, 3, 1),
+        )
+        return xp.reshape(z, (*leading_shape, n, components, self.tokens), copy=True)
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Adjoint of the latents: transpose of ``forward``, ``sum_{mu, m} g_pm x_m / sqrt(D)``.
@@ -136,23 +141,27 @@ class SequenceMultiIndex(TokenModel):
         shapes do not fit together.
         """
         xp = namespace(inputs, g)
-        *lead, n, components, sites = g.shape
+        *leading_shape, n, components, sites = g.shape
         dimension = inputs.shape[-1]
         self._check_gradient(inputs, g)
-        students = math.prod(lead)
-        rows = students * components
+        students = math.prod(leading_shape)
+        row_count = students * components
         weights = xp.permute_dims(
             xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3)
         )
-        weights = xp.reshape(weights, (rows, n * sites))
-        flat = xp.reshape(inputs, (-1, dimension))
+        weights = xp.reshape(weights, (row_count, n * sites))
+        tokens = xp.reshape(inputs, (-1, dimension))
         if _uses_mixed_kernels(inputs, weights):
-            total = push_mixed(weights, flat)
-        elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
-            total = np.concatenate([weights[k : k + 1] @ flat for k in range(rows)])
+            weighted_sums = push_mixed(weights, tokens)
+        elif isinstance(tokens, np.ndarray) and row_count <= _FEW_VECTORS:
+            weighted_sums = np.concatenate(
+                [weights[k : k + 1] @ tokens for k in range(row_count)]
+            )
         else:
-            total = xp.matmul(weights, flat)
-        return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
+            weighted_sums = xp.matmul(weights, tokens)
+        return xp.reshape(
+            weighted_sums * dimension**-0.5, (*leading_shape, components, dimension)
+        )
 
     def adjoint_scale(self, dimension: int) -> float:
         """Ratio of ``adjoint`` to the transpose of ``forward``, 1 in any ``dimension`` >= 1."""
@@ -168,18 +177,22 @@ class SequenceMultiIndex(TokenModel):
     def overlap(self, signal: Array, estimate: Array) -> Array:
         """Squared cosine (..., P) between each component of the signal and its estimate; 0 where the estimate vanishes."""
         xp = namespace(signal, estimate)
-        norms = xp.sum(signal * signal, axis=-1) * xp.sum(estimate * estimate, axis=-1)
-        cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(
-            norms > 0, norms, xp.ones_like(norms)
+        norm_products = xp.sum(signal * signal, axis=-1) * xp.sum(
+            estimate * estimate, axis=-1
         )
-        return xp.where(norms > 0, cosine, xp.zeros_like(norms))
+        squared_cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(
+            norm_products > 0, norm_products, xp.ones_like(norm_products)
+        )
+        return xp.where(norm_products > 0, squared_cosine, xp.zeros_like(norm_products))
 
 
-def _uses_mixed_kernels(inputs: Array, rows: Array) -> bool:
+def _uses_mixed_kernels(inputs: Array, vectors: Array) -> bool:
     """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 vectors."""
-    few = rows.shape[0] <= MAXIMUM_COMPONENTS
+    fits_registers = vectors.shape[0] <= MAXIMUM_COMPONENTS
     return bool(
-        few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs)
+        fits_registers
+        and inputs.dtype != vectors.dtype
+        and array_api_compat.is_cupy_array(inputs)
     )
 
 
@@ -206,16 +219,16 @@ def _kernel(name: str, components: int) -> Any:
     return cupy.RawKernel(cuda_source(components), name, options=("--std=c++14",))
 
 
-def project_mixed(flat: Array, rows: Array) -> Array:
+def project_mixed(tokens: Array, vectors: Array) -> Array:
     """Products (k, P) of the tokens (k, D) in float32 with vectors (P, D) in float64."""
     import cupy
 
-    (count, size), components = flat.shape, rows.shape[0]
+    (count, size), components = tokens.shape, vectors.shape[0]
     products = cupy.empty((count, components), dtype=np.float64)
     if count:
         arguments = (
-            flat,
-            cupy.ascontiguousarray(rows),
+            tokens,
+            cupy.ascontiguousarray(vectors),
             np.int64(count),
             np.int64(size),
             products,
@@ -224,23 +237,25 @@ def project_mixed(flat: Array, rows: Array) -> Array:
     return products
 
 
-def push_mixed(weights: Array, flat: Array) -> Array:
+def push_mixed(weights: Array, tokens: Array) -> Array:
     """Weighted sums (P, D) of the tokens (k, D) in float32, with weights (P, k) in float64."""
     import cupy
 
-    (count, size), components = flat.shape, weights.shape[0]
-    share = max(1, -(-count // SHARES))
-    sums = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
+    (count, size), components = tokens.shape, weights.shape[0]
+    tokens_per_block = max(1, -(-count // SHARES))
+    block_sums = cupy.zeros(
+        (-(-count // tokens_per_block), components, size), dtype=np.float64
+    )
     if count:
         arguments = (
-            flat,
+            tokens,
             cupy.ascontiguousarray(weights.T),
             np.int64(count),
             np.int64(size),
-            np.int64(share),
-            sums,
+            np.int64(tokens_per_block),
+            block_sums,
         )
         _kernel("push", components)(
-            (-(-size // THREADS), sums.shape[0]), (THREADS,), arguments
+            (-(-size // THREADS), block_sums.shape[0]), (THREADS,), arguments
         )
-    return sums.sum(axis=0)
+    return block_sums.sum(axis=0)

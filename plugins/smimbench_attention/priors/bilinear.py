@@ -71,16 +71,16 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
 
-    def edge(p: Host, ahead: Host) -> Host:
+    def edge(p: Host, limit: Host) -> Host:
         for _ in range(200):
             G, slope = _at_zero(p, delta, a)
             step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
-            moved = np.where(
-                ahead > p, np.clip(p + step, p, ahead), np.clip(p + step, ahead, p)
+            next_p = np.where(
+                limit > p, np.clip(p + step, p, limit), np.clip(p + step, limit, p)
             )
-            if np.all(np.abs(moved - p) <= 4e-16 * p):
+            if np.all(np.abs(next_p - p) <= 4e-16 * p):
                 break
-            p = moved
+            p = next_p
         return p
 
     # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
@@ -95,26 +95,28 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
         if np.all(np.abs(step) <= 4e-16 * t):
             break
     dip = np.minimum(t**1.5, a * (1 - 1e-15))
-    end = edge(
+    upper_end = edge(
         np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf)
     )
     inner = dip.copy()
     outer = dip.copy()
-    gap = _at_zero(dip, delta, a)[0] < 1
-    if gap.any():
-        delta = delta[gap]
-        dip = dip[gap]
-        inner[gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
-        outer[gap] = edge(np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip)
-    return _SingularBulks(inner, outer, end)
+    has_gap = _at_zero(dip, delta, a)[0] < 1
+    if has_gap.any():
+        delta = delta[has_gap]
+        dip = dip[has_gap]
+        inner[has_gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
+        outer[has_gap] = edge(
+            np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip
+        )
+    return _SingularBulks(inner, outer, upper_end)
 
 
 def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
     """Left side ``G(p)`` at ``v = 0`` of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v, and ``dG/dp``."""
-    above = 0.5 / (p - a) ** 2
-    below = 0.5 / (p + a) ** 2
-    value = delta / p**2 + above + below
-    return value, -2 * (delta / p**3 + above / (p - a) + below / (p + a))
+    pole_term = 0.5 / (p - a) ** 2
+    mirror_term = 0.5 / (p + a) ** 2
+    value = delta / p**2 + pole_term + mirror_term
+    return value, -2 * (delta / p**3 + pole_term / (p - a) + mirror_term / (p + a))
 
 
 def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
@@ -133,14 +135,14 @@ def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
         if np.all(np.abs(step) <= 1e-14 * t + 4e-16 / slope):
             break
     inverse = 1 / (square + t)
-    shares = weights * inverse
-    A = (shares * inverse).sum(0)
-    B = (shares * inverse * distances).sum(0)
+    terms = weights * inverse
+    A = (terms * inverse).sum(0)
+    B = (terms * inverse * distances).sum(0)
     return (
-        p + (shares * distances).sum(0),
+        p + (terms * distances).sum(0),
         2 * t * A + 2 * B * B / A,
         np.sqrt(t),
-        shares[1] + shares[2],
+        terms[1] + terms[2],
     )
 
 
@@ -149,31 +151,31 @@ def _nodes(
 ) -> tuple[Host, Host, Host, Host]:
     """Weights, which sum to about 1, singular values x, means xi and variances over Delta at nodes (n, K), for delta (n,)."""
     a = rho**-0.5
-    column = delta[:, None]
+    delta_column = delta[:, None]
     bulks = _bulks(delta, a)
-    cuts = (
+    break_points = (
         _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist()
         if len(breaks)
         else []
     )
-    t, dt = double_exponential()
+    unit_nodes, unit_weights = double_exponential()
     panels = []
     for start, end in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
-        inner = [
-            np.array([cut])
-            for cut in sorted(set(cuts))
-            if float(start[0]) < cut < float(end[0])
+        inner_breaks = [
+            np.array([break_point])
+            for break_point in sorted(set(break_points))
+            if float(start[0]) < break_point < float(end[0])
         ]
-        for low, high in pairwise([start, *inner, end]):
-            length = (high - low)[:, None]
-            p = low[:, None] + length * t
-            x, stretch, v, relative_variance = _inside(p, column, a)
-            size = p * p + v * v
+        for panel_start, panel_end in pairwise([start, *inner_breaks, end]):
+            length = (panel_end - panel_start)[:, None]
+            p = panel_start[:, None] + length * unit_nodes
+            x, dx_dp, v, relative_variance = _inside(p, delta_column, a)
+            w_squared = p * p + v * v
             panels.append(
                 (
-                    2 / math.pi * length * dt * stretch * v / size,
+                    2 / math.pi * length * unit_weights * dx_dp * v / w_squared,
                     x,
-                    x - 2 * column * p / size,
+                    x - 2 * delta_column * p / w_squared,
                     relative_variance,
                 )
             )
@@ -205,13 +207,15 @@ def observed_law(
         nodes[0] for nodes in _nodes(np.array([float(noise)]), rho, breaks)
     )
     weights = weights / weights.sum() / 2
-    mirrored = (
+    with_both_signs = (
         (weights, weights),
         (x, -x),
         (mean, -mean),
         (noise * relative_variance, noise * relative_variance),
     )
-    weights, x, mean, variance = (np.concatenate(pair) for pair in mirrored)
+    weights, x, mean, variance = (
+        np.concatenate(both_signs) for both_signs in with_both_signs
+    )
     return weights, x, mean, variance
 
 
@@ -252,26 +256,28 @@ def singular_map(
         return singular_values
     if noise > _LARGEST_NOISE:
         return singular_values / (1 + noise)
-    inside = singular_values
+    bulk_values = singular_values
     edges = []
     if continued:
         edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
-        inside = np.minimum(singular_values, edges[-1][0])
-    p, v = _subordination(inside, noise, rho)
-    denoised = np.asarray(inside - 2 * noise * p / np.maximum(p * p + v * v, 1e-300))
+        bulk_values = np.minimum(singular_values, edges[-1][0])
+    p, v = _subordination(bulk_values, noise, rho)
+    denoised = np.asarray(
+        bulk_values - 2 * noise * p / np.maximum(p * p + v * v, 1e-300)
+    )
     if not continued:
         return denoised
     (x1, xi1, _), (x2, xi2, _), (_, xi2_end, slope) = edges
     if x2 > x1:
         denoised = np.where(
-            (inside > x1) & (inside < x2),
-            xi1 + (xi2 - xi1) / (x2 - x1) * (inside - x1),
+            (bulk_values > x1) & (bulk_values < x2),
+            xi1 + (xi2 - xi1) / (x2 - x1) * (bulk_values - x1),
             denoised,
         )
     return np.asarray(
         np.where(
-            singular_values > inside,
-            xi2_end + slope * (singular_values - inside),
+            singular_values > bulk_values,
+            xi2_end + slope * (singular_values - bulk_values),
             denoised,
         )
     )
@@ -356,8 +362,8 @@ class Bilinear(ProductPrior):
 
         Derived from the moments of Q given K and of ``K^T K``, checked by tests/priors/test_bilinear.py.
         """
-        r = self._width(dimension)
-        return math.sqrt(2 * (r + 2 * dimension + 1) / r) / dimension
+        width = self._width(dimension)
+        return math.sqrt(2 * (width + 2 * dimension + 1) / width) / dimension
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean 0 (P, D, D), host; ParameterError if ``rho`` is 0."""
@@ -395,21 +401,21 @@ class Bilinear(ProductPrior):
 def _halves(factor: Array) -> tuple[Array, Array, float]:
     """Split a factor into Q and K (..., D, width), and return the normalization ``sqrt(width D)`` of their product."""
     dimension = factor.shape[-2] // 2
-    length = math.sqrt(factor.shape[-1] * dimension)
-    return factor[..., :dimension, :], factor[..., dimension:, :], length
+    normalization = math.sqrt(factor.shape[-1] * dimension)
+    return factor[..., :dimension, :], factor[..., dimension:, :], normalization
 
 
 def _compose(factor: Array) -> Array:
     """Signal ``S = Q K^T / sqrt(width D)`` (..., D, D)."""
     xp = namespace(factor)
-    Q, K, length = _halves(factor)
-    return xp.matmul(Q, xp.matrix_transpose(K)) / length
+    Q, K, normalization = _halves(factor)
+    return xp.matmul(Q, xp.matrix_transpose(K)) / normalization
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
     """Gradient by the stacked factor ``[Q; K]``: ``[G K; G^T Q] / sqrt(width D)``, for the gradient ``G = dL/dS`` (..., D, D)."""
     xp = namespace(factor, gradient)
-    Q, K, length = _halves(factor)
+    Q, K, normalization = _halves(factor)
     by_Q = xp.matmul(gradient, K)
     by_K = xp.matmul(xp.matrix_transpose(gradient), Q)
-    return xp.concat([by_Q, by_K], axis=-2) / length
+    return xp.concat([by_Q, by_K], axis=-2) / normalization

@@ -89,10 +89,10 @@ class ProductPrior(Prior):
     ) -> Array:
         width = self._width(dimension) if width is None else width
         shape = (components, self._factors * dimension, width)
-        if (size := math.prod(shape)) > LARGEST_FACTOR:
+        if (entry_count := math.prod(shape)) > LARGEST_FACTOR:
             raise ParameterError(
                 "rho",
-                f"is too large: it needs factors with {size:.1e} entries at D = {dimension}; reduce rho or D",
+                f"is too large: it needs factors with {entry_count:.1e} entries at D = {dimension}; reduce rho or D",
             )
         return rng.standard_normal(shape)
 
@@ -135,14 +135,17 @@ class ProductPrior(Prior):
             )
         xp = namespace(R)
         rho = self._width(dimension) / dimension
-        finite = xp.isfinite(R)
-        all_finite = xp.all(finite)
-        safe = R
+        is_finite = xp.isfinite(R)
+        all_finite = xp.all(is_finite)
+        finite_R = R
         # Decompositions are kept from what they cannot take; a device is not asked first whether they must be.
         if on_device(R) or not all_finite:
-            safe = xp.where(finite, R, xp.zeros_like(R))
+            finite_R = xp.where(is_finite, R, xp.zeros_like(R))
         # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
-        decompositions = [self._decompose(safe[p, :, :]) for p in range(components)]
+        decompositions = [
+            self._decompose(finite_R[component, :, :])
+            for component in range(components)
+        ]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
         Qhat, all_finite, *spectra = read_together(
             Qhat,
@@ -157,8 +160,10 @@ class ProductPrior(Prior):
         for spectrum, delta, (left_vectors, _, right_vectors) in zip(
             spectra, noise, decompositions
         ):
-            shrunk = self._shrink(spectrum, float(delta), rho, continued=continued)
-            gains = xp.asarray(shrunk, **matching(R))
+            denoised_spectrum = self._shrink(
+                spectrum, float(delta), rho, continued=continued
+            )
+            gains = xp.asarray(denoised_spectrum, **matching(R))
             estimate.append(xp.matmul(left_vectors * gains[None, :], right_vectors))
         return Denoised(xp.stack(estimate), V)
 
@@ -180,13 +185,13 @@ class ProductPrior(Prior):
         if self.rho == 0:
             t = np.minimum(noise, 1.0)
             error = t * (2 - t)
-            gain = (1 - t) ** 2
+            overlaps = (1 - t) ** 2
         else:
             error = self._mmse(noise, self.rho)
-            gain = 1 - error
+            overlaps = 1 - error
         components = noise.shape[-1]
         identity = np.eye(components)
-        Q = self.mean_overlap(components) + identity * gain[..., None]
+        Q = self.mean_overlap(components) + identity * overlaps[..., None]
         V = identity * error[..., None]
         return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
@@ -232,11 +237,13 @@ class ProductPrior(Prior):
                 "rho",
                 f"must be > 0 for means over {self._spectrum}; rho = 0 is a limit for theory only",
             )
-        weights, total, law = self._observed_law(noise, breaks)
-        values = np.asarray(function(*law))
+        weights, weight_sum, node_arguments = self._observed_law(noise, breaks)
+        node_values = np.asarray(function(*node_arguments))
         # The rule's own error is a tenth of this or less; rounding of nodes next to a break is larger.
-        error = self._law_error * (np.abs(values) @ weights)
-        return Uncertain(values @ weights / total, error / total, "quadrature")
+        error = self._law_error * (np.abs(node_values) @ weights)
+        return Uncertain(
+            node_values @ weights / weight_sum, error / weight_sum, "quadrature"
+        )
 
 
 def noise_of_components(Qhat: Host) -> Host:
@@ -247,20 +254,24 @@ def noise_of_components(Qhat: Host) -> Host:
     with np.errstate(divide="ignore"):
         noise = 1 / np.where(diagonal < 0, np.nan, diagonal)
     # Components with Qhat_pp = 0 or infinity are not coupled to the others.
-    alone = ~(diagonal > 0) | np.isinf(diagonal)
-    coupling = np.where(identity | alone[..., :, None] | alone[..., None, :], 0.0, Qhat)
+    uncoupled = ~(diagonal > 0) | np.isinf(diagonal)
+    coupling = np.where(
+        identity | uncoupled[..., :, None] | uncoupled[..., None, :], 0.0, Qhat
+    )
     if not np.any(coupling):
         return noise
     # With a unit diagonal the inverse depends on the correlations only, whatever the scales.
-    scale = np.where(alone, 1.0, diagonal) ** -0.5
-    broken = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
-    correlations = scale[..., :, None] * coupling * scale[..., None, :]
-    values, vectors = np.linalg.eigh(identity + np.nan_to_num(correlations))
+    diagonal_scale = np.where(uncoupled, 1.0, diagonal) ** -0.5
+    has_nan = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
+    correlations = (
+        diagonal_scale[..., :, None] * coupling * diagonal_scale[..., None, :]
+    )
+    eigenvalues, vectors = np.linalg.eigh(identity + np.nan_to_num(correlations))
     # rounding may make an eigenvalue 0 or negative
-    inverses = np.maximum(values, 1e-300)[..., None, :]
+    positive_eigenvalues = np.maximum(eigenvalues, 1e-300)[..., None, :]
     with np.errstate(over="ignore"):
-        inflated = noise * np.sum(vectors**2 / inverses, axis=-1)
-    return np.where(broken, np.nan, np.where(alone, noise, inflated))
+        coupled_noise = noise * np.sum(vectors**2 / positive_eigenvalues, axis=-1)
+    return np.where(has_nan, np.nan, np.where(uncoupled, noise, coupled_noise))
 
 
 def mmse_of_any_noise(
@@ -272,14 +283,14 @@ def mmse_of_any_noise(
     errors (n,).
     """
     noise = np.asarray(noise, dtype=np.float64)
-    flat = np.reshape(noise, -1)
-    valid = flat >= 0
-    delta = np.clip(np.where(valid, flat, 1.0), smallest, largest)
-    error = mmse(delta)
-    proportional = error * (np.where(valid, flat, 0.0) / delta)
-    error = np.where(flat < delta, proportional, np.minimum(error, 1.0))
-    error = np.where(flat > delta, 1.0, error)
-    return np.reshape(np.where(valid, error, np.nan), noise.shape)
+    flat_noise = np.reshape(noise, -1)
+    is_valid = flat_noise >= 0
+    clipped_noise = np.clip(np.where(is_valid, flat_noise, 1.0), smallest, largest)
+    error = mmse(clipped_noise)
+    error_below = error * (np.where(is_valid, flat_noise, 0.0) / clipped_noise)
+    error = np.where(flat_noise < clipped_noise, error_below, np.minimum(error, 1.0))
+    error = np.where(flat_noise > clipped_noise, 1.0, error)
+    return np.reshape(np.where(is_valid, error, np.nan), noise.shape)
 
 
 @lru_cache(maxsize=1)
@@ -289,7 +300,7 @@ def double_exponential() -> tuple[Host, Host]:
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
     edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.
     """
-    u, step = np.linspace(-3.15, 3.15, 81, retstep=True)
+    u, spacing = np.linspace(-3.15, 3.15, 81, retstep=True)
     decay = np.exp(-np.pi * np.sinh(u))
     t = 1 / (1 + decay)
-    return t, step * np.pi * np.cosh(u) * decay * t * t
+    return t, spacing * np.pi * np.cosh(u) * decay * t * t

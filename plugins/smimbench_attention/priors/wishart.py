@@ -109,11 +109,15 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
     dip = math.sqrt(math.expm1(-math.log(rho) / 3))
     turn = np.where(dip > outer, dip, turn)
     lower = turn - base
-    gap = root < dip**3
-    if gap.any():
-        turn[gap] = np.minimum(_newton(minus_q, root[gap], np.zeros(gap.sum())), dip)
-        lower[gap] = np.maximum(_newton(q, -root[gap], np.zeros(gap.sum())), dip - base)
-    return _WishartBulks(base, outer, turn, lower, upper, gap)
+    has_gap = root < dip**3
+    if has_gap.any():
+        turn[has_gap] = np.minimum(
+            _newton(minus_q, root[has_gap], np.zeros(has_gap.sum())), dip
+        )
+        lower[has_gap] = np.maximum(
+            _newton(q, -root[has_gap], np.zeros(has_gap.sum())), dip - base
+        )
+    return _WishartBulks(base, outer, turn, lower, upper, has_gap)
 
 
 @lru_cache(maxsize=32)
@@ -151,8 +155,8 @@ def observed_law(
     mean = math.sqrt(rho) * delta / s**2
     x = math.sqrt(rho) * (delta - qr) + mean
     weights, x, mean, variance = (
-        np.reshape(v, (*noise.shape, -1))
-        for v in (weights, x, mean, delta / (1 + s * s))
+        np.reshape(node_array, (*noise.shape, -1))
+        for node_array in (weights, x, mean, delta / (1 + s * s))
     )
     return weights, x, mean, variance
 
@@ -189,32 +193,39 @@ def _nodes(
         if root.size == 1
         else _bulks(root[:, 0], rho)
     )
-    t, dt = double_exponential()
+    unit_nodes, unit_weights = double_exponential()
     panels = []
     for base, start, end in (
         (0.0, bulks.outer, bulks.turn),
         (bulks.base, bulks.lower, bulks.upper),
     ):
-        inner = [
+        break_points = [
             _cut(float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x)
             for x in breaks
         ]
-        for low, high in pairwise(
+        for panel_start, panel_end in pairwise(
             [
                 start,
-                *(np.array([e]) for e in sorted(e for e in inner if e is not None)),
+                *(
+                    np.array([offset])
+                    for offset in sorted(
+                        offset for offset in break_points if offset is not None
+                    )
+                ),
                 end,
             ]
         ):
-            length = (high - low)[:, None]
-            s, m, q, r = _curves(low[:, None] + length * t, base, rho)
+            length = (panel_end - panel_start)[:, None]
+            s, m, q, r = _curves(panel_start[:, None] + length * unit_nodes, base, rho)
             density = np.sqrt(
                 np.maximum(
                     (r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0
                 )
             )
-            stretch = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
-            panels.append(((rho / math.pi) * length * dt * density * stretch, s, q * r))
+            dx_ds = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
+            panels.append(
+                ((rho / math.pi) * length * unit_weights * density * dx_ds, s, q * r)
+            )
     weights, s, qr = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
     return weights, s, qr
 
@@ -225,13 +236,13 @@ def _cut(
     """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
     from scipy.optimize import brentq
 
-    def above(e: Array) -> float:
+    def excess(e: Array) -> float:
         s, _, q, r = _curves(e, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 
-    if not (low < high and above(low) > 0 > above(high)):
+    if not (low < high and excess(low) > 0 > excess(high)):
         return None
-    return float(brentq(above, low, high, xtol=1e-300))
+    return float(brentq(excess, low, high, xtol=1e-300))
 
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
@@ -247,34 +258,38 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     arXiv:2506.01582 (denoiser); closed form derived, checked by tests/priors/test_wishart.py.
     """
     eigenvalues = np.array(eigenvalues, dtype=np.float64)
-    mean = math.sqrt(rho)
+    mean_eigenvalue = math.sqrt(rho)
     if not noise >= 0:
         return eigenvalues * math.nan
     if noise < _SMALLEST_NOISE:
         return eigenvalues
     if noise > _LARGEST_NOISE / min(rho, 1.0):  # linear to all digits
-        return np.asarray(mean + (eigenvalues - mean) / (1 + noise))
+        return np.asarray(
+            mean_eigenvalue + (eigenvalues - mean_eigenvalue) / (1 + noise)
+        )
 
-    upper, lower, *gap = _edges(noise, rho)
-    y = _only_root(np.clip(eigenvalues, lower.x, upper.x) / mean - noise, noise, rho)
-    beyond = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
-    low = np.asarray(upper.s)
-    high = np.asarray(lower.s)
-    if gap:
-        zero_edge, bulk_edge = gap
-        zero_bulk = eigenvalues <= min(
+    upper, lower, *gap_edges = _edges(noise, rho)
+    s_squared = _only_root(
+        np.clip(eigenvalues, lower.x, upper.x) / mean_eigenvalue - noise, noise, rho
+    )
+    edges_and_masks = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
+    smallest_s = np.asarray(upper.s)
+    largest_s = np.asarray(lower.s)
+    if gap_edges:
+        zero_edge, bulk_edge = gap_edges
+        in_zero_bulk = eigenvalues <= min(
             max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x
         )
-        low = np.where(zero_bulk, zero_edge.s, upper.s)
-        high = np.where(zero_bulk, lower.s, bulk_edge.s)
-        beyond += [
-            (zero_edge, zero_bulk & (eigenvalues > zero_edge.x)),
-            (bulk_edge, ~zero_bulk & (eigenvalues < bulk_edge.x)),
+        smallest_s = np.where(in_zero_bulk, zero_edge.s, upper.s)
+        largest_s = np.where(in_zero_bulk, lower.s, bulk_edge.s)
+        edges_and_masks += [
+            (zero_edge, in_zero_bulk & (eigenvalues > zero_edge.x)),
+            (bulk_edge, ~in_zero_bulk & (eigenvalues < bulk_edge.x)),
         ]
-    shrunk = mean * noise / np.clip(y, low**2, high**2)
-    for edge, mask in beyond:
-        shrunk[mask] = edge.beyond(eigenvalues[mask])
-    return shrunk
+    denoised = mean_eigenvalue * noise / np.clip(s_squared, smallest_s**2, largest_s**2)
+    for edge, mask in edges_and_masks:
+        denoised[mask] = edge.beyond(eigenvalues[mask])
+    return denoised
 
 
 def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
@@ -296,29 +311,29 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     """
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
         return eigenvalue_map(eigenvalues, noise, rho)
-    upper, lower, *gap = _edges(noise, rho)
-    inside = np.clip(eigenvalues, lower.x, upper.x)
-    denoised = eigenvalue_map(inside, noise, rho).astype(eigenvalues.dtype)
-    if gap and gap[1].x > gap[0].x:
-        zero_edge, bulk_edge = gap
-        line = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
+    upper, lower, *gap_edges = _edges(noise, rho)
+    clipped = np.clip(eigenvalues, lower.x, upper.x)
+    denoised = eigenvalue_map(clipped, noise, rho).astype(eigenvalues.dtype)
+    if gap_edges and gap_edges[1].x > gap_edges[0].x:
+        zero_edge, bulk_edge = gap_edges
+        interpolated = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
             bulk_edge.x - zero_edge.x
-        ) * (inside - zero_edge.x)
+        ) * (clipped - zero_edge.x)
         denoised = np.where(
-            (inside > zero_edge.x) & (inside < bulk_edge.x), line, denoised
+            (clipped > zero_edge.x) & (clipped < bulk_edge.x), interpolated, denoised
         )
-    beyond = eigenvalues - inside
+    excess = eigenvalues - clipped
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
-    denoised = np.where(beyond > 0, upper.xi + upper.slope * beyond, denoised)
-    return np.where(beyond < 0, lower.xi + lower.slope * beyond, denoised)
+    denoised = np.where(excess > 0, upper.xi + upper.slope * excess, denoised)
+    return np.where(excess < 0, lower.xi + lower.slope * excess, denoised)
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
     """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
-    base, *ends, gap = _bulks_of_one(math.sqrt(noise), rho)
-    outer, turn, lower, upper = (float(end[0]) for end in ends)
+    base, *bulk_ends, has_gap = _bulks_of_one(math.sqrt(noise), rho)
+    outer, turn, lower, upper = (float(bulk_end[0]) for bulk_end in bulk_ends)
     edges = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
-    if gap[0]:
+    if has_gap[0]:
         edges += [
             _Edge(base + lower, 1, noise, rho, inner=True),
             _Edge(turn, -1, noise, rho, inner=True),
@@ -343,8 +358,8 @@ class _Edge:
         self.mean = math.sqrt(rho)
         self.xi = self.mean * (root / s) ** 2
         self.x = (1 if inner else side) * 2 * root * s / m + self.xi
-        stretch = noise + s**4 * (1 - 1 / (rho * m**4))
-        self.slope = min(noise / stretch, 1.0) if stretch > 0 else 1.0
+        dx_scale = noise + s**4 * (1 - 1 / (rho * m**4))
+        self.slope = min(noise / dx_scale, 1.0) if dx_scale > 0 else 1.0
         # At the zero of dx/dw = 1 - Delta/w^2 - 1/(w - a)^2, w = 1/g: distances of w to the two poles, the two terms,
         # and whether w moves away from each pole when lambda leaves the bulk.
         self.distances = (root * m / s, m)
@@ -374,12 +389,14 @@ class _Edge:
         d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
         for _ in range(20):
             d = np.clip(d, 0.0, self.reach)
-            p_1 = m1 + e1 * d
-            p_2 = m2 + e2 * d
-            term_1 = c1 / p_1
-            term_2 = c2 / p_2
+            pole_distance_1 = m1 + e1 * d
+            pole_distance_2 = m2 + e2 * d
+            term_1 = c1 / pole_distance_1
+            term_2 = c2 / pole_distance_2
             K = np.maximum(e1 * term_1 + e2 * term_2, tiny)
-            slope = term_1 * (e1 + e1 * m1 / p_1) + term_2 * (e2 + e2 * m2 / p_2)
+            slope = term_1 * (e1 + e1 * m1 / pole_distance_1) + term_2 * (
+                e2 + e2 * m2 / pole_distance_2
+            )
             step = 2 * (np.sqrt(distance * K) - d * K) / np.maximum(slope, tiny)
             d = d + step
             if not np.any(step > 1e-14 * d):
@@ -422,8 +439,8 @@ def _eigenvalue_map(
     eigenvalues: Host, noise: float, rho: float, *, continued: bool
 ) -> Host:
     """Function from observed to denoised eigenvalues, or its continuation for an iteration at finite size."""
-    shrink = continued_map if continued else eigenvalue_map
-    return shrink(eigenvalues, noise, rho)
+    denoising_map = continued_map if continued else eigenvalue_map
+    return denoising_map(eigenvalues, noise, rho)
 
 
 @dataclass(frozen=True)
@@ -486,11 +503,17 @@ class Wishart(ProductPrior):
         ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
-        r = self._width(dimension)
-        d = dimension
+        width = self._width(dimension)
+        D = dimension
         return float(
-            (4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5
-            / (r * d * (r + d + 1))
+            (
+                4
+                * width
+                * D
+                * (2 * width**2 + 5 * width * D + 2 * D**2 + 5 * width + 5 * D + 5)
+            )
+            ** 0.5
+            / (width * D * (width + D + 1))
         )
 
     def mean(self, components: int, dimension: int) -> Array:
