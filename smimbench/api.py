@@ -470,11 +470,11 @@ def _open_suite(
 ) -> tuple[Suite, Store]:
     """Load a suite with the settings that were tuned under ``results``, and open its store of records there."""
     from smimbench.run.store import Store
-    from smimbench.run.tuning import tuned
+    from smimbench.run.tuning import with_tuned_settings
 
     suite = _as_suite(suite, overrides, only)
     store = Store(Path(results) / suite.name)
-    return tuned(suite, store), store
+    return with_tuned_settings(suite, store), store
 
 
 def _as_suite(

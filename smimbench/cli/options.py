@@ -276,9 +276,9 @@ class Request:
             suite = load_suite(self.name, self.overrides, self.only)
             store = self.store(suite)
             if trials_of(store).folder.exists():
-                from smimbench.run.tuning import tuned
+                from smimbench.run.tuning import with_tuned_settings
 
-                suite = tuned(suite, store)
+                suite = with_tuned_settings(suite, store)
             return suite
         run_document = stored_settings.run_json
         overrides = [*run_document.get("overrides", []), *self.overrides]

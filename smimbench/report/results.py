@@ -21,8 +21,8 @@ from smimbench.run.record import Record
 from smimbench.run.store import (
     OtherVersion,
     Store,
-    made_by_other_code,
     other_versions,
+    pairs_of_other_code,
     settings_folder,
     theory_folder,
 )
@@ -148,7 +148,7 @@ def cells_with_outdated_records(
 
     keys = {record.key for record in records.values()}
     up_to_date = {contender_key(cell) for cell in cells if cell.key in keys}
-    outdated = made_by_other_code(cells, records.values())
+    outdated = pairs_of_other_code(cells, records.values())
     pairs: list[Pair] = []
     for contender, members in grouped(
         outdated, lambda pair: contender_key(pair[0])

@@ -194,17 +194,17 @@ class Answers:
     def count_stored(
         self, problems: Iterable[tuple[Problem, Sequence[float]]]
     ) -> StoredCounts:
-        """Count the points, thresholds and nodes of some problems that are on disk or in memory."""
-        points = thresholds = nodes = 0
+        """Count the stored points, thresholds and nodes (information at one overlap) of some problems, on disk or in memory."""
+        point_count = threshold_count = node_count = 0
         for problem, alphas in problems:
-            points += sum(
+            point_count += sum(
                 self._is_stored(key_of_point(problem, alpha)) for alpha in alphas
             )
-            thresholds += self._is_stored(key_of_thresholds(problem))
+            threshold_count += self._is_stored(key_of_thresholds(problem))
             if self.folder is not None:
                 folder = self.nodes_folder(canonical_json(problem.spec))
-                nodes += len(list(folder.glob("[!.]*.json")))
-        return StoredCounts(points, thresholds, nodes)
+                node_count += len(list(folder.glob("[!.]*.json")))
+        return StoredCounts(point_count, threshold_count, node_count)
 
     def stored_answers(self) -> Iterator[tuple[str, JsonObject]]:
         """Yield kind and file content of each stored theory result that has been read or solved so far."""
@@ -216,7 +216,7 @@ class Answers:
     def nodes_folder(self, question: str) -> Path:
         """Folder that stores the nodes (information at single overlaps) of a problem, given as canonical JSON."""
         assert self.folder is not None
-        return self.folder / "nodes" / nodes_name(question)
+        return self.folder / "nodes" / nodes_folder_name(question)
 
     def _prediction_key(self, question: PredictionQuestion) -> AnswerKey:
         """Return the key of the theory's prediction for an algorithm."""
@@ -342,7 +342,7 @@ def answer_name(
     return f"{kind}-{key_of([version, kind, problem_json, alpha])}.json"
 
 
-def nodes_name(problem_json: str, version: int = THEORY_VERSION) -> str:
+def nodes_folder_name(problem_json: str, version: int = THEORY_VERSION) -> str:
     """Name of the folder that stores the nodes of a problem, given as canonical JSON."""
     return key_of([version, problem_json])
 
@@ -406,8 +406,8 @@ class StoredPrediction(OpenModel):
         fields = {field_name: getattr(self, field_name) for field_name in PER_COMPONENT}
         for field_name, coefficients in (self.finite_size or {}).items():
             fields[f"finite_size.{field_name}"] = coefficients
-        for field_name, per_component in fields.items():
-            if per_component is not None and np.size(per_component) != P:
+        for field_name, component_values in fields.items():
+            if component_values is not None and np.size(component_values) != P:
                 raise ValueError(
                     f"the field {field_name} must have one number for each of {P} components"
                 )

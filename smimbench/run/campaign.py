@@ -85,7 +85,7 @@ class Campaign:
     def cost(self) -> Estimate:
         """Estimate time and memory of the campaign, from past runs of the suite and from short trial runs."""
         past_records = (
-            self.store.load(digests=False).values() if self.cells_to_run else ()
+            self.store.load(check_digests=False).values() if self.cells_to_run else ()
         )
         return estimate_cost(self.cells_to_run, self.workers, past_records)
 
@@ -205,7 +205,7 @@ def plan_campaign(
     cells = list(cells) if shard is None else shard.select(cells)
     if not dry_run:
         remove_leftovers(store.folder)
-    records = store.load(set_aside=not dry_run, digests=not dry_run)
+    records = store.load(set_aside=not dry_run, check_digests=not dry_run)
     remarks = _tuning_remarks(suite, store, cells) if is_whole_suite else []
     remarks += store.complaints + changed_code_remarks(
         other_versions(cells, records.values())

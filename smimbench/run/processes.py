@@ -98,7 +98,7 @@ def run_in_processes(
             yield record_of(ended_task, threads)
     finally:
         if claims is not None:
-            claims.close()
+            claims.release_all()
         executor.end()
 
 
@@ -216,7 +216,7 @@ class ClaimFiles:
             self._own.discard(cell_key)
             unless(OSError, (self.folder / cell_key).unlink)
 
-    def close(self) -> None:
+    def release_all(self) -> None:
         """Release all claims, and remove the folder if it is empty."""
         for cell_key in list(self._own):
             self.release(cell_key)

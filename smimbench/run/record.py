@@ -341,10 +341,10 @@ def record_from(document: JsonObject) -> Record:
     return record
 
 
-def read_record(file: Path, *, digests: bool = True) -> Record:
+def read_record(file: Path, *, check_digests: bool = True) -> Record:
     """Read the record in a file, checking its format, digest and key.
 
-    Without ``digests`` only its format and the types of its fields are checked, in half of the time.
+    Without ``check_digests`` only its format and the types of its fields are checked, in half of the time.
 
     Raises
     ------
@@ -364,12 +364,12 @@ def read_record(file: Path, *, digests: bool = True) -> Record:
         raise ValueError(
             f"the record has format {short_repr(document.get('format'))}, but this smimbench reads {FORMAT}"
         )
-    if digests and digest_of(document) != document["digest"]:
+    if check_digests and digest_of(document) != document["digest"]:
         raise ValueError(
             "the file was changed after it was written (its digest does not match)"
         )
     record = record_from(document)
-    if digests and key_of(document["cell"]) != record.key:
+    if check_digests and key_of(document["cell"]) != record.key:
         raise ValueError(
             "the file was changed after it was written (its key does not match the cell it describes)"
         )

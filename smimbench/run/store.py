@@ -147,7 +147,7 @@ class Store:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def load(
-        self, *, set_aside: bool = False, digests: bool = True
+        self, *, set_aside: bool = False, check_digests: bool = True
     ) -> dict[str, Record]:
         """Load all records that can be trusted, keyed by file stem.
 
@@ -157,7 +157,7 @@ class Store:
         ----------
         set_aside : bool
             Move files that cannot be trusted into ``set-aside/``; otherwise they are only reported. Never deleted.
-        digests : bool
+        check_digests : bool
             False for a dry run, which uses no number that a table shows: digests are not checked, trajectories are dropped.
         """
         self.complaints = []
@@ -177,8 +177,8 @@ class Store:
                     continue
                 stem = file_name.removesuffix(".json")
                 try:
-                    record = self.read(stem, digests)
-                    records[stem] = _compact_copy(record, shared_parts, digests)
+                    record = self.read(stem, check_digests)
+                    records[stem] = _compact_copy(record, shared_parts, check_digests)
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     reason = str(error) or type(error).__name__
                     self._complain(self.folder / file_name, reason, set_aside)
@@ -187,9 +187,9 @@ class Store:
                 gc.enable()
         return records
 
-    def read(self, stem: str, digests: bool = True) -> Record:
+    def read(self, stem: str, check_digests: bool = True) -> Record:
         """Read one record from its file; ValueError or OSError if it cannot be trusted."""
-        record = read_record(self.folder / f"{stem}.json", digests=digests)
+        record = read_record(self.folder / f"{stem}.json", check_digests=check_digests)
         if record.file_stem != stem:
             raise ValueError(
                 "the file was renamed: its name does not match the key of its cell"
@@ -442,11 +442,11 @@ def settings_of_suite(folder: Path) -> list[Settings]:
 def _read_settings(folder: Path) -> Settings | None:
     """Read the settings in the ``run.json`` of a folder; None if it cannot be trusted or there is none."""
     try:
-        shared = Store(folder).require_run_json()
+        run_json = Store(folder).require_run_json()
     except (OSError, ValueError):
         return None
     records = folder.parent.parent if folder.parent.name == FOLDER else folder
-    return Settings(folder, Store(records), shared)
+    return Settings(folder, Store(records), run_json)
 
 
 def why_no_runs(folder: Path) -> str:
@@ -483,7 +483,7 @@ def other_versions(
         ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
     """
     counts: Counter[tuple[str, int, int]] = Counter()
-    for cell, record in made_by_other_code(cells, records):
+    for cell, record in pairs_of_other_code(cells, records):
         current_items = _items_by_kind(cell.identity())
         for kind, recorded_item in _items_by_kind(record.cell).items():
             item = current_items[kind]
@@ -496,7 +496,7 @@ def other_versions(
     ]
 
 
-def made_by_other_code(
+def pairs_of_other_code(
     cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[tuple[Cell, Record]]:
     """Return records of the cells that were made with another version, or other code, of an item, in the order of the cells.

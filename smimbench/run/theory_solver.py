@@ -1,4 +1,4 @@
-"""Solves theory that is not stored yet, each question once; stores answers and nodes, from which a later run resumes."""
+"""Solves theory that is not stored yet, each question once; stores answers and nodes (information at an overlap)."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ class TheorySolver(Answers):
 
     @_guarding_plugin_errors
     def begin(self, problem: Problem) -> None:
-        """Test third-party items of a problem once, then load its stored nodes.
+        """Test third-party items of a problem once, then load its stored nodes (information at single overlaps).
 
         Raises
         ------
@@ -483,7 +483,7 @@ class TheorySolver(Answers):
                 )
 
     def _nodes(self, problem: Problem) -> Nodes:
-        """Return the nodes of a problem; those that took long are stored in a folder and read from there."""
+        """Return the nodes (information at single overlaps) of a problem; those that took long are stored in a folder."""
         if self.folder is None:
             return nodes_of(problem)
         folder, spec = self.nodes_folder(canonical_json(problem.spec)), problem.spec

@@ -380,7 +380,7 @@ def choice_file(search: Search, store: Store) -> Path:
     return trials_of(store).folder / "choices" / search.name
 
 
-def tuned(suite: Suite, store: Store) -> Suite:
+def with_tuned_settings(suite: Suite, store: Store) -> Suite:
     """Return the suite with the settings that ``smimbench tune`` has chosen so far."""
     choices: dict[tuple[str, str], TunedAlgorithm] = {}
     for search in searches(suite):
@@ -394,16 +394,19 @@ def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[s
     """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
     lines = []
     chosen_setting = {} if chosen_trial is None else trials[chosen_trial]
-    for name, value in chosen_setting.items():
+    for name, chosen_value in chosen_setting.items():
         tried_values: set[Any] = {
             trial.get(name)
             for trial in trials
             if isinstance(trial.get(name), (int, float))
         }
-        if len(tried_values) > 2 and value in (min(tried_values), max(tried_values)):
-            extreme = "smallest" if value == min(tried_values) else "largest"
+        if len(tried_values) > 2 and chosen_value in (
+            min(tried_values),
+            max(tried_values),
+        ):
+            extreme = "smallest" if chosen_value == min(tried_values) else "largest"
             lines.append(
-                f"the {extreme} {name} that was tried, {value:g}, was chosen: widen its range"
+                f"the {extreme} {name} that was tried, {chosen_value:g}, was chosen: widen its range"
             )
     return lines
 

@@ -27,7 +27,7 @@ from smimbench.run.answers import (
     check_answer,
     document_of,
     node_answer,
-    nodes_name,
+    nodes_folder_name,
     read_answer,
 )
 from smimbench.run.campaign import run_json_document
@@ -99,8 +99,8 @@ def verify_files(store: Store) -> Verification:
     verification, records = Verification(), store.load()
     verification.checked += len(records)
     verification.disagreements += store.complaints
-    for stem, record in records.items():
-        path = store.folder / f"{stem}.json"
+    for file_stem, record in records.items():
+        path = store.folder / f"{file_stem}.json"
         verification.disagreements += plugin_warnings(
             path, lambda p: indented_json(read_json(p)), path
         )
@@ -123,14 +123,14 @@ def run_json_differences(suite: Suite, folder: Path) -> list[str]:
     """Return the differences between ``run.json`` in a folder and its suite, one line each."""
     path = folder / "run.json"
     try:
-        shared = Store(folder).require_run_json()
+        run_json = Store(folder).require_run_json()
     except FileNotFoundError:
         return [f"{path} is missing; the same 'smimbench run' writes it again"]
     except (OSError, ValueError):  # ``verify_files`` says so
         return []
     current_document = json_value(run_json_document(suite))
     field_names = ("suite", "title", "text", "overrides", "only", "run")
-    stored_fields = {name: shared.get(name) for name in field_names}
+    stored_fields = {name: run_json.get(name) for name in field_names}
     lines = differences(
         stored_fields, {name: current_document[name] for name in field_names}, 0.0
     )
@@ -226,7 +226,7 @@ class StoredAnswer:
         """Whether the file's name is that of its question in the given version of theory."""
         path = self.path
         if self.kind == "nodes":
-            names = nodes_name(key, version), self.document["node"]
+            names = nodes_folder_name(key, version), self.document["node"]
             return (path.parent.name, path.stem) == names
         return path.name == answer_name(self.kind, key, self.document["alpha"], version)
 
@@ -453,11 +453,11 @@ def verify_reruns(
     verification, records = Verification(), store.load()
     cell_of_key = {cell.key: cell for cell in cells}
     stems_of_key: dict[str, list[str]] = {}  # trusted times are in records of their own
-    for stem, record in records.items():
+    for file_stem, record in records.items():
         if record.key in cell_of_key and _has_backend(
             cell_of_key[record.key], verification
         ):
-            stems_of_key.setdefault(record.key, []).append(stem)
+            stems_of_key.setdefault(record.key, []).append(file_stem)
     keys = list(stems_of_key)
     cells_by_setting: dict[tuple[int, bool], list[Cell]] = {}
     for index in np.random.default_rng(seed).permutation(len(keys))[:cell_count]:
@@ -467,14 +467,14 @@ def verify_reruns(
     for (threads, was_killed), chosen_cells in cells_by_setting.items():
         run_again = _rerun_with_time_limit if was_killed else rerun_without_time_limit
         for cell, repeated_record in run_again(chosen_cells, threads):
-            for stem in stems_of_key[cell.key]:
+            for file_stem in stems_of_key[cell.key]:
                 lines = _record_differences(
-                    records[stem],
+                    records[file_stem],
                     repeated_record,
                     store,
                     compare_trajectories=compare_trajectories,
                 )
-                prefix = f"{store.folder / stem}.json: run again"
+                prefix = f"{store.folder / file_stem}.json: run again"
                 verification.add(
                     [f"{prefix}, {line}" for line in itertools.islice(lines, 3)]
                 )

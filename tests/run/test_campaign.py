@@ -368,7 +368,7 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
     monkeypatch.setattr(cost, "_timed_trial", lambda *run: [])
     host = cost.estimate_cost(cells, 1).seconds
     monkeypatch.setattr(cost, "get_backend", lambda name: place)
-    monkeypatch.setattr(cost, "ceilings", lambda backend: rates)
+    monkeypatch.setattr(machine, "peak_rates", lambda backend: rates)
     device = cost.estimate_cost(cells, 1).seconds
     assert device < 1e-2 * host
     rates["bandwidth"] = 1e6

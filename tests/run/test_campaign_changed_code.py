@@ -134,7 +134,9 @@ def test_neighbors_that_a_drop_in_file_imports_belong_to_its_code(tmp_path):
         for name, text in (texts | changed).items():
             (tmp_path / f"{name}.py").write_text(text)
         with undone_imports(("helper", "toolbox", "toolbox.deep")):
-            (entry,) = Registry([str(tmp_path / "mine.py")]).named("twice", "channel")
+            (entry,) = Registry([str(tmp_path / "mine.py")]).entries_named(
+                "twice", "channel"
+            )
         return entry.source
 
     first = code()

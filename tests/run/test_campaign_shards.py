@@ -157,17 +157,17 @@ def test_two_runs_into_one_folder_share_the_cells(tmp_path):
 
 def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
     one, other = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
-    assert one.take("a")
-    assert one.take("a")
-    assert not other.take("a")
+    assert one.claim("a")
+    assert one.claim("a")
+    assert not other.claim("a")
     os.utime(tmp_path / "claims" / "a", (time.time() - 2 * STALE,) * 2)
-    assert other.take("a")
+    assert other.claim("a")
     other.release("a")
     (tmp_path / "b.json").write_text("{}")
-    assert not one.take("b")
+    assert not one.claim("b")
     assert one.is_done("b")
-    one.close()
-    other.close()
+    one.release_all()
+    other.release_all()
     assert not (tmp_path / "claims").exists()
 
 
@@ -175,12 +175,12 @@ def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
 def test_a_claim_of_another_time_is_nobodys(tmp_path, age):
     """The clock of a machine, or of a file server, may be ahead of this one for years."""
     ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
-    assert theirs.take("a")
+    assert theirs.claim("a")
     os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
-    assert ours.take("a")
+    assert ours.claim("a")
     for age in (-STALE / 2, STALE / 2):
         os.utime(tmp_path / "claims" / "a", (time.time() - age,) * 2)
-        assert not ClaimFiles(tmp_path).take("a")
+        assert not ClaimFiles(tmp_path).claim("a")
 
 
 def test_a_run_says_for_whom_it_waits_and_does_not_wait_for_the_future(
@@ -255,9 +255,9 @@ def test_a_job_array_of_somebody_runs_the_whole_suite(tmp_path, capsys, monkeypa
 
 def test_a_claim_says_whose_it_is(tmp_path):
     ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
-    assert ours.take("a")
-    assert not theirs.take("a")
+    assert ours.claim("a")
+    assert not theirs.claim("a")
     assert theirs.others == {"a": f"process {os.getpid()} on {platform.node()}"}
     ours.release("a")
-    assert theirs.take("a")
+    assert theirs.claim("a")
     assert theirs.others == {}

@@ -21,7 +21,7 @@ from smimbench.files import (
     write_atomically,
 )
 from smimbench.run.record import LongTrajectory, json_value, with_digest
-from smimbench.run.store import ASIDE, LONG, Store, made_by_other_code
+from smimbench.run.store import ASIDE, LONG, Store, pairs_of_other_code
 from smimbench.suite.cells import key_of
 from smimbench.suite.reader import load_suite
 from tests import records
@@ -387,6 +387,6 @@ def test_records_of_other_code_come_in_the_order_of_the_cells(tmp_path):
         identity = json.loads(canonical_json(cell.identity()))
         identity["algorithm"]["version"] = 99
         made.append(records.record(cell=identity))
-    pairs = made_by_other_code(cells, sorted(made, key=lambda record: record.key))
+    pairs = pairs_of_other_code(cells, sorted(made, key=lambda record: record.key))
     assert [cell for cell, _ in pairs] == list(cells)
     assert [record for _, record in pairs] == made

@@ -18,7 +18,7 @@ from smimbench.problem.problem import seed_sequence
 from smimbench.run import processes
 from smimbench.run.record import indented_json, with_digest
 from smimbench.run.store import Store
-from smimbench.run.tuning import log_error, searches, tuned
+from smimbench.run.tuning import log_error, searches, with_tuned_settings
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from smimbench.suite.schema import Range, SearchSpace
@@ -516,7 +516,7 @@ def test_tuning_from_python(done, tmp_path):
 )
 def test_a_choice_holds_for_the_problem_that_it_was_made_on(done, change, same):
     path, results = done
-    suite = tuned(load_suite(path, [change]), Store(results / "small"))
+    suite = with_tuned_settings(load_suite(path, [change]), Store(results / "small"))
     assert bool(suite.choices) is same
     assert any(cell.tuning for cell in suite.cells()) is same
 
