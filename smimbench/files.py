@@ -323,7 +323,7 @@ def unless(
 
 
 @contextlib.contextmanager
-def steady_folder() -> Iterator[None]:
+def restored_working_folder() -> Iterator[None]:
     """Context that restores the working folder at its end, in case a plugin changes it."""
     folder = os.getcwd()
     try:

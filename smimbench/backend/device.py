@@ -110,7 +110,7 @@ class Backend:
 
     @property
     def processor(self) -> str:
-        """Name of the GPU, in letters, digits and ``-``; empty for the host, which the fingerprint identifies."""
+        """Name of the GPU, in letters, digits and ``-``; on the host, the name of the backend."""
         return self.name
 
     def standard_normal(

@@ -157,9 +157,9 @@ class NarrowInputs(StreamedInputs):
         Data type of the slices.
     """
 
-    def __init__(self, stored: Array, wide: object) -> None:
+    def __init__(self, stored: Array, dtype: object) -> None:
         self.stored = stored
-        like = namespace(stored).astype(stored[:0, ...], wide)
+        like = namespace(stored).astype(stored[:0, ...], dtype)
         self._set_source(stored.shape, like, lambda samples: stored[samples, ...])
         self.itemsize = 4
 
@@ -181,7 +181,7 @@ def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
     return inputs[samples, ...]
 
 
-def fits(byte_count: int, backend: Backend) -> bool:
+def fits_device_memory(byte_count: int, backend: Backend) -> bool:
     """Whether inputs of this size in bytes fit the memory of the device."""
     free_bytes = backend.free_memory()
     return (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from smimbench.files import documentation, printable, steady_folder
+from smimbench.files import documentation, printable, restored_working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -94,24 +94,24 @@ _STANDARD_OUTPUT: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar
 )
 
 
-def option(help_text: str, *names: str, **click_settings: Any) -> click.Option:
+def option(help_text: str, *option_names: str, **click_settings: Any) -> click.Option:
     """Define an option with a value, whose default the help shows."""
     return click.Option(
-        names,
+        option_names,
         help=help_text,
         show_default="default" in click_settings,
         **click_settings,
     )
 
 
-def flag(help_text: str, *names: str) -> click.Option:
+def flag(help_text: str, *option_names: str) -> click.Option:
     """Define an option without a value (true if given)."""
-    return option(help_text, *names, is_flag=True)
+    return option(help_text, *option_names, is_flag=True)
 
 
-def repeatable_option(help_text: str, metavar: str, *names: str) -> click.Option:
+def repeatable_option(help_text: str, metavar: str, *option_names: str) -> click.Option:
     """Define an option that can be given several times."""
-    return option(help_text, *names, multiple=True, metavar=metavar)
+    return option(help_text, *option_names, multiple=True, metavar=metavar)
 
 
 def output_option(
@@ -416,7 +416,7 @@ def command(
                 if arguments.get("as_json")
                 else contextlib.nullcontext()
             ):
-                with contextlib.redirect_stdout(sys.stderr), steady_folder():
+                with contextlib.redirect_stdout(sys.stderr), restored_working_folder():
                     loaded_plugins = _load_plugins(plugins, no_plugins, trace_plugins)
                 print_plugin_messages(loaded_plugins, quiet=arguments["quiet"])
                 if of_a_suite:  # added algorithms first: --set can change them

@@ -91,9 +91,9 @@ class _ProgressBars:
         )
         from rich.table import Column
 
-        def text_column(field: str, ratio: int | None = None) -> TextColumn:
+        def text_column(field: str, relative_width: int | None = None) -> TextColumn:
             """Make a column that shows a field of the task on one line."""
-            column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+            column = Column(no_wrap=True, overflow="ellipsis", ratio=relative_width)
             return TextColumn(f"{{task.{field}}}", table_column=column)
 
         self._choose_display = Progress(

@@ -285,7 +285,7 @@ def _show_tuning_cost(
 
 
 def _take_limits(settings: dict[str, Any]) -> Limits:
-    """Remove the limits of cells and of the run from the options and return them."""
+    """Take the limits of time and memory out of the command's options and return them."""
     from smimbench.run.executor import Limits
 
     budget = settings.pop("budget")
@@ -373,9 +373,10 @@ def show_cost(
         search_entry = {"searches": searches} if searches else {}
         print_json({**search_entry, **cell_counts, **asdict(cost)})
         return OK
-    for search in searches:
+    for search_document in searches:
         click.echo(
-            f"{search['problem']}: {search['label']}: {search['trials']} trials, at most {search['cells']} cells"
+            f"{search_document['problem']}: {search_document['label']}: "
+            f"{search_document['trials']} trials, at most {search_document['cells']} cells"
         )
     cost_sources = []
     if cost.cells_from_past:

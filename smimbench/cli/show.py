@@ -288,7 +288,7 @@ def _request_of_words(
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of options written as ``--name value`` or ``--name=value``."""
+    """Yield name and value of each option written as ``--name value`` or ``--name=value``."""
     remaining_words = iter(words)
     for word in remaining_words:
         name, equals, value = word.partition("=")
@@ -325,10 +325,10 @@ def _solve_theory_of_runs(request: Request, suite: Suite) -> None:
     if suite.theory_only or not has_records:
         return
     with TheoryProgress(request, suite, theory_folder(store)) as solver:
-        results = Results(suite, store, (), solver.answers)
-        solver.answer(table_questions(results))
-        if results.pairs and results.rows:
-            solver.answer(figure_questions(results))
+        stored_results = Results(suite, store, (), solver.answers)
+        solver.answer(table_questions(stored_results))
+        if stored_results.pairs and stored_results.rows:
+            solver.answer(figure_questions(stored_results))
 
 
 @command(

@@ -13,7 +13,12 @@ import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.backend.device import Backend
-from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
+from smimbench.backend.streaming import (
+    DrawnInputs,
+    NarrowInputs,
+    StreamedInputs,
+    fits_device_memory,
+)
 from smimbench.files import error_line, printable
 from smimbench.interfaces import (
     Array,
@@ -94,7 +99,7 @@ class Instance:
         """
         if stream is None:
             number_bytes = 4 if "float32" in (backend.dtype, backend.storage) else 8
-            stream = isinstance(self.inputs, np.ndarray) and not fits(
+            stream = isinstance(self.inputs, np.ndarray) and not fits_device_memory(
                 self.inputs.size * number_bytes, backend
             )
         inputs = self.inputs
@@ -317,7 +322,9 @@ def draw_on_device(
     def draw_block(block_index: int) -> Array:
         return xp.astype(draw_tokens(block_index), input_dtype, copy=False)
 
-    fits_device = fits(math.prod(shape) * (xp.finfo(input_dtype).bits // 8), device)
+    fits_device = fits_device_memory(
+        math.prod(shape) * (xp.finfo(input_dtype).bits // 8), device
+    )
     stored_shape = shape if fits_device else (0, *shape[1:])
     inputs = xp.empty(stored_shape, dtype=input_dtype, device=device.device)
     if not fits_device:

@@ -213,7 +213,7 @@ def plugin_documents() -> list[PluginDescription]:
 
 
 def print_items(console: Console, documents: dict[str, list[Description]]) -> None:
-    """Print a short table of items per kind."""
+    """Print one table of names and summaries for each kind of item."""
     for kind, items in documents.items():
         console.print(
             make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1)
@@ -251,7 +251,7 @@ SUITES = [
 
 
 def print_info(console: Console, documents: list[Description]) -> None:
-    """Print one page per item."""
+    """Print the full description of each item or suite."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:

@@ -15,11 +15,11 @@ import numpy as np
 
 from smimbench.files import printable, write_atomically
 from smimbench.report.style import (
-    finish,
+    add_legend_and_note,
+    escape_for_matplotlib,
     floor_ticks,
-    lay_out,
-    literal,
     log_ticks,
+    make_room_for_labels,
     new_figure,
     plain_matplotlib,
     svg_text,
@@ -151,11 +151,11 @@ class Chart:
 def draw(
     chart: Chart,
     *,
-    alone: bool = False,
+    without_layout: bool = False,
     width: str | None = None,
     figure: Figure | None = None,
 ) -> Figure:
-    """Draw a chart with Matplotlib; ``alone``: a single panel without layout, for the page; others as in ``new_figure``.
+    """Draw a chart with Matplotlib; ``without_layout``: a single panel without layout, for the page; others as in ``new_figure``.
 
     Raises
     ------
@@ -164,7 +164,11 @@ def draw(
     """
     panels = chart.panels
     figure, axes = new_figure(
-        chart.title, len(panels), alone=alone, width=width, figure=figure
+        chart.title,
+        len(panels),
+        without_layout=without_layout,
+        width=width,
+        figure=figure,
     )
     vertical_line_names: dict[str, None] = {}
     for panel in panels:
@@ -177,7 +181,7 @@ def draw(
     }
     for axis, panel in zip(axes, panels):
         _draw_panel(axis, panel, dash_patterns)
-    finish(figure, axes, chart.note)
+    add_legend_and_note(figure, axes, chart.note)
     return figure
 
 
@@ -202,7 +206,7 @@ def save(
     }
     with plain_matplotlib():
         # One layout for all files: most of the time would go into finding the same one again.
-        lay_out(figure)
+        make_room_for_labels(figure)
         figure.set_layout_engine(None)
         for file_type in file_types:
             paths.append(folder / f"{chart.name}.{file_type}")
@@ -258,7 +262,9 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
         for x, name in zip(series.columns[panel.x_column], series.columns["algorithm"]):
             if x_min < x < x_max:
                 line_style = {"color": "0.5", "lw": 0.9, "zorder": 0}
-                axis.axvline(x, ls=dashes[name], label=literal(name), **line_style)
+                axis.axvline(
+                    x, ls=dashes[name], label=escape_for_matplotlib(name), **line_style
+                )
     if panel.hard_phase:
         hard_start, hard_end = panel.hard_phase
         # A band that cannot be seen would have a name only.
@@ -292,14 +298,14 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
             # A threshold may stand behind it.
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )
-    title_text = literal(panel.title).replace(
+    title_text = escape_for_matplotlib(panel.title).replace(
         " = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
     )
     title = textwrap.fill(title_text, int(11.5 * panel_width))
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(title, fontsize=8, y=1.0)
-    axis.set_xlabel(literal(panel.xlabel))
-    axis.set_ylabel(literal(panel.ylabel))
+    axis.set_xlabel(escape_for_matplotlib(panel.xlabel))
+    axis.set_ylabel(escape_for_matplotlib(panel.ylabel))
 
 
 def _draw_series(
@@ -308,39 +314,53 @@ def _draw_series(
     """Draw a series; ``triangle_counts`` counts the triangles already stacked at each horizontal position."""
     columns, color = series.columns, series.color
     x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
-    style = {"color": color, "label": literal(series.name) or "_", **series.style}
-    low = high = y
+    artist_style = {
+        "color": color,
+        "label": escape_for_matplotlib(series.name) or "_",
+        **series.style,
+    }
+    lower_ends = upper_ends = y
     if "low" in columns:
-        low, high = series.numbers("low"), series.numbers("high")
+        lower_ends, upper_ends = series.numbers("low"), series.numbers("high")
     elif "error" in columns:
-        error = np.nan_to_num(series.numbers("error"))
-        low, high = y - error, y + error
+        errors = np.nan_to_num(series.numbers("error"))
+        lower_ends, upper_ends = y - errors, y + errors
     floor = panel.axis_floor or -math.inf
     is_below = y < floor
-    y, low, high = (np.maximum(y_values, floor) for y_values in (y, low, high))
-    has_error = bool((high > low).any())
+    y, lower_ends, upper_ends = (
+        np.maximum(y_values, floor) for y_values in (y, lower_ends, upper_ends)
+    )
+    has_error = bool((upper_ends > lower_ends).any())
     artists: list[Artist]
     if series.kind == "bars":
         widths = series.numbers("to") - x
-        artists = list(axis.bar(x, y, widths, align="edge", **style))
+        artists = list(axis.bar(x, y, widths, align="edge", **artist_style))
     elif series.kind == "line":
-        artists = list(axis.plot(x, y, **style))
+        artists = list(axis.plot(x, y, **artist_style))
         if has_error:
-            band = axis.fill_between(x, low, high, color=color, alpha=0.18, lw=0)
-            artists.append(band)
+            error_band = axis.fill_between(
+                x, lower_ends, upper_ends, color=color, alpha=0.18, lw=0
+            )
+            artists.append(error_band)
     else:
         hollow = columns.get("hollow", ())
         if len(hollow):
             y[is_below] = np.nan
-        marks = axis.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **style})
-        artists = [marks]
+        mark_collection = axis.scatter(
+            x, y, **{"zorder": 3, "linewidths": 0.9, **artist_style}
+        )
+        artists = [mark_collection]
         if has_error:
-            style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
-            bars = axis.errorbar(x, y, (y - low, high - y), fmt="none", **style)
-            artists += [*bars.lines[1], *bars.lines[2]]
+            artist_style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
+            error_bars = axis.errorbar(
+                x, y, (y - lower_ends, upper_ends - y), fmt="none", **artist_style
+            )
+            artists += [*error_bars.lines[1], *error_bars.lines[2]]
         if len(hollow):
             face_colors = {True: "white", False: color}
-            marks.set_facecolor([face_colors[bool(is_hollow)] for is_hollow in hollow])
+            mark_collection.set_facecolor(
+                [face_colors[bool(is_hollow)] for is_hollow in hollow]
+            )
             artists += [
                 _draw_triangle(axis, alpha_below, floor, color, triangle_counts)
                 for alpha_below in x[is_below]
@@ -397,7 +417,7 @@ def page_figures(chart: Chart) -> list[PageFigure]:
     """Draw every panel of a chart as an SVG for the HTML page."""
     figures = []
     for panel in chart.panels:
-        figure = draw(replace(chart, panels=[panel], note=""), alone=True)
+        figure = draw(replace(chart, panels=[panel], note=""), without_layout=True)
         svg, to_svg = svg_text(figure)
         title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}"
         page_series = [
@@ -427,7 +447,7 @@ def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> Pag
 
 
 def _rounded_cell(cell: object) -> str | float | None:
-    """Return a number rounded to six digits as text, or a text unchanged."""
+    """Return a number rounded to six digits; anything else as text."""
     if isinstance(cell, (float, np.floating)):
         return float(f"{cell:.6g}")
     return None if cell is None else str(cell)

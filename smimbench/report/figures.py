@@ -154,8 +154,8 @@ def _theory_of(
     metric: str, problem: Problem, point: TheoryPoint
 ) -> tuple[Sequence[float | None], Sequence[float | None]]:
     """Return the values (P,) of a metric at a theory point, and their errors (P,)."""
-    described_metric = find_metric(metric, problem.model.name)
-    return theory_of(described_metric, problem, point, problem.components)
+    metric_item = find_metric(metric, problem.model.name)
+    return theory_of(metric_item, problem, point, problem.components)
 
 
 def theory_lines(
@@ -223,7 +223,7 @@ def _evenly_spaced(low: float, high: float) -> Host:
     return spacing(low, high, 120)
 
 
-def smooth(line: Line, breaks: Iterable[float]) -> Line:
+def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
     """Interpolate a line by monotone cubics without overshoot, with breaks at thresholds.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line.
@@ -231,7 +231,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     from scipy.interpolate import PchipInterpolator
 
     segments: list[Line] = []
-    split_indices = np.searchsorted(line.alpha, sorted(breaks), side="right")
+    split_indices = np.searchsorted(line.alpha, sorted(jump_alphas), side="right")
     for segment_alphas, *segment_columns in zip(
         *(np.split(column, split_indices) for column in line)
     ):
@@ -250,7 +250,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
 
 
 def named_thresholds(
-    thresholds: Thresholds, word: str = "component"
+    thresholds: Thresholds, component_name: str = "component"
 ) -> list[tuple[str, Threshold | None]]:
     """List all thresholds with their names; None for thresholds that do not exist."""
     names_and_thresholds: list[tuple[str, Threshold | None]]
@@ -264,7 +264,7 @@ def named_thresholds(
         names_and_thresholds.append(("perfect recovery", thresholds.perfect_recovery))
     for step in thresholds.sequential:
         names_and_thresholds.append(
-            (f"{word} {step.component + 1} learned", step.threshold)
+            (f"{component_name} {step.component + 1} learned", step.threshold)
         )
     threshold_by_key = thresholds.by_name()
     return names_and_thresholds + [
@@ -274,11 +274,11 @@ def named_thresholds(
 
 
 def threshold_marks(
-    thresholds: Thresholds, word: str = "component"
+    thresholds: Thresholds, component_name: str = "component"
 ) -> list[tuple[float, str]]:
     """List sample ratios and names of all finite thresholds; of equal ones, only the first."""
     marks: list[tuple[float, str]] = []
-    for name, threshold in named_thresholds(thresholds, word):
+    for name, threshold in named_thresholds(thresholds, component_name):
         alpha = threshold.value if threshold else 0.0
         is_new = not any(
             abs(alpha - marked_alpha) <= 1e-6 * alpha for marked_alpha, _ in marks
@@ -386,8 +386,8 @@ def metric_chart(
 def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
     """Return the components (from 1) that have a panel each; None stands for all components together."""
     problem = plan.problem
-    described_metric = find_metric(metric, problem.model.name)
-    if problem.components == 1 or not described_metric.per_component:
+    metric_item = find_metric(metric, problem.model.name)
+    if problem.components == 1 or not metric_item.per_component:
         return (None,)
     return range(1, problem.components + 1)
 
@@ -403,7 +403,7 @@ class _MetricPanel:
     rows: Sequence[Row]
 
     @property
-    def shown(self) -> list[Row]:
+    def rows_of_panel(self) -> list[Row]:
         """The rows of this problem and component."""
         place = self.plan.label, self.component
         return [row for row in self.rows if (row.place.problem, row.component) == place]
@@ -415,7 +415,7 @@ class _MetricPanel:
         alphas: Sequence[float] | None,
     ) -> Panel:
         """Draw the panel, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of the rows."""
-        plan, problem, rows = self.plan, self.plan.problem, self.shown
+        plan, problem, rows = self.plan, self.plan.problem, self.rows_of_panel
         drawn_alphas = sorted(
             {row.place.alpha for row in rows} | {*(alphas or plan.alphas)}
         )
@@ -432,8 +432,11 @@ class _MetricPanel:
             series.append(self._run_marks(algorithm_rows, looks[name], name))
             series += self._prediction_series(algorithm_rows, looks[name], name)
         series += self._published_marks()
-        thresholds, word = answers.thresholds_or_empty(problem), component_word(problem)
-        marks = threshold_marks(thresholds, word)
+        thresholds, component_name = (
+            answers.thresholds_or_empty(problem),
+            component_word(problem),
+        )
+        marks = threshold_marks(thresholds, component_name)
         vertical_lines = {
             "algorithm": [name for _, name in marks],
             "alpha": [alpha for alpha, _ in marks],
@@ -443,10 +446,12 @@ class _MetricPanel:
         )
         title = plan.label
         if self.component is not None:
-            title += f", {word}\N{NO-BREAK SPACE}{self.component}"
-        if sizes := sorted({row.place.dimension for row in rows}):
-            ends = map(str, dict.fromkeys([sizes[0], sizes[-1]]))
-            title += f", {dimension_letter_of(problem.model)} = {' to '.join(ends)}"
+            title += f", {component_name}\N{NO-BREAK SPACE}{self.component}"
+        if dimensions := sorted({row.place.dimension for row in rows}):
+            smallest_and_largest = map(
+                str, dict.fromkeys([dimensions[0], dimensions[-1]])
+            )
+            title += f", {dimension_letter_of(problem.model)} = {' to '.join(smallest_and_largest)}"
         panel = Panel(
             title,
             "sample ratio α",
@@ -467,19 +472,19 @@ class _MetricPanel:
 
     def _scale(self, panel: Panel, line: Line, alphas: Sequence[float]) -> None:
         """Choose the vertical scale of a panel: logarithmic for errors that span decades, with a floor if the optimum is 0."""
-        described_metric = find_metric(self.metric, self.plan.problem.model.name)
-        if described_metric.direction != "lower":
+        metric_item = find_metric(self.metric, self.plan.problem.model.name)
+        if metric_item.direction != "lower":
             return
         target = self.suite.run.target
-        means = [row.estimate.mean or 0.0 for row in self.shown]
-        panel.ylog = _spans_decades([*line.value, *means])
+        mean_errors = [row.estimate.mean or 0.0 for row in self.rows_of_panel]
+        panel.ylog = _spans_decades([*line.value, *mean_errors])
         is_zero_error = line.value <= ZERO * target
         if is_zero_error.any():
             # Where the optimal error is 0, what is below the target counts as reached.
             shown_errors = line.value[
                 ~is_zero_error & np.isin(line.alpha, alphas)
             ].tolist()
-            for mean, row in zip(means, self.shown):
+            for mean, row in zip(mean_errors, self.rows_of_panel):
                 if (row.optimum.limit or 0.0) > ZERO * target:
                     shown_errors.append(mean)
             panel.axis_floor = floor_of(shown_errors, target)

@@ -116,12 +116,12 @@ def load_folder(folder: Path) -> Loaded:
     scores = [(suite, scores_of(store)) for suite, store in stores]
     for suite, store in [*stores, *scores]:
         for key, record in store.load().items():
-            value_rows += _values(suite, key, record)
-            step_rows += _steps(key, store.trajectory(record) or {})
+            value_rows += _value_rows(suite, key, record)
+            step_rows += _step_rows(key, store.trajectory(record) or {})
     return Loaded(frame(value_rows), frame(step_rows))
 
 
-def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
+def _value_rows(suite: str, key: str, record: Record) -> list[dict[str, object]]:
     """Make one table row per metric and component of a record; a single row without metric if it has none."""
     cell = record.cell
     sample_ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
@@ -147,7 +147,7 @@ def _values(suite: str, key: str, record: Record) -> list[dict[str, object]]:
     return rows or [{**run_columns, **empty_metric_columns, **cost_columns}]
 
 
-def _steps(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
+def _step_rows(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
     """Make one table row per step, metric and component of a trajectory."""
     rows = []
     for metric, metric_values in trajectory.items():

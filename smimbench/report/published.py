@@ -58,9 +58,9 @@ class PublishedLine:
 
     Attributes
     ----------
-    factor : float
+    x_per_alpha : float
         Ratio of the figure's horizontal coordinate to alpha.
-    index : int
+    problem_index : int
         Index of its problem among those of the curve.
     filter : dict
         Columns of the table and the values that they have in its rows of this curve.
@@ -72,8 +72,8 @@ class PublishedLine:
     curve: CurveTable
     plans: Sequence[ProblemPlan]
     table: str
-    factor: float
-    index: int
+    x_per_alpha: float
+    problem_index: int
     filter: Mapping[str, float]
     points: Line | None = None
 
@@ -94,7 +94,7 @@ class PublishedLine:
 
     def explanations(self, x: float) -> list[str]:
         """List the headings in docs/corrections.md of known errors of the published line at ``x``."""
-        problem_index = self.index
+        problem_index = self.problem_index
         return [
             correction.section
             for correction in self.curve.corrections
@@ -110,7 +110,7 @@ class PublishedLine:
         x_min, x_max = x_limits
         published_x = self.points.alpha if self.points else ()
         x = [max(x_min, x_max / 1000), x_max, *published_x]
-        return {float(alpha / self.factor) for alpha in x}
+        return {float(alpha / self.x_per_alpha) for alpha in x}
 
 
 class ShippedFigure(TypedDict):
@@ -246,7 +246,7 @@ def _published_points(
     x, y = columns[:2]
     is_shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
     if line.curve.table_x == "alpha":
-        x = columns[0] = x * line.factor
+        x = columns[0] = x * line.x_per_alpha
     is_shown &= (x >= x_limits[0]) & (x <= x_limits[1] * (1 + 1e-9))
     columns = columns[:, is_shown]
     point_count = columns.shape[1]
@@ -284,7 +284,7 @@ def our_points(
             ) == problem_and_algorithm
             is_of_line &= row.metric == curve.metric
             if is_of_line and row.component in (None, curve.component):
-                x = row.place.alpha * line.factor
+                x = row.place.alpha * line.x_per_alpha
                 points.append((x, row.estimate.mean, row.estimate.sem))
     else:
         metric, component_index = (
@@ -296,7 +296,11 @@ def our_points(
                 metric, problem, optimal_point, problem.components
             )
             points.append(
-                (alpha * line.factor, values[component_index], errors[component_index])
+                (
+                    alpha * line.x_per_alpha,
+                    values[component_index],
+                    errors[component_index],
+                )
             )
     complete_points = sorted(
         (x, y, error or 0.0) for x, y, error in points if y is not None
@@ -344,25 +348,27 @@ class CurveAgreement:
     outside: int | None = None
 
     def document(self) -> JsonObject:
-        """Return the result as a JSON object."""
+        """Return the agreement as a JSON object."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def compare(line: PublishedLine, ours: Line) -> CurveAgreement:
+def compare(line: PublishedLine, our_line: Line) -> CurveAgreement:
     """Compare our values of a line with the published points.
 
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
     """
     severities, correction_sections, worst_rank = [], [], (-1, 0.0)
-    columns = zip(*line.points) if line.points and len(ours.alpha) else ()
+    columns = zip(*line.points) if line.points and len(our_line.alpha) else ()
     worst_point: tuple[float, float, float] | None = None
     for published_x, published_value, published_spread in columns:
-        nearest_index = int(np.argmin(abs(ours.alpha - published_x)))
-        if abs(ours.alpha[nearest_index] - published_x) > SAME_POINT * abs(published_x):
+        nearest_index = int(np.argmin(abs(our_line.alpha - published_x)))
+        if abs(our_line.alpha[nearest_index] - published_x) > SAME_POINT * abs(
+            published_x
+        ):
             continue
-        deviation = ours.value[nearest_index] - published_value
-        allowed = line.curve.band + published_spread + 2 * ours.error[nearest_index]
+        deviation = our_line.value[nearest_index] - published_value
+        allowed = line.curve.band + published_spread + 2 * our_line.error[nearest_index]
         explaining_sections = line.explanations(published_x)
         severity = 0
         if abs(deviation) > allowed:
@@ -419,14 +425,16 @@ def figure_chart(
         else:
             if line.is_curve and len(points.alpha):
                 alphas, component_index = (
-                    points.alpha / line.factor,
+                    points.alpha / line.x_per_alpha,
                     line.component_index,
                 )
                 lines_by_branch = theory_lines(
                     answers, plan, curve.metric, alphas, component_index
                 )
                 optimal_line = lines_by_branch["Bayes-optimal"]
-                points = optimal_line._replace(alpha=optimal_line.alpha * line.factor)
+                points = optimal_line._replace(
+                    alpha=optimal_line.alpha * line.x_per_alpha
+                )
             series.append(
                 theory_series(points, line.label, line_color, "-", constant_columns)
             )

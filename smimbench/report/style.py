@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import printable, steady_folder
+from smimbench.files import printable, restored_working_folder
 from smimbench.registry.registry import BUILT_IN, get_registry
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def plain_matplotlib() -> Iterator[None]:
         ]:
             del sys.modules[module_name]
         backend = os.environ.pop("MPLBACKEND", None)
-        with steady_folder():
+        with restored_working_folder():
             os.chdir(Path(spec.origin).with_name("mpl-data"))
             import matplotlib
         if backend is not None:
@@ -167,22 +167,22 @@ def end_marker(look: Look) -> dict[str, object]:
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 
-def literal(text: str) -> str:
+def escape_for_matplotlib(text: str) -> str:
     """Escape a user's text for Matplotlib, where dollars start formulas and a leading underscore hides a legend entry."""
     escaped = printable(text).replace("\t", " ").replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{escaped}" if escaped.startswith("_") else escaped
 
 
-def line_name(name: str, word: str, component: int | None) -> str:
+def line_name(name: str, component_name: str, component: int | None) -> str:
     """Return the legend entry of a line, for one component (counted from 0) or for all together (None)."""
-    return name if component is None else f"{name}, {word} {component + 1}"
+    return name if component is None else f"{name}, {component_name} {component + 1}"
 
 
 def new_figure(
     title: str,
     panel_count: int,
     *,
-    alone: bool = False,
+    without_layout: bool = False,
     width: str | None = None,
     figure: Figure | None = None,
 ) -> tuple[Figure, Any]:
@@ -203,7 +203,7 @@ def new_figure(
     )
     rows = -(-panel_count // columns)
     if figure is None:
-        figure = Figure(layout=None if alone else "constrained")
+        figure = Figure(layout=None if without_layout else "constrained")
         FigureCanvasAgg(figure)
     figure.set_facecolor("white")
     figure.set_size_inches(
@@ -214,7 +214,8 @@ def new_figure(
         axis.set_visible(False)
     if panel_count > 1:
         figure.suptitle(
-            textwrap.fill(literal(title), int(14 * width_inches)), fontsize=9
+            textwrap.fill(escape_for_matplotlib(title), int(14 * width_inches)),
+            fontsize=9,
         )
     return figure, axes[:panel_count]
 
@@ -254,7 +255,7 @@ PREDICTED = ", predicted"
 """Suffix that follows the name of an algorithm in the legend entry of its prediction."""
 
 
-def finish(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
+def add_legend_and_note(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
     """Add a common legend, without duplicates, and a note below all panels."""
     legend_entries: dict[str, Artist] = {}
     for axis in axes:
@@ -271,7 +272,7 @@ def finish(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
     column_count = max(
         1, int(15.5 * width_inches / (max(map(len, legend_entries), default=0) + 8))
     )
-    note_text = textwrap.fill(literal(note), int(16.5 * width_inches))
+    note_text = textwrap.fill(escape_for_matplotlib(note), int(16.5 * width_inches))
     if legend_entries:
         legend_position: dict[str, Any] = {
             "loc": "upper center",
@@ -295,10 +296,10 @@ def finish(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
             title_fontproperties={"size": 8},
             **legend_position,
         )
-    lay_out(figure)
+    make_room_for_labels(figure)
 
 
-def lay_out(figure: Figure) -> None:
+def make_room_for_labels(figure: Figure) -> None:
     """Make room for all labels of a figure.
 
     Ticks depend on the size of a panel and that on the width of its ticks: a second call, as saving makes it,
@@ -340,5 +341,5 @@ def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
 def floor_of(errors: Iterable[float], target: float) -> float:
     """Choose the lower end of a logarithmic axis: the decade below the target and the smallest visible error."""
     # Zero, less and what rounding has left have no place on it: they are drawn as "below".
-    smallest = min([target, *(error for error in errors if error > 1e-16)])
-    return 10.0 ** math.floor(math.log10(smallest) - 0.3)
+    smallest_error = min([target, *(error for error in errors if error > 1e-16)])
+    return 10.0 ** math.floor(math.log10(smallest_error) - 0.3)

@@ -20,7 +20,7 @@ from smimbench.files import (
     error_line,
     printable,
     read_json,
-    steady_folder,
+    restored_working_folder,
 )
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
 from smimbench.problem.problem import Problem, ProblemError, Specification, without
@@ -112,7 +112,7 @@ def _guarding_plugin_errors(method: Callable[P, T]) -> Callable[P, T]:
     def guarded(*arguments: P.args, **options: P.kwargs) -> T:
         """Call the method; turn any other error into a TheoryError."""
         try:
-            with steady_folder():
+            with restored_working_folder():
                 return method(*arguments, **options)
         except (*THEORY_ERRORS, StoreError):
             raise

@@ -105,7 +105,9 @@ def test_blocks_that_do_not_fit_are_drawn_anew(monkeypatch):
     problem = sequence()
     backend = get_backend("cupy")
     resident = problem.instance(2.0, 300, device=backend)
-    monkeypatch.setattr(instance_module, "fits", lambda size, backend: False)
+    monkeypatch.setattr(
+        instance_module, "fits_device_memory", lambda size, backend: False
+    )
     anew = problem.instance(2.0, 300, device=backend)
     assert isinstance(anew.inputs, DrawnInputs)
     assert anew.inputs.shape == resident.inputs.shape

@@ -9,7 +9,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import (
     SHARE_OF_MEMORY,
     StreamedInputs,
-    fits,
+    fits_device_memory,
     sample_chunks,
 )
 from smimbench.run import cell as runner
@@ -90,7 +90,7 @@ def test_they_are_streamed_where_they_would_not_fit(dtype):
     )
     assert isinstance(instance.data(small(int(limit) + 1, dtype)).inputs, np.ndarray)
     assert isinstance(instance.data(get_backend("numpy", dtype)).inputs, np.ndarray)
-    assert fits(10**18, get_backend("numpy"))
+    assert fits_device_memory(10**18, get_backend("numpy"))
 
 
 def test_the_record_says_so(tmp_path, monkeypatch):
