@@ -86,7 +86,7 @@ def estimate_cost(
             and timing.total_seconds
             and record.iterations
         ):
-            run = _PastRun(
+            past_run = _PastRun(
                 cell_identity["alpha"],
                 cell_identity["dimension"],
                 record.iterations,
@@ -95,7 +95,7 @@ def estimate_cost(
             group_key = canonical_json(
                 [cell_identity.get(field_name) for field_name in GROUP]
             )
-            past_runs.setdefault(group_key, []).append(run)
+            past_runs.setdefault(group_key, []).append(past_run)
     for group_key, group, problem, algorithm in _cells_by_group(cells):
         refusal_reason, error = attempt(refusal, algorithm, problem)
         if refusal_reason or error is not None:  # its cells end at once
@@ -103,16 +103,16 @@ def estimate_cost(
         group_runs = past_runs.get(group_key, [])
         trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group)
         usual_iterations = (
-            float(np.median([run.iterations for run in group_runs]))
+            float(np.median([past_run.iterations for past_run in group_runs]))
             if group_runs
             else USUAL
         )
         slowdowns = []
-        for run in group_runs or trial_runs:
+        for past_run in group_runs or trial_runs:
             ideal_seconds, _ = _estimate_iteration(
-                problem, algorithm, group[0], run.alpha, run.dimension
+                problem, algorithm, group[0], past_run.alpha, past_run.dimension
             )
-            slowdowns.append(run.seconds / run.iterations / ideal_seconds)
+            slowdowns.append(past_run.seconds / past_run.iterations / ideal_seconds)
         slowdown = float(np.median(slowdowns or [1.0]))
         for cell in group:
             ideal_seconds, iterations = _estimate_iteration(

@@ -111,7 +111,7 @@ def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObj
         "labels": instance.labels,
         "about": np.array(json.dumps(description)),
     }
-    write_atomically(output_file, lambda file: np.savez(file, **arrays))
+    write_atomically(output_file, lambda open_file: np.savez(open_file, **arrays))
     return {
         **description,
         "inputs": list(instance.inputs.shape),

@@ -91,11 +91,11 @@ class Store:
         if trajectory and len(trajectory["iteration"]) > LONG:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **_columns_from_lists(trajectory))
-            data, file = buffer.getvalue(), f"{record.file_stem}.npz"
-            write_atomically(self.folder / file, data)
+            npz_bytes, file_name = buffer.getvalue(), f"{record.file_stem}.npz"
+            write_atomically(self.folder / file_name, npz_bytes)
             document["trajectory"] = {
-                "file": file,
-                "sha256": hashlib.sha256(data).hexdigest(),
+                "file": file_name,
+                "sha256": hashlib.sha256(npz_bytes).hexdigest(),
             }
         path = self.folder / f"{record.file_stem}.json"
         write_atomically(
@@ -175,10 +175,12 @@ class Store:
                     or file_name == "run.json"
                 ):
                     continue
-                stem = file_name.removesuffix(".json")
+                file_stem = file_name.removesuffix(".json")
                 try:
-                    record = self.read(stem, check_digests)
-                    records[stem] = _compact_copy(record, shared_parts, check_digests)
+                    record = self.read(file_stem, check_digests)
+                    records[file_stem] = _compact_copy(
+                        record, shared_parts, check_digests
+                    )
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     reason = str(error) or type(error).__name__
                     self._complain(self.folder / file_name, reason, set_aside)
@@ -491,8 +493,8 @@ def other_versions(
                 name = f"{kind} {recorded_item['name']!r}"
                 counts[name, recorded_item["version"], item["version"]] += 1
     return [
-        {"item": item, "then": recorded_item, "now": current_items, "cells": count}
-        for (item, recorded_item, current_items), count in counts.items()
+        {"item": item, "then": old_version, "now": new_version, "cells": count}
+        for (item, old_version, new_version), count in counts.items()
     ]
 
 

@@ -278,7 +278,7 @@ def _without_reason_texts(answer: Any) -> Any:
 
 
 def verify_theory(
-    suite: Suite, folder: Path, *, solve: bool = True
+    suite: Suite, folder: Path, *, solve_again: bool = True
 ) -> dict[str, Verification]:
     """Verify every stored theory result byte by byte, and solve those of the suite again from scratch.
 
@@ -317,7 +317,7 @@ def verify_theory(
             stored_by_problem.setdefault(problem_json, []).append(answer)
     byte_check.remark(foreign_count, "of other suites")
     byte_check.remark(outdated_count, "of older versions, not read")
-    if solve:
+    if solve_again:
         unevaluated_nodes = 0
         for problem_json, problem in problems.items():
             solver = _RepeatSolver(problem, stored_by_problem.get(problem_json, []))
