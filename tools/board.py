@@ -1,7 +1,7 @@
 """The board as a page, made from the packed files of results/board alone: ``python tools/board.py [FILE ...]`` prints it.
 
 The exit code is 1 if a row of a file is not on it. ``--packages FILE`` prints what pip has to install to run its rows again,
-``--figure FILE FOLDER`` draws its contenders, as in README.md.
+``--figure`` draws docs/board.svg.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smimbench.files import canonical_json
 from smimbench.numerics.statistics import quantile
-from smimbench.report.charts import Chart, Panel, Series, save
 from smimbench.report.columns import number, ratio_words, seconds, statuses
 from smimbench.report.packed import packed_under, read_pack, read_packed, rerun_obstacle
 from smimbench.report.row import grouped
 from smimbench.report.stored_table import UNVERIFIABLE
-from smimbench.report.style import looks
+from smimbench.report.style import COLORS, plain_matplotlib
 from smimbench.report.text_files import markdown_table
 from smimbench.report.verdict import agreement_cell, verdicts
 from smimbench.suite import SuiteError
@@ -30,16 +31,26 @@ if TYPE_CHECKING:
     from smimbench.files import JsonObject
 
 LEVEL = 0.95
-"""Level of the intervals: of two whose intervals are apart one ranks above. Nearer to 1, more share a rank."""
+"""Level of the intervals, and of all comparisons with a leader together. Nearer to 1, more are tied."""
+RESAMPLINGS = 20_000
+"""Resamplings of the instances of a problem. With a tenth of them the ends of intervals scatter by 2% of their width."""
+LARGEST_RATIO = 100.0
+"""End of the picture's axis. Ten times as far, the ratios between 1 and 2 cannot be told apart."""
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "results" / "board"
 INTERVAL = f"{LEVEL:.0%} interval"
+PICTURE = "![Error over the Bayes-optimal error of every contender on every problem, and CPU time](board.svg)"
 HEAD = f"""# The board
 
 How far from the Bayes-optimal error is each contender, as far as anybody can run its rows again? The [protocol](protocol.md)
 says what is tuned and counted. Tuned contenders and those that need no tuning have rankings of their own; what was set by hand
-has none. Contenders share a rank where their {INTERVAL}s overlap. Time is the CPU time of a run on the machine of the submission,
-without tuning; it compares little between machines.
+has none.
+
+{PICTURE}
+
+A contender is tied with the leader if the interval of its error over the leader's contains 1. These intervals hold together, over
+the whole board, at {LEVEL:.0%}: instances are compared in pairs, the largest t of a ranking is resampled, and Bonferroni's
+correction covers the rankings of all problems. CPU times of other machines compare little.
 
 To submit a contender, run a suite and pack its results into a file that a pull request adds to `results/board`:
 
@@ -66,7 +77,8 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     -------
     list of dict
         ``contest`` (problem, dimension and sample ratios, in words), ``ranking`` (``tuned, 8 trials``, ``self-tuning`` or ``by
-        hand``), ``rank`` (1 and the number of those that are better beyond the intervals), ``by``, ``written``, ``versions``, the
+        hand``), ``rank`` (1 if tied with the leader of the ranking), ``behind_leader`` (interval of the error over the
+        leader's, see `simultaneous_intervals`), ``by``, ``written``, ``versions``, the
         name of the ``file``, and what ``verdicts`` says of a contender, with the ``interval`` of its error over the optimal one
         and the ``cpu_seconds`` of a run at the first sample ratio.
         Of what was submitted twice the newest is there.
@@ -106,6 +118,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                 }
                 entry |= {
                     "key": contest,
+                    "logs": _log_errors(inside, standing["algorithm"]),
                     "file": path.name,
                     "interval": _interval(standing, contender_row.estimate.n),
                     "cpu_seconds": contender_row.cost.cpu_seconds,
@@ -116,16 +129,21 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                 entry["contest"] = f"{verdict.problem}, {size}"
                 if key not in newest or newest[key]["written"] < entry["written"]:
                     newest[key] = entry
+    rankings = grouped(newest.values(), lambda entry: (entry["key"], entry["ranking"]))
+    contested = sum(len(ranking) > 1 for ranking in rankings.values())
     entries: list[JsonObject] = []
-    for same in grouped(
-        newest.values(), lambda entry: (entry["key"], entry["ranking"])
-    ).values():
-        for standing in same:
-            standing["contest"], standing["rank"] = (
-                same[0]["contest"],
-                1 + sum(_is_better(rival, standing) for rival in same),
-            )
-        entries += sorted(same, key=_order)
+    for ranking in rankings.values():
+        ranking = sorted(ranking, key=_order)
+        level = 1 - (1 - LEVEL) / max(contested, 1)
+        intervals = simultaneous_intervals([e.pop("logs") for e in ranking], level)
+        for place, (entry, interval) in enumerate(zip(ranking, intervals), 1):
+            is_tied = interval is not None and interval[0] <= 1 <= interval[1]
+            entry |= {
+                "contest": ranking[0]["contest"],
+                "behind_leader": interval,
+                "rank": 1 if is_tied else place,
+            }
+        entries += ranking
     return sorted(
         entries,
         key=lambda entry: (
@@ -162,13 +180,70 @@ def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
     )
 
 
-def _is_better(entry: Mapping[str, Any], rival: Mapping[str, Any]) -> bool:
-    """Whether one has estimates at more sample ratios, or an error smaller beyond the intervals."""
-    if _order(entry)[:2] != _order(rival)[:2]:
-        return _order(entry)[:2] < _order(rival)[:2]
-    if None in (entry["interval"], rival["interval"]):
-        return _order(entry) < _order(rival)
-    return bool(entry["interval"][1] < rival["interval"][0])
+def _log_errors(rows: Sequence[Any], algorithm: str) -> dict[str, float]:
+    """Logarithm of the error of an algorithm by sample ratio and instance; failed runs have none."""
+    logs = {}
+    for row in rows:
+        if row.place.algorithm == algorithm and row.metric == "mse":
+            for instance, error in row.estimate.values.items():
+                if error > 0:
+                    key = f"{row.place.nominal_alpha} {row.component} {instance}"
+                    logs[key] = math.log(error)
+    return logs
+
+
+def simultaneous_intervals(
+    contenders: Sequence[Mapping[str, float]], level: float
+) -> list[list[float] | None]:
+    """Intervals of error / error of the first contender that hold for all others together.
+
+    The mean d of the differences of logarithms on shared instances has the interval ``d +- q s``, with s its standard error and q
+    the quantile, over resampled instances, of the largest ``|d* - d| / s*`` of all contenders: they are compared on the same
+    instances, so their deviations are correlated.
+
+    Parameters
+    ----------
+    contenders : sequence of dict
+        Logarithms of errors by instance.
+    level : float
+        Probability that all intervals hold.
+
+    Returns
+    -------
+    list
+        ``[low, high]`` for each contender, None where fewer than two instances are shared; ``[1, 1]`` for the first.
+    """
+    leader, *rivals = contenders
+    instances = sorted(leader)
+    differences = np.array(
+        [[rival.get(i, np.nan) - leader[i] for i in instances] for rival in rivals]
+    ).reshape(len(rivals), len(instances))
+    shared = np.isfinite(differences)
+    usable = shared.sum(axis=1) >= 2
+    intervals: list[list[float] | None] = [[1.0, 1.0], *[None] * len(rivals)]
+    if not usable.any():
+        return intervals
+    shared, differences = shared[usable], np.where(shared, differences, 0.0)[usable]
+    rng = np.random.default_rng(0)
+    even = np.full(len(instances), 1 / len(instances))
+    weights = rng.multinomial(len(instances), even, size=RESAMPLINGS)
+
+    def mean_and_error(weights: Any) -> tuple[Any, Any]:
+        count = np.maximum(weights @ shared.T, 2)
+        mean = weights @ differences.T / count
+        squares = weights @ (differences**2).T / count - mean**2
+        return mean, np.sqrt(np.maximum(squares, 0) / (count - 1))
+
+    mean, error = mean_and_error(np.ones((1, len(instances))))
+    resampled_mean, resampled_error = mean_and_error(weights)
+    tiny = 1e-9 * error + np.finfo(float).tiny
+    largest = (abs(resampled_mean - mean) / (resampled_error + tiny)).max(axis=1)
+    half = np.quantile(largest, level) * error
+    for rival, low, high in zip(
+        np.flatnonzero(usable), *np.exp([mean - half, mean + half])[:, 0]
+    ):
+        intervals[rival + 1] = [float(low), float(high)]
+    return intervals
 
 
 def page(paths: Sequence[Path] | None = None) -> str:
@@ -178,28 +253,46 @@ def page(paths: Sequence[Path] | None = None) -> str:
     for contest, inside in grouped(entries, lambda entry: entry["contest"]).items():
         sections.append(f"## {contest}\n")
         for ranking, same in grouped(inside, lambda entry: entry["ranking"]).items():
-            rows = [_row(entry) for entry in same]
-            shown = [key for key in rows[0] if any(row[key] for row in rows)]
-            sections.append(
-                f"**{ranking[0].upper()}{ranking[1:]}**\n\n{markdown_table(shown, rows)}"
-            )
+            title = f"**{ranking[0].upper()}{ranking[1:]}**"
+            sections.append(f"{title}\n\n{_table(same, _row)}")
+        sections.append(
+            "<details markdown><summary>Versions, authors and files</summary>\n\n"
+            f"{_table(inside, _origin)}\n</details>\n"
+        )
     return "\n".join(sections)
 
 
+def _table(entries: Sequence[Mapping[str, Any]], row: Any) -> str:
+    """Table of the columns that some entry has."""
+    rows = [row(entry) for entry in entries]
+    return markdown_table([key for key in rows[0] if any(r[key] for r in rows)], rows)
+
+
 def _row(entry: Mapping[str, Any]) -> dict[str, str]:
+    behind = entry["behind_leader"]
+    words = "" if behind is None else f"{behind[0]:.3g} to {behind[1]:.3g}"
+    is_ranked = entry["ranking"] != "by hand"
+    if is_ranked and behind and entry["rank"] == 1:
+        words = "leader" if behind == [1.0, 1.0] else f"tied ({words})"
+    return {
+        "rank": str(entry["rank"]) if is_ranked else "",
+        "contender": entry["algorithm"],
+        "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
+        "over the leader": words if is_ranked else "",
+        "error where optimum is 0": number(entry["where_zero"], 3),
+        "agrees with theory": entry["as_predicted"],
+        "CPU time": seconds(entry["cpu_seconds"]),
+        "runs": str(statuses(entry["status_counts"], entry["moving"])),
+    }
+
+
+def _origin(entry: Mapping[str, Any]) -> dict[str, str]:
     packages = entry["packages"] or {}
     versions = {
         name: entry["versions"].get(name, "") for name in ("smimbench", "numpy")
     } | packages
     return {
-        "rank": "" if entry["ranking"] == "by hand" else str(entry["rank"]),
         "contender": entry["algorithm"],
-        "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
-        INTERVAL: " to ".join(number(end, 3) for end in entry["interval"] or ()),
-        "error where optimum is 0": number(entry["where_zero"], 3),
-        "agrees with theory": entry["as_predicted"],
-        "CPU time per run": seconds(entry["cpu_seconds"]),
-        "status": str(statuses(entry["status_counts"], entry["moving"])),
         "date": time.strftime("%Y-%m-%d", time.gmtime(entry["written"])),
         "version": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "who": entry["by"],
@@ -207,38 +300,80 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def chart(path: Path) -> Chart:
-    """Error over the optimal error against CPU time of all contenders of a file, a panel for each problem.
+def picture(paths: Sequence[Path], target: Path) -> None:
+    """Draw error / optimal of every contender (a row) on every problem (a column), with intervals, and CPU time.
 
-    What was set by hand, and what has no error over the optimal one, is left out.
+    Rows are sorted by the geometric mean of error / optimal over the problems that a contender takes; what was set by hand is
+    left out. Full marks are tied with the leader of their ranking.
     """
     entries = [
         entry
-        for entry in board([path])
+        for entry in board(paths)
         if entry["interval"] and entry["ranking"] != "by hand"
     ]
-    look = looks({entry["algorithm"]: entry["algorithm"] for entry in entries})
-    panels = []
-    for contest, inside in grouped(entries, lambda entry: entry["contest"]).items():
-        series = [
-            Series(
-                entry["algorithm"],
-                {"cpu_seconds": [entry["cpu_seconds"]], "value": [entry["ratio_to_bayes"]],
-                 "low": [entry["interval"][0]], "high": [entry["interval"][1]]},
-                {key: entry[key] for key in ("contest", "ranking", "algorithm")},
-                "marks",
-                look[entry["algorithm"]].color,
-                {"marker": look[entry["algorithm"]].marker, "s": 22},
-            )
-            for entry in inside
-        ]  # fmt: skip
-        times = [entry["cpu_seconds"] for entry in inside]
-        best = {"cpu_seconds": [min(times) / 2, 2 * max(times)], "value": [1.0, 1.0]}
-        panels.append(
-            Panel(contest.replace(", alpha", ",\nalpha ="), "CPU seconds per run", "error / optimal",
-                  [Series("Bayes-optimal", best), *series], x_column="cpu_seconds", xlog=True, ylog=True)
-        )  # fmt: skip
-    return Chart("board", read_packed(path).table.title, panels)
+    contests = grouped(entries, lambda entry: entry["contest"])
+    contenders = grouped(entries, lambda entry: entry["algorithm"])
+
+    def mean_log(name: str) -> float:
+        logs = [math.log(entry["ratio_to_bayes"]) for entry in contenders[name]]
+        return math.fsum(logs) / len(logs)
+
+    names = sorted(contenders, key=mean_log)
+    rows = {name: len(names) - 1 - place for place, name in enumerate(names)}
+    with plain_matplotlib():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator
+
+        figure = Figure((7.2, 0.6 + 0.2 * len(names)), layout="constrained")
+        axes = figure.subplots(
+            1,
+            len(contests) + 1,
+            sharey=True,
+            width_ratios=[*[1.0] * len(contests), 0.8],
+        )
+        for axis, (contest, inside) in zip(axes, contests.items()):
+            problem, _, size = contest.partition(", ")
+            size = size.replace(", alpha", "\nα =")
+            axis.set_title(f"{problem}\n{size}", fontsize=7)
+            axis.axvline(1, color="black", linewidth=0.8)
+            for entry in inside:
+                y, color = rows[entry["algorithm"]], _color(entry)
+                face = color if entry["rank"] == 1 else "white"
+                axis.plot(entry["interval"], [y, y], color=color, linewidth=1, zorder=1)
+                ratio = entry["ratio_to_bayes"]
+                if ratio <= LARGEST_RATIO:
+                    axis.plot(ratio, y, "o", color=color, mfc=face, ms=4)
+                    continue
+                axis.plot(LARGEST_RATIO, y, ">", color=color, mfc=face, ms=4)
+                place = {"ha": "right", "va": "center", "fontsize": 6}
+                axis.text(LARGEST_RATIO / 1.5, y, f"{ratio:.3g}", color=color, **place)
+            axis.set_xlim(0.8, 1.3 * LARGEST_RATIO)
+        for name, y in rows.items():
+            for entry in contenders[name]:
+                axes[-1].plot(entry["cpu_seconds"], y, "|", color=_color(entry), ms=6)
+        axes[-1].set_title("CPU seconds\nper run", fontsize=7)
+        for axis in axes:
+            axis.set_xscale("log")
+            base = 100 if axis is axes[-1] else 10
+            axis.xaxis.set_major_locator(LogLocator(base, numticks=4))
+            axis.xaxis.set_minor_locator(LogLocator(subs=(), numticks=4))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axis.tick_params(labelsize=7, length=2)
+            axis.tick_params(axis="y", length=0)
+            axis.grid(axis="y", color="0.9", linewidth=0.6)
+            axis.spines[["left", "right", "top"]].set_visible(False)
+        axes[0].set_yticks([*rows.values()], [*rows])
+        figure.supxlabel(
+            "error / optimal, one axis for all problems (full: tied with the leader of its ranking; "
+            "blue: self-tuning, orange: tuned)",
+            fontsize=7,
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, metadata={"Date": None})
+
+
+def _color(entry: Mapping[str, Any]) -> str:
+    return COLORS[0 if entry["ranking"] == "self-tuning" else 1]
 
 
 def packages(path: Path) -> list[str]:
@@ -273,7 +408,7 @@ def main(words: Sequence[str]) -> list[str]:
         print("\n".join(packages(Path(words[1]))))  # noqa: T201
         return []
     if words[:1] == ["--figure"]:
-        save(chart(Path(words[1])), Path(words[2]), ("png", "svg"), "page")
+        picture(packed_under(FOLDER), ROOT / "docs" / "board.svg")
         return []
     files = [Path(word) for word in words] or packed_under(FOLDER)
     print(page(files))  # noqa: T201
