@@ -121,11 +121,12 @@ def marked_z(z: float | None, n: int | None) -> str:
 def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
     """Format the number of runs per status (in color unless ok), and of runs still changing at the last step."""
     text = Text()
-    for index, (status, count) in enumerate(
+    for index, (status, run_count) in enumerate(
         sorted(counts.items(), key=lambda kv: kv[0] != "ok")
     ):
         text.append(" " if index else "").append(
-            f"{count} {SHORT[status]}", style="green" if status == "ok" else "bold red"
+            f"{run_count} {SHORT[status]}",
+            style="green" if status == "ok" else "bold red",
         )
     if moving_runs:
         text.append(f" ({moving_runs} moving)", style="yellow")
@@ -256,13 +257,13 @@ class Column(NamedTuple):
         return _value_at_path(row, paths.split()[0]) if paths else None
 
 
-def _value_at_path(row: object, path: str) -> object:
+def _value_at_path(value: object, path: str) -> object:
     """Return the value of a field with a path like ``estimate.mean``; None if there is none."""
-    if isinstance(row, dict):
-        return row.get(path)
+    if isinstance(value, dict):
+        return value.get(path)
     for attribute in path.split("."):
-        row = None if row is None else getattr(row, attribute)
-    return row
+        value = None if value is None else getattr(value, attribute)
+    return value
 
 
 _NEARNESS: tuple[tuple[Epsilon, str], ...] = (("0.5", "1.5"), ("0.2", "1.2"))
@@ -510,8 +511,8 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
             column.header = "\n".join(heading_lines)
             column.min_width = max([width, *map(cell_len, heading_lines)])
         else:  # words of an ordinary length stay whole, too
-            words = " ".join([heading, *cells]).split()
-            column.min_width = min(max(map(cell_len, words), default=0), 12)
+            all_words = " ".join([heading, *cells]).split()
+            column.min_width = min(max(map(cell_len, all_words), default=0), 12)
     caption_lines = [Text(caption, style="dim")] if caption else []
     return Group(Text(title, style="bold"), UncutTable(table), *caption_lines)
 

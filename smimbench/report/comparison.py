@@ -361,6 +361,7 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
     """
 
     def series_key(change: RowChange) -> tuple[object, ...]:
+        """Key of changes that differ only in sample ratio and dimension."""
         row_place = change.place
         return (
             row_place.problem,

@@ -158,7 +158,7 @@ def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
         return None
     largest_row = rows[-1]
     theory_value = largest_row.theory.value
-    counts = [row.estimate.n for row in rows]
+    run_counts = [row.estimate.n for row in rows]
     sizes = [row.place.dimension for row in rows]
     theory_factors = [
         theory_value / row.theory.value if row.theory.value and theory_value else 1.0
@@ -168,7 +168,7 @@ def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
         math.nan if row.estimate.sem is None else row.estimate.sem * theory_factor
         for row, theory_factor in zip(rows, theory_factors)
     ]
-    errors, dof = pooled_errors(sizes, np.array(sems) * np.sqrt(counts), counts)
+    errors, dof = pooled_errors(sizes, np.array(sems) * np.sqrt(run_counts), run_counts)
     points = []
     for row, theory_factor, error in zip(rows, theory_factors, errors):
         mean = row.estimate.mean or 0.0
@@ -200,7 +200,7 @@ def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
     row = replace(
         largest_row,
         place=replace(largest_row.place, alpha=largest_row.place.nominal_alpha),
-        estimate=replace(largest_row.estimate, n=sum(counts)),
+        estimate=replace(largest_row.estimate, n=sum(run_counts)),
         prediction=replace(
             largest_row.prediction,
             z=None if largest_row.prediction.value is None else z,
@@ -263,7 +263,7 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
             f"1/{letter}² (none if the fit was rejected). Diamonds: theory for the algorithm, or the Bayes optimum where the "
             f"algorithm has no theory. Bars: standard errors, pooled over all {letter} where the scatter follows a power law."
         )
-        name = (
+        file_stem = (
             "finite-size"
             if len(limits_by_problem) == 1
             else f"finite-size-{figure_number}"
@@ -272,7 +272,7 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
             _size_panel(curve_limits, alphas)
             for curve_limits in limits_by_curve.values()
         ]
-        charts.append(Chart(name, f"{suite.title}: {problem}", panels, note))
+        charts.append(Chart(file_stem, f"{suite.title}: {problem}", panels, note))
     return charts
 
 
@@ -295,11 +295,11 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
     if backend != "numpy":
         algorithm += f"@{backend}"
     title = line_name(algorithm, example_limit.component_word, component)
-    label = metric_label(example_limit.metric)
+    ylabel = metric_label(example_limit.metric)
     return Panel(
         title,
         f"1 / {dimension_letter}",
-        label,
+        ylabel,
         series,
         example_limit.place.problem,
         "inverse",
@@ -325,6 +325,7 @@ def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
         name: str = "",
         **more_columns: object,
     ) -> Series:
+        """Make the marks of means, fit or theory at inverse dimensions."""
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
         mark_identity = {**identity, "what": quantity}
         return Series(
@@ -337,10 +338,12 @@ def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
         "value": [point.moved for point in limit.points],
         "error": [point.error for point in limit.points],
     }
-    counts = [point.n for point in limit.points]
-    label = f"α = {limit.place.alpha:.4g}"
+    run_counts = [point.n for point in limit.points]
+    legend = f"α = {limit.place.alpha:.4g}"
     series = [
-        mark_series("runs", {"marker": marker, "s": 16}, mean_columns, label, n=counts)
+        mark_series(
+            "runs", {"marker": marker, "s": 16}, mean_columns, legend, n=run_counts
+        )
     ]
     fit, theory = limit.accepted_fit, limit.theory
     if fit is not None:

@@ -271,11 +271,11 @@ def _parsed(path: Path) -> object:
         raise ValueError("the file is incomplete or not JSON") from None
 
 
-def _first_bytes(path: Path, count: int) -> bytes:
-    """Read the first ``count`` bytes of a file, decompressed if its name ends with .gz; raise ValueError if that fails."""
+def _first_bytes(path: Path, byte_count: int) -> bytes:
+    """Read the first ``byte_count`` bytes of a file, decompressed if its name ends with .gz; raise ValueError if that fails."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(count)
+            return file.read(byte_count)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"the file cannot be decompressed: {error}") from None
 

@@ -330,7 +330,9 @@ def _test_agreement(
 ) -> Agreement:
     """Test whether the runs, without the given outliers, agree with their prediction."""
     predicted_numbers = [
-        (row, number) for row in rows for number in _predicted_numbers(row)
+        (row, predicted_number)
+        for row in rows
+        for predicted_number in _predicted_numbers(row)
     ]
     series_by_quantity = _series_by_quantity(predicted_numbers, outliers)
     lacks_runs = any(
@@ -429,11 +431,14 @@ def _series_by_quantity(
         if row.prediction.teachers
     }
     series_by_quantity: dict[PredictedQuantity, SizeSeries] = {}
-    for row, number in predicted_numbers:
-        prediction, coefficient = number.prediction, number.coefficient
+    for row, predicted_number in predicted_numbers:
+        prediction, coefficient = (
+            predicted_number.prediction,
+            predicted_number.coefficient,
+        )
         if prediction is None:
             continue
-        direction = find_metric(number.metric).direction
+        direction = find_metric(predicted_number.metric).direction
         unit = max(abs(prediction), 1.0)
         if direction == "lower":
             unit = abs(prediction)
@@ -443,25 +448,28 @@ def _series_by_quantity(
         place_key = place(row)
         values = {
             instance: value
-            for instance, value in number.values.items()
+            for instance, value in predicted_number.values.items()
             if (place_key, instance) not in outliers
         }
         excesses_by_instance = teacher_excesses.get(place_key, {})
         excess = [
-            excesses_by_instance[instance][(number.component or 1) - 1]
+            excesses_by_instance[instance][(predicted_number.component or 1) - 1]
             if instance in excesses_by_instance
             else math.nan
             for instance in values
         ]
         quantity = PredictedQuantity(
-            row.place.nominal_alpha, number.metric, number.component, number.at
+            row.place.nominal_alpha,
+            predicted_number.metric,
+            predicted_number.component,
+            predicted_number.at,
         )
         size_runs = SizeRuns(
             row.place.dimension,
             [*values.values()],
             excess,
             prediction,
-            number.error or 0.0,
+            predicted_number.error or 0.0,
             unit,
         )
         new_series = SizeSeries(direction, coefficient, [])
@@ -523,15 +531,15 @@ def _relative_variance(series: SizeSeries) -> float:
         key=lambda pair: pair[0].dimension,
     )
     # Errors are in units of their prediction already, or of the target where that is 0.
-    scale = 1.0
+    mean_scale = 1.0
     if series.direction != "lower":
-        scale = abs(largest_size.prediction)
+        mean_scale = abs(largest_size.prediction)
         if series.direction == "higher":
-            scale = max(scale, abs(float(np.mean(largest_size.values))))
-        scale /= largest_size.unit
-    if not scale:
+            mean_scale = max(mean_scale, abs(float(np.mean(largest_size.values))))
+        mean_scale /= largest_size.unit
+    if not mean_scale:
         return 0.0
-    return float((residual.std(ddof=1) / scale) ** 2 * largest_size.dimension)
+    return float((residual.std(ddof=1) / mean_scale) ** 2 * largest_size.dimension)
 
 
 def _mean_deviations(
@@ -595,11 +603,11 @@ class Optimum(NamedTuple):
     value: Host
     error: Host
     source: str
-    runs: Mapping[str, Host]
+    instance_errors: Mapping[str, Host]
 
     def reachable_errors(self, instance: str) -> Host:
         """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
-        return np.maximum(self.value, self.runs.get(instance, 0.0))
+        return np.maximum(self.value, self.instance_errors.get(instance, 0.0))
 
 
 class OptimalRuns(NamedTuple):
@@ -608,7 +616,7 @@ class OptimalRuns(NamedTuple):
     dimension: int
     algorithm: str
     limit: Host
-    runs: Mapping[str, Host]
+    instance_errors: Mapping[str, Host]
     coefficient: Sequence[float] | None
 
 
@@ -631,13 +639,13 @@ def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]
             excess = np.asarray(reference.coefficient, dtype=float) / dimension
             error = excess**2 / np.where(limit > 0, limit, 1.0)
             closed_form[dimension] = Optimum(
-                limit + excess, error, "closed form", reference.runs
+                limit + excess, error, "closed form", reference.instance_errors
             )
     return closed_form or _fitted_optima(
         [
             reference
             for reference in references
-            if len(reference.runs) > 1 and (reference.limit > 1e-12).all()
+            if len(reference.instance_errors) > 1 and (reference.limit > 1e-12).all()
         ]
     )
 
@@ -649,12 +657,12 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     dimensions = np.array(
         [reference.dimension for reference in references], dtype=float
     )
-    counts = [len(reference.runs) for reference in references]
+    run_counts = [len(reference.instance_errors) for reference in references]
     limits = np.array([reference.limit for reference in references]).T
     optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
     for component, limit in enumerate(limits):
         run_errors = [
-            np.array([*reference.runs.values()])[:, component]
+            np.array([*reference.instance_errors.values()])[:, component]
             for reference in references
         ]
         excess = (
@@ -664,7 +672,7 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
         sems, _ = pooled_errors(
             dimensions,
             [dimension_errors.std(ddof=1) for dimension_errors in run_errors],
-            counts,
+            run_counts,
         )
         sems = np.maximum(sems, 1e-6 * limit)
         fit = fit_sizes(
@@ -681,7 +689,10 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     source = f"runs of {references[0].algorithm}"
     return {
         reference.dimension: Optimum(
-            optimal_errors[:, size_index], errors[:, size_index], source, reference.runs
+            optimal_errors[:, size_index],
+            errors[:, size_index],
+            source,
+            reference.instance_errors,
         )
         for size_index, reference in enumerate(references)
     }

@@ -146,25 +146,27 @@ def cells_with_outdated_records(
         """Parts of a record's cell that contain versions and hashes of code."""
         return [record.cell.get(key) for key in CODE_KEYS]
 
-    keys = {record.key for record in records.values()}
-    up_to_date = {contender_key(cell) for cell in cells if cell.key in keys}
+    record_keys = {record.key for record in records.values()}
+    up_to_date = {contender_key(cell) for cell in cells if cell.key in record_keys}
     outdated = pairs_of_other_code(cells, records.values())
     pairs: list[Pair] = []
-    for contender, members in grouped(
+    for contender, outdated_pairs in grouped(
         outdated, lambda pair: contender_key(pair[0])
     ).items():
         if contender in up_to_date:
             continue
-        newest = max((record for _, record in members), key=store.write_time)
-        trusted_last = sorted(members, key=lambda pair: pair[1].timing.trusted)
+        newest = max((record for _, record in outdated_pairs), key=store.write_time)
+        trusted_last = sorted(outdated_pairs, key=lambda pair: pair[1].timing.trusted)
         pairs_by_key = {
             cell.key: (cell, record)
             for cell, record in trusted_last
             if code_identity(record) == code_identity(newest)
         }
         for cell, record in pairs_by_key.values():
-            items: dict[str, Any] = {key: record.cell.get(key) for key in CODE_KEYS[:3]}
-            pairs.append((replace(cell, **items), record))
+            outdated_items: dict[str, Any] = {
+                key: record.cell.get(key) for key in CODE_KEYS[:3]
+            }
+            pairs.append((replace(cell, **outdated_items), record))
     return pairs
 
 
@@ -229,8 +231,8 @@ class Results:
 
     def missing(self, backends: Iterable[str]) -> int:
         """Count the cells on these backends that have no record."""
-        cells = sum(len(self.suite.cells(backend)) for backend in backends)
-        return cells - len(self.pairs)
+        cell_count = sum(len(self.suite.cells(backend)) for backend in backends)
+        return cell_count - len(self.pairs)
 
     @property
     def table(self) -> ResultsTable:

@@ -103,19 +103,23 @@ def used_fresh_samples(record: Record) -> bool:
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
     """Return the sample ratio nearest to ``alpha`` for which the number of samples is an integer."""
     model = problem.model
-    count = model.sample_count(alpha, dimension)
-    return float(model.sample_ratio(count, dimension))
+    sample_count = model.sample_count(alpha, dimension)
+    return float(model.sample_ratio(sample_count, dimension))
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
     """Return the sample ratio that a cell's algorithm will use: of the data set, or of the fresh samples of all steps."""
     model = problem.model
-    count = model.sample_count(cell.alpha, cell.dimension)
+    sample_count = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh_samples(cell.algorithm):
         algorithm = build_algorithm(cell.algorithm, problem)
-        plan = plan_of(algorithm, placeholder_data(count, model.tokens, cell.dimension))
-        count = int(plan.steps or 0) * int(plan.batch or count) or count
-    return float(model.sample_ratio(count, cell.dimension))
+        plan = plan_of(
+            algorithm, placeholder_data(sample_count, model.tokens, cell.dimension)
+        )
+        sample_count = (
+            int(plan.steps or 0) * int(plan.batch or sample_count) or sample_count
+        )
+    return float(model.sample_ratio(sample_count, cell.dimension))
 
 
 def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
@@ -142,7 +146,11 @@ class PlaceRuns:
     @property
     def runs_with_estimate(self) -> list[Record]:
         """Records of runs that have an estimate and did not diverge."""
-        return [r for r in self.records if r.metrics and r.status != Status.DIVERGED]
+        return [
+            record
+            for record in self.records
+            if record.metrics and record.status != Status.DIVERGED
+        ]
 
     @property
     def use_fresh_samples(self) -> bool:
@@ -157,20 +165,21 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
     """
 
     def group_key(pair: Pair) -> tuple[str, tuple[object, ...]]:
+        """Key of runs that differ only in seed and replicate."""
         cell = pair[0]
         place = canonical_json(cell.algorithm), cell.backend, *cell.place
         return canonical_json(cell.problem), place
 
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     places = []
-    for (problem_key, _), members in grouped(pairs, group_key).items():
-        cell, records = members[0][0], [record for _, record in members]
+    for (problem_key, _), group_pairs in grouped(pairs, group_key).items():
+        cell, records = group_pairs[0][0], [record for _, record in group_pairs]
         # Cells of other code have the problem of their label.
         problem = problems.get(problem_key) or suite.problems[cell.problem_label]
-        label, algorithm, alpha, dimension = cell.place
-        ratio = ratio_of_runs(problem, members)
+        problem_label, algorithm, alpha, dimension = cell.place
+        ratio = ratio_of_runs(problem, group_pairs)
         place = Place(
-            label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
+            problem_label, algorithm, cell.backend, ratio, alpha, dimension, cell.origin
         )
         setup = Setup(cell.problem, cell.untuned_spec).without("version")
         places.append((cell, PlaceRuns(place, problem, setup, records)))
@@ -197,26 +206,26 @@ def prediction_question(
         If the algorithm is not installed here.
     """
     build_algorithm(cell.algorithm, problem)
-    starts = []
+    starts_of_runs = []
     for record in records:
-        start = Overlaps(*map(record.start.get, Overlaps._fields))
-        if _is_complete(start, problem.components):
-            starts.append(start)
+        start_overlaps = Overlaps(*map(record.start.get, Overlaps._fields))
+        if _is_complete(start_overlaps, problem.components):
+            starts_of_runs.append(start_overlaps)
     conditions = Conditions(
         cell.dimension,
         cell.run.start,
-        tuple(starts),
+        tuple(starts_of_runs),
         cell.run.max_iterations,
         trajectory=True,
     )
     return PredictionQuestion(problem, cell.algorithm, ratio, conditions)
 
 
-def _is_complete(start: Overlaps, components: int) -> bool:
+def _is_complete(overlaps: Overlaps, components: int) -> bool:
     """Return whether overlap matrices have this number of components and only finite numbers."""
-    if {np.shape(matrix) for matrix in start} != {(components, components)}:
+    if {np.shape(matrix) for matrix in overlaps} != {(components, components)}:
         return False
-    return bool(np.isfinite(np.array(start, dtype=float)).all())
+    return bool(np.isfinite(np.array(overlaps, dtype=float)).all())
 
 
 def prediction_of(
@@ -268,15 +277,17 @@ def _theory_of_runs(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPl
     bayes = bayes_point(answers, problem, ratio)
     if bayes is None:
         return TheoryOfPlace()
-    near = _threshold_remark(runs, answers)
+    threshold_remark = _threshold_remark(runs, answers)
     prediction = prediction_of(answers, problem, cell, ratio, runs.records)
     if isinstance(prediction, str):
-        return TheoryOfPlace(bayes, None, prediction, near)
-    if prediction.of_ok_runs and any(r.status != Status.OK for r in runs.records):
+        return TheoryOfPlace(bayes, None, prediction, threshold_remark)
+    if prediction.of_ok_runs and any(
+        record.status != Status.OK for record in runs.records
+    ):
         reason = "the theory assumes that every run ends ok, but some did not"
-        return TheoryOfPlace(bayes, None, reason, near)
+        return TheoryOfPlace(bayes, None, reason, threshold_remark)
     return TheoryOfPlace(
-        bayes, prediction, "its theory does not predict this metric", near
+        bayes, prediction, "its theory does not predict this metric", threshold_remark
     )
 
 
@@ -305,8 +316,8 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
         for cell, record in pairs
         if "source" not in cell.algorithm and not used_fresh_samples(record)
     ]
-    for members in grouped(shipped_runs, lambda pair: pair[0].place).values():
-        cell, records = members[0][0], [record for _, record in members]
+    for place_pairs in grouped(shipped_runs, lambda pair: pair[0].place).values():
+        cell, records = place_pairs[0][0], [record for _, record in place_pairs]
         problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
         has_reference = any(
             reference.algorithm != cell.algorithm_label
@@ -416,17 +427,18 @@ def rows_of_points(
     """
 
     def row_key(pair: tuple[GridPoint, Record]) -> tuple[str, str, float, int]:
+        """Labels of problem and algorithm, sample ratio and dimension."""
         point, record = pair
         return point.plan.label, record.algorithm, point.alpha, point.dimension
 
     rows: list[Row] = []
     pairs = zip(points, records, strict=True)
-    for (label, algorithm, alpha, dimension), row_pairs in grouped(
+    for (problem_label, algorithm, alpha, dimension), row_pairs in grouped(
         pairs, row_key
     ).items():
         problem = row_pairs[0][0].plan.problem
         ratio = sample_ratio(problem, alpha, dimension)
-        place = Place(label, algorithm, EXTERNAL, ratio, alpha, dimension)
+        place = Place(problem_label, algorithm, EXTERNAL, ratio, alpha, dimension)
         identity = Setup(problem.spec, {"name": algorithm}).without("version")
         records = [record for _, record in row_pairs]
         runs = PlaceRuns(place, problem, identity, records)
@@ -482,22 +494,30 @@ def _rows_of_place(
             run_outcomes, still_moving=runs_still_moving(traced_runs, target)
         )
     rows = []
-    for name in metrics:
-        metric = find_metric(name, problem.model.name)
+    for metric_name in metrics:
+        metric = find_metric(metric_name, problem.model.name)
         theory_complaints: list[str] = []
         optimal_values, predicted_values = (
             [*zip(*theory_of(metric, problem, point, components, theory_complaints))]
             for point in (bayes, prediction)
         )
-        coefficients = _size_coefficients(prediction, name, len(predicted_values))
+        coefficients = _size_coefficients(
+            prediction, metric_name, len(predicted_values)
+        )
         blank = sorted(
-            {record.blank[name] for record in records if name in record.blank}
+            {
+                record.blank[metric_name]
+                for record in records
+                if metric_name in record.blank
+            }
         )
         metric_outcomes = replace(run_outcomes, blank=blank)
         for component, (optimal_value, predicted_value) in enumerate(
             zip(optimal_values, predicted_values)
         ):
-            values_by_instance = values_of(runs.runs_with_estimate, name, component)
+            values_by_instance = values_of(
+                runs.runs_with_estimate, metric_name, component
+            )
             mean = mean_and_error(np.array([*values_by_instance.values()]))
             difference_from_theory = compared_with_theory(mean, *predicted_value)
             predicted = PredictedValue(
@@ -511,7 +531,7 @@ def _rows_of_place(
                 branch, method = solution.branch, solution.method
                 predicted = replace(predicted, branch=branch, method=method)
             optimal = OptimalValue(*optimal_value, *optimal_value, LIMIT)
-            if optimum is not None and name == "mse":
+            if optimum is not None and metric_name == "mse":
                 at_size = (
                     float(optimum.value[component]),
                     float(optimum.error[component]),
@@ -527,7 +547,7 @@ def _rows_of_place(
             rows.append(
                 Row(
                     place=runs.place,
-                    metric=name,
+                    metric=metric_name,
                     component=component + 1 if len(predicted_values) > 1 else None,
                     target=target,
                     estimate=MeanOfRuns(
@@ -627,14 +647,14 @@ def _unlisted_metrics(
     """Yield the predicted metrics, measured by the algorithm's own error estimate, that the suite does not list."""
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
-    for name in claimed_error_metrics(problem.model.name):
-        if name in listed:
+    for metric_name in claimed_error_metrics(problem.model.name):
+        if metric_name in listed:
             continue
-        metric = find_metric(name, problem.model.name)
+        metric = find_metric(metric_name, problem.model.name)
         predicted_values = theory_of(metric, problem, prediction, problem.components)
         for component_index, (value, error) in enumerate(zip(*predicted_values)):
             values_by_instance = values_of(
-                runs.runs_with_estimate, name, component_index
+                runs.runs_with_estimate, metric_name, component_index
             )
             if value is not None and values_by_instance:
                 component = (
@@ -643,7 +663,13 @@ def _unlisted_metrics(
                     else None
                 )
                 yield PredictedNumber(
-                    name, component, None, values_by_instance, coefficient, value, error
+                    metric_name,
+                    component,
+                    None,
+                    values_by_instance,
+                    coefficient,
+                    value,
+                    error,
                 )
 
 
@@ -674,8 +700,8 @@ def _checkpoints(
             for run in runs
         }
         predicted_errors, numerical_errors = (
-            np.ravel(predicted_path.get(key, zeros)[time_index]).tolist()
-            for key in ("mse", "mse_error")
+            np.ravel(predicted_path.get(column, zeros)[time_index]).tolist()
+            for column in ("mse", "mse_error")
         )
         for component_index, value_and_error in enumerate(
             zip(predicted_errors, numerical_errors)

@@ -46,7 +46,7 @@ from smimbench.report.style import (
     line_name,
     looks_of,
 )
-from smimbench.report.verdict import errors, on_instance_data
+from smimbench.report.verdict import errors_and_optima, on_instance_data
 from smimbench.run.answers import stored_or_none
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import FAILED_STATUSES
@@ -94,8 +94,8 @@ Cells = dict[CellPlace, list[Pair]]
 def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
     """Choose the places to draw: those of the largest dimension, at most one figure full; a note says if some are omitted."""
     largest: dict[str, int] = {}
-    for label, *_, dimension in places:
-        largest[label] = max(dimension, largest.get(label, 0))
+    for problem_label, *_, dimension in places:
+        largest[problem_label] = max(dimension, largest.get(problem_label, 0))
     chosen_places = [place for place in places if place[-1] == largest[place[0]]]
     chosen_places = chosen_places[:: -(-len(chosen_places) // PANELS)]
     if len(chosen_places) == len(places):
@@ -119,8 +119,8 @@ def _sample_times(record: Record, trajectory: Trajectory) -> Host:
     """Return the number of samples processed at each step of a run."""
     if _counts_samples(trajectory):
         return trajectory["samples"]
-    count = np.nan if record.samples is None else record.samples
-    return trajectory["iteration"] * count
+    sample_count = np.nan if record.samples is None else record.samples
+    return trajectory["iteration"] * sample_count
 
 
 def _second_times(record: Record, trajectory: Trajectory) -> Host:
@@ -141,9 +141,9 @@ def learning_charts(results: Results) -> list[Chart]:
     )
     charts = []
     for metric in _drawn_metrics(results):
-        name = f"learning-{metric}"
+        file_stem = f"learning-{metric}"
         chart = learning_curve_chart(
-            results, name, metric, _sample_times, "samples processed", note
+            results, file_stem, metric, _sample_times, "samples processed", note
         )
         if chart and (counts_samples or _has_prediction(chart)):
             charts.append(chart)
@@ -153,8 +153,8 @@ def learning_charts(results: Results) -> list[Chart]:
 
 def _has_prediction(chart: Chart) -> bool:
     """Return whether any line of a chart is a predicted trajectory."""
-    names = [series.name for panel in chart.panels for series in panel.series]
-    return any(PREDICTED in name for name in names)
+    legends = [series.name for panel in chart.panels for series in panel.series]
+    return any(PREDICTED in name for name in legends)
 
 
 def _drawn_metrics(results: Results) -> list[str]:
@@ -247,7 +247,8 @@ def _fresh_sample_grid(
     samples = np.geomspace(_time_range(runs)[0], max(fresh_sample_counts), 40)
     ratio_of_count = problem.model.sample_ratio
     return samples, tuple(
-        ratio_of_count(max(1, round(count)), dimension) for count in samples
+        ratio_of_count(max(1, round(sample_count)), dimension)
+        for sample_count in samples
     )
 
 
@@ -257,13 +258,13 @@ def learning_curve_questions(results: Results) -> Iterator[Question]:
     if any(used_fresh_samples(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
             runs_by_place = _runs_by_place(results, metric, _sample_times)
-            for (label, _, dimension), runs in runs_by_place.items():
-                _, ratios = _fresh_sample_grid(problems[label], dimension, runs)
+            for (problem_label, _, dimension), runs in runs_by_place.items():
+                _, ratios = _fresh_sample_grid(problems[problem_label], dimension, runs)
                 if ratios:
-                    yield LineQuestion(problems[label], ratios)
+                    yield LineQuestion(problems[problem_label], ratios)
     pairs_by_place = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
-    for (label, _, alpha, dimension), pairs in pairs_by_place.items():
-        problem, records = problems[label], [record for _, record in pairs]
+    for (problem_label, _, alpha, dimension), pairs in pairs_by_place.items():
+        problem, records = problems[problem_label], [record for _, record in pairs]
         ratio = sample_ratio(problem, alpha, dimension)
         with contextlib.suppress(RegistryError, ParameterError):
             yield prediction_question(problem, pairs[0][0], ratio, records)
@@ -280,16 +281,16 @@ class _LearningPanel:
     runs: Sequence[Run]
 
     def __post_init__(self) -> None:
-        label, alpha, dimension = self.place
-        self.problem = problem = self.results.suite.problems[label]
+        problem_label, alpha, dimension = self.place
+        self.problem = problem = self.results.suite.problems[problem_label]
         self.components = self.runs[0].values.shape[1]
         self.sample_count = problem.model.sample_count(alpha, dimension)
         self.panel = Panel(
-            f"{label}, α = {alpha:.4g}, {dimension_letter_of(problem.model)} = {dimension}",
+            f"{problem_label}, α = {alpha:.4g}, {dimension_letter_of(problem.model)} = {dimension}",
             self.xlabel,
             metric_label(self.metric.name),
             [],
-            label,
+            problem_label,
             self.xlabel.split()[0],
             xlog=True,
         )
@@ -297,7 +298,7 @@ class _LearningPanel:
     def draw(self, cells: Cells) -> Panel:
         """Draw the panel, with predictions for the runs of these cells."""
         panel, problem, runs = self.panel, self.problem, self.runs
-        label, alpha, dimension = self.place
+        problem_label, alpha, dimension = self.place
         ratio = sample_ratio(problem, alpha, dimension)
         is_error = self.metric.direction == "lower"
         self._add_optimum(
@@ -315,13 +316,13 @@ class _LearningPanel:
                 self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
         looks = looks_of(self.results.suite)
         runs_by_algorithm = grouped(runs, lambda run: run.algorithm)
-        for index, (name, algorithm_runs) in enumerate(runs_by_algorithm.items()):
+        for index, (algorithm, algorithm_runs) in enumerate(runs_by_algorithm.items()):
             # Colors of components leave dashes to the algorithms.
             dash_pattern = DASHES[index % len(DASHES)] if self.components > 1 else "-"
-            self._add_median(name, algorithm_runs, looks[name], dash_pattern)
+            self._add_median(algorithm, algorithm_runs, looks[algorithm], dash_pattern)
             if panel.x_column == "samples":
-                pairs = cells[label, name, alpha, dimension]
-                self._add_prediction(name, pairs, looks[name])
+                pairs = cells[problem_label, algorithm, alpha, dimension]
+                self._add_prediction(algorithm, pairs, looks[algorithm])
         return panel
 
     def _add_lines(
@@ -352,7 +353,7 @@ class _LearningPanel:
             self.panel.series.append(line)
 
     def _add_optimum(
-        self, name: str, dash_pattern: str, times: Host, ratios: Sequence[float]
+        self, legend: str, dash_pattern: str, times: Host, ratios: Sequence[float]
     ) -> None:
         """Add the Bayes-optimal line at those of these sample ratios where theory is stored."""
         answers, problem = self.results.answers, self.problem
@@ -368,13 +369,13 @@ class _LearningPanel:
         values = np.array(optimum, dtype=float)
         if np.isfinite(values).any():
             style = {"ls": dash_pattern, "zorder": 2}
-            self._add_lines(name, "", "black", style, times, value=values)
+            self._add_lines(legend, "", "black", style, times, value=values)
             target = self.results.suite.run.target
             if self.metric.direction == "lower" and (values <= ZERO * target).any():
                 self.panel.axis_floor = floor_of(values[values > 0][:1], target)
 
     def _add_median(
-        self, name: str, runs: Sequence[Run], look: Look, dash_pattern: Dashes
+        self, algorithm: str, runs: Sequence[Run], look: Look, dash_pattern: Dashes
     ) -> None:
         """Add the median over an algorithm's runs, with a band for quartiles or range."""
         common_start = max(run.times[0] for run in runs)
@@ -392,10 +393,19 @@ class _LearningPanel:
         lower, upper = np.quantile(values_on_grid, band_quantiles, axis=0)
         style = {"ls": dash_pattern, "zorder": 3, **end_marker(look)}
         self._add_lines(
-            name, name, look.color, style, grid, value=median, low=lower, high=upper
+            algorithm,
+            algorithm,
+            look.color,
+            style,
+            grid,
+            value=median,
+            low=lower,
+            high=upper,
         )
 
-    def _add_prediction(self, name: str, pairs: Sequence[Pair], look: Look) -> None:
+    def _add_prediction(
+        self, algorithm: str, pairs: Sequence[Pair], look: Look
+    ) -> None:
         """Add the predicted trajectory of an algorithm, if there is one."""
         predicted_path = _predicted_path(self.results, self.problem, pairs)
         if self.metric.name not in predicted_path:
@@ -410,8 +420,8 @@ class _LearningPanel:
         style = {"ls": "--", "zorder": 4}
         is_shown = times > 0
         self._add_lines(
-            name + PREDICTED,
-            name,
+            algorithm + PREDICTED,
+            algorithm,
             look.color,
             style,
             times[is_shown],
@@ -432,7 +442,7 @@ def _predicted_path(
     predicted = None if isinstance(prediction, str) else prediction.trajectory
     if predicted is None or isinstance(predicted, str):
         return {}
-    return {name: np.asarray(values) for name, values in predicted.items()}
+    return {column: np.asarray(values) for column, values in predicted.items()}
 
 
 # -- spectra --------------------------------------------------------------------------------------------------------------
@@ -461,8 +471,8 @@ def _pairs_with_spectra(results: Results) -> list[Pair]:
 def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     """Make the panel of the eigenvalues of all runs at one place, with the predicted density."""
     cell, records = pairs[0][0], [record for _, record in pairs]
-    label, algorithm, alpha, dimension = cell.place
-    problem = results.suite.problems[label]
+    problem_label, algorithm, alpha, dimension = cell.place
+    problem = results.suite.problems[problem_label]
     identity = dict(zip(("problem", "algorithm", "alpha", "dimension"), cell.place))
     ratio = sample_ratio(problem, alpha, dimension)
     prediction = prediction_of(results.answers, problem, cell, ratio, records)
@@ -479,22 +489,23 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     density = bin_counts / (len(eigenvalues) * np.diff(edges))
     zero_fraction = 1 - is_nonzero.mean()
     letter = dimension_letter_of(problem.model)
-    title = f"{label}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zero_fraction:.1%}"
+    title = f"{problem_label}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zero_fraction:.1%}"
 
     def spectrum_series(
-        name: str,
-        kind: Kind,
+        legend: str,
+        drawing: Kind,
         color: str,
         edges: Host,
         density: Host,
         zero_fraction: float,
     ) -> Series:
+        """Make the bars of measured eigenvalues, or the line of predicted ones."""
         columns = {"from": edges[:-1], "to": edges[1:], "density": density}
         return Series(
-            name,
+            legend,
             columns,
-            {**identity, "what": name, "zero": zero_fraction},
-            kind,
+            {**identity, "what": legend, "zero": zero_fraction},
+            drawing,
             color,
         )
 
@@ -509,7 +520,9 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
             spectrum_series("predicted", "line", "black", edges, density, zero_fraction)
         )
         title += f", predicted {zero_fraction:.1%}"
-    return Panel(title, "eigenvalue", "density", series, label, "from", "density")
+    return Panel(
+        title, "eigenvalue", "density", series, problem_label, "from", "density"
+    )
 
 
 # -- performance profiles --------------------------------------------------------------------------------------------------
@@ -552,21 +565,21 @@ def target_times(results: Results) -> list[TargetTime]:
     """
     target_times = []
     for cell, record in results.pairs:
-        label, algorithm, alpha, dimension = cell.place
-        problem = results.suite.problems[label]
+        problem_label, algorithm, alpha, dimension = cell.place
+        problem = results.suite.problems[problem_label]
         sample_count = problem.model.sample_count(alpha, dimension)
         if (record.fresh_samples or 0) > 1.5 * sample_count:
             continue
         sample_ratio = problem.model.sample_ratio(sample_count, dimension)
         point = bayes_point(results.answers, problem, sample_ratio)
-        optimum = results.optima.get((label, alpha, dimension))
+        optimum = results.optima.get((problem_label, alpha, dimension))
         optimum = optimum or (optimum_at_limit(point) if point else None)
         if optimum is None:
             continue
         has_failed = record.status in FAILED_STATUSES
         trajectory = None if has_failed else results.store.trajectory(record)
         instance, target = instance_of(record), results.suite.run.target
-        place = label, alpha, dimension, instance
+        place = problem_label, alpha, dimension, instance
         for epsilon in EPSILONS:
             target_errors = near_optimum(
                 optimum.reachable_errors(instance), epsilon, target
@@ -593,7 +606,7 @@ def error_ratios(results: Results) -> dict[str, list[float]]:
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
     backend_rows = [row for row in rows if row.place.backend in backends]
-    errors_by_algorithm = errors(on_instance_data(backend_rows))
+    errors_by_algorithm = errors_and_optima(on_instance_data(backend_rows))
     smallest_errors: dict[object, float] = {}
     for errors_by_instance in errors_by_algorithm.values():
         for instance, (error, _) in errors_by_instance.items():
@@ -601,8 +614,8 @@ def error_ratios(results: Results) -> dict[str, list[float]]:
                 error, smallest_errors.get(instance, math.inf)
             )
     ratios_by_algorithm = {}
-    for name, errors_by_instance in errors_by_algorithm.items():
-        ratios_by_algorithm[name] = [
+    for algorithm, errors_by_instance in errors_by_algorithm.items():
+        ratios_by_algorithm[algorithm] = [
             errors_by_instance[instance][0] / smallest_errors[instance]
             if instance in errors_by_instance and smallest_errors[instance] > 0
             else math.inf
@@ -612,16 +625,17 @@ def error_ratios(results: Results) -> dict[str, list[float]]:
 
 
 def cumulative_shares(
-    numbers: Mapping[str, Sequence[float]], largest_number: float = math.inf
+    numbers_by_algorithm: Mapping[str, Sequence[float]],
+    largest_number: float = math.inf,
 ) -> dict[str, tuple[Host, Host]]:
     """Compute cumulative distributions by algorithm: sorted numbers up to ``largest_number``, and the share of all up to each."""
     distributions = {}
-    for name, unsorted_numbers in numbers.items():
+    for algorithm, unsorted_numbers in numbers_by_algorithm.items():
         sorted_numbers = np.sort(unsorted_numbers)
         finite_numbers = sorted_numbers[
             np.isfinite(sorted_numbers) & (sorted_numbers <= largest_number)
         ]
-        distributions[name] = (
+        distributions[algorithm] = (
             finite_numbers,
             np.arange(1, len(finite_numbers) + 1) / len(sorted_numbers),
         )
@@ -647,8 +661,8 @@ def profile_chart(results: Results) -> Chart | None:
             largest_x = CUT
         else:
             ylabel, times = "targets reached", {}
-            for name, algorithm_times in times_by_algorithm.items():
-                times[name] = [
+            for algorithm, algorithm_times in times_by_algorithm.items():
+                times[algorithm] = [
                     getattr(target_time, x_quantity) for target_time in algorithm_times
                 ]
             curves = cumulative_shares(times)
@@ -661,8 +675,8 @@ def profile_chart(results: Results) -> Chart | None:
                 default=1.0,
             )
         series = []
-        for name, (sorted_numbers, shares) in curves.items():
-            if name in look_by_algorithm:
+        for algorithm, (sorted_numbers, shares) in curves.items():
+            if algorithm in look_by_algorithm:
                 final_share = shares[-1] if len(shares) else 0.0
                 columns = {
                     "x": [*sorted_numbers, largest_x],
@@ -670,14 +684,16 @@ def profile_chart(results: Results) -> Chart | None:
                 }
                 style = {
                     "drawstyle": "steps-post",
-                    **end_marker(look_by_algorithm[name]),
+                    **end_marker(look_by_algorithm[algorithm]),
                 }
                 identity, color = (
-                    {"axis": xlabel, "algorithm": name},
-                    look_by_algorithm[name].color,
+                    {"axis": xlabel, "algorithm": algorithm},
+                    look_by_algorithm[algorithm].color,
                 )
                 series.append(
-                    Series(name, columns, identity, "line", color, style, name)
+                    Series(
+                        algorithm, columns, identity, "line", color, style, algorithm
+                    )
                 )
         is_log = x_quantity != "ratio"
         panel = Panel(

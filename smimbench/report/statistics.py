@@ -74,9 +74,11 @@ def count_runs(status_counts: Mapping[str, int]) -> int:
 
 def failed_runs(row: Row) -> int:
     """Count the runs of a row without a value: they failed, diverged or were stopped."""
-    counts = row.runs.status_counts
-    runs = count_runs(counts)
-    return max(0, min(runs - len(row.estimate.values), runs - counts.get(Status.OK, 0)))
+    status_counts = row.runs.status_counts
+    runs = count_runs(status_counts)
+    return max(
+        0, min(runs - len(row.estimate.values), runs - status_counts.get(Status.OK, 0))
+    )
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -95,9 +97,9 @@ class MeanAndError(NamedTuple):
 @np.errstate(over="ignore")
 def mean_and_error(values: Host) -> MeanAndError:
     """Compute the mean of values, and its standard error if there are at least two."""
-    n = len(values)
-    sem = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None
-    return MeanAndError(float(values.mean()) if n else None, sem)
+    count = len(values)
+    sem = float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None
+    return MeanAndError(float(values.mean()) if count else None, sem)
 
 
 def compared_with_theory(
@@ -130,22 +132,27 @@ def mean_diagnostics(
     """Average the diagnostics that runs report, with their theory; a vector has one entry per component."""
     lists_by_diagnostic: dict[str, list[list[float | None]]] = {}
     for record in records:
-        for name, numbers in record.final.items():
-            if isinstance(numbers, list) and name not in {*READINGS, "spectrum"}:
-                lists_by_diagnostic.setdefault(name, []).append(numbers)
+        for diagnostic, reported_values in record.final.items():
+            if isinstance(reported_values, list) and diagnostic not in {
+                *READINGS,
+                "spectrum",
+            }:
+                lists_by_diagnostic.setdefault(diagnostic, []).append(reported_values)
     findings: dict[str, list[Finding]] = {}
-    for name, reported_lists in sorted(lists_by_diagnostic.items()):
+    for diagnostic, reported_lists in sorted(lists_by_diagnostic.items()):
         entries = itertools.zip_longest(*reported_lists)
-        predictions = predictions_by_diagnostic.get(name) or []
-        findings[name] = []
+        predictions = predictions_by_diagnostic.get(diagnostic) or []
+        findings[diagnostic] = []
         for entry_values, prediction in itertools.zip_longest(entries, predictions):
             if entry_values is not None:
                 values = np.array(
                     [value for value in entry_values if value is not None], dtype=float
                 )
-                counts = len(values), len(reported_lists)
-                finding = Finding(*mean_and_error(values), *counts, prediction)
-                findings[name].append(finding)
+                reporting_and_all = len(values), len(reported_lists)
+                finding = Finding(
+                    *mean_and_error(values), *reporting_and_all, prediction
+                )
+                findings[diagnostic].append(finding)
     return findings
 
 
@@ -175,7 +182,7 @@ def shared_instances(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> list[K]:
     """List the instances for which both tables have a value, in the baseline's order; empty if fewer than two."""
-    shared = [key for key in baseline if key in candidate]
+    shared = [instance for instance in baseline if instance in candidate]
     return shared if len(shared) > 1 else []
 
 
@@ -188,7 +195,9 @@ def change_between(
     """
     shared = shared_instances(baseline, candidate)
     if shared:
-        differences = np.array([candidate[key] - baseline[key] for key in shared])
+        differences = np.array(
+            [candidate[instance] - baseline[instance] for instance in shared]
+        )
         mean, sem = mean_and_error(differences)
         return Change(mean or 0.0, sem or 0.0, len(shared) - 1.0)
     mean, sem = mean_and_error(np.array([*baseline.values()]))
@@ -205,11 +214,13 @@ def change_between(
 def mean_change(changes: Sequence[Change]) -> Change:
     """Average independent changes, with the degrees of freedom by Welch and Satterthwaite."""
     count, variances = len(changes), [change.error**2 for change in changes]
-    total = math.fsum(variances)
-    squares = math.fsum(v**2 / change.dof for v, change in zip(variances, changes))
+    total_variance = math.fsum(variances)
+    squares = math.fsum(
+        variance**2 / change.dof for variance, change in zip(variances, changes)
+    )
     value = math.fsum(change.value for change in changes) / count
-    dof = total**2 / squares if squares > 0 else math.inf
-    return Change(value, math.sqrt(total) / count, dof)
+    dof = total_variance**2 / squares if squares > 0 else math.inf
+    return Change(value, math.sqrt(total_variance) / count, dof)
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------
@@ -285,7 +296,7 @@ def run_cost(
     """Compute times, iterations and memory of runs; ``optimal_errors`` are the optimal errors (P,) of each run."""
     records = [run.record for run in runs]
     timings = [record.timing for record in records if record.timing.seconds is not None]
-    near: dict[Epsilon, Nearness] = {
+    nearness_by_epsilon: dict[Epsilon, Nearness] = {
         epsilon: _time_to_optimum(runs, optimal_errors, float(epsilon), target)
         for epsilon in get_args(Epsilon)
     }
@@ -305,7 +316,7 @@ def run_cost(
         device_seconds=mean_of(timing.device_seconds or None for timing in timings),
         trusted=bool(timings) and all(timing.trusted for timing in timings),
         machines=sorted({timing.machine for timing in timings}),
-        near=near,
+        near=nearness_by_epsilon,
     )
 
 
@@ -314,19 +325,19 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     timings = [record.timing for record in records if record.timing.trusted]
     if not timings or any(timing.device_seconds for timing in timings):
         return []
-    clock = np.mean([timing.seconds or 0.0 for timing in timings])
-    cpu = np.mean([timing.cpu_seconds or 0.0 for timing in timings])
-    total = np.mean([timing.total_seconds for timing in timings])
+    wall_seconds = np.mean([timing.seconds or 0.0 for timing in timings])
+    cpu_seconds = np.mean([timing.cpu_seconds or 0.0 for timing in timings])
+    total_seconds = np.mean([timing.total_seconds for timing in timings])
     extra_threads = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
-    if cpu > 1.1 * (clock + extra_threads * total) + 0.02:
+    if cpu_seconds > 1.1 * (wall_seconds + extra_threads * total_seconds) + 0.02:
         reason = "other threads computed outside the timed section"
-    elif cpu < 0.5 * clock - 0.02:
+    elif cpu_seconds < 0.5 * wall_seconds - 0.02:
         reason = "the algorithm was idle, or the machine was busy with other work"
     else:
         return []
     return [
-        f"a run took {clock:.3g} s of wall time but {cpu:.3g} s of CPU time: {reason}"
+        f"a run took {wall_seconds:.3g} s of wall time but {cpu_seconds:.3g} s of CPU time: {reason}"
     ]
 
 
@@ -563,13 +574,13 @@ def learning_order(
         for run in iterations_by_run
     )
     ordered_sequences = [
-        LearnedSequence(list(components_in_order), count)
-        for components_in_order, count in sequences.most_common()
+        LearnedSequence(list(components_in_order), run_count)
+        for components_in_order, run_count in sequences.most_common()
     ]
     complete = np.all(np.isfinite(iterations_by_run), axis=1)
-    factor = _learning_factor(times[complete])
+    learning_factor = _learning_factor(times[complete])
     return half_overlaps, LearningOrder(
-        ordered_sequences, mean_of(complete.tolist()), factor
+        ordered_sequences, mean_of(complete.tolist()), learning_factor
     )
 
 

@@ -211,6 +211,7 @@ def verified_table(
     """Describe the differences between a stored table and the table computed from the records."""
 
     def row_key(row: Row) -> tuple[object, ...]:
+        """Key of a row in its table."""
         return (*place(row), row.metric, row.component)
 
     about_written, about_computed = (

@@ -142,8 +142,8 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
         for reason in row.runs.blank:
             blank_lines[f"{algorithm}: {row.metric} is blank: {reason}"] = None
     prediction_lines = [
-        f"{'; '.join(names)}: no prediction: {reason}"
-        for reason, names in algorithms_by_reason.items()
+        f"{'; '.join(algorithm_names)}: no prediction: {reason}"
+        for reason, algorithm_names in algorithms_by_reason.items()
     ]
     return [*prediction_lines, *blank_lines]
 
@@ -357,8 +357,10 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     for row in rows:
         if row.metric != rows[0].metric or row.component not in (None, 1):
             continue
-        for name, findings in row.runs.findings.items():
-            entries = entries_by_diagnostic.setdefault((row.place.problem, name), [])
+        for diagnostic, findings in row.runs.findings.items():
+            entries = entries_by_diagnostic.setdefault(
+                (row.place.problem, diagnostic), []
+            )
             entries += [
                 FindingEntry(row, finding, list_index)
                 for list_index, finding in enumerate(findings, 1)
@@ -370,8 +372,8 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
     )
     columns = [*PLACE, "list index", mean_column, "theory", "runs reporting it"]
     tables = []
-    for (problem, name), diagnostic_entries in entries_by_diagnostic.items():
-        title = f"{problem}: {name.replace('_', ' ')}"
+    for (problem, diagnostic), diagnostic_entries in entries_by_diagnostic.items():
+        title = f"{problem}: {diagnostic.replace('_', ' ')}"
         tables.append(make_table(title, columns, diagnostic_entries))
     return tables
 
@@ -420,6 +422,7 @@ def search_table(search: JsonObject) -> RenderableType:
         rows.append(row)
 
     def best_first(row: JsonObject) -> tuple[int, float]:
+        """Sort key of trials: most rounds first, then the smallest error of the last round."""
         round_errors = [
             row[f"round{round_index}"] for round_index in range(len(rounds))
         ]
@@ -429,9 +432,11 @@ def search_table(search: JsonObject) -> RenderableType:
         return -len(known_errors), known_errors[-1]
 
     parameter_names = dict.fromkeys(
-        name for parameters in trials for name in parameters
+        parameter for parameters in trials for parameter in parameters
     )
-    columns: Columns = [Column(name, fields=name) for name in parameter_names]
+    columns: Columns = [
+        Column(parameter, fields=parameter) for parameter in parameter_names
+    ]
     for round_index, search_round in enumerate(rounds):
         heading = (
             "1 seed" if search_round["seeds"] == 1 else f"{search_round['seeds']} seeds"

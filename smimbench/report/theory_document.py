@@ -340,6 +340,7 @@ def stored_counts(
 def _sample_ratios(
     plan: ProblemPlan, alphas: Sequence[float] | None
 ) -> Sequence[float]:
+    """Return the requested sample ratios, or those of the suite."""
     return alphas if alphas is not None else plan.alphas
 
 
@@ -438,9 +439,9 @@ def table_questions(results: Results) -> Iterator[Question]:
     alphas: dict[str, set[float]] = {plan.label: set() for plan in results.suite.plans}
     for cell, runs in places:
         alphas[cell.problem_label].add(runs.place.alpha)
-    for label, ratios in alphas.items():
+    for problem_label, ratios in alphas.items():
         if ratios:
-            problem = results.suite.problems[label]
+            problem = results.suite.problems[problem_label]
             yield PointsQuestion(problem, tuple(sorted(ratios)))
     yield from point_questions(stored_scores(results.suite, results.store)[0])
     for cell, runs in places:

@@ -98,12 +98,12 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """Make a table of theory points, followed by lines on the thresholds, for each problem."""
     tables: list[RenderableType] = []
     for theory in theories:
-        label, points = Text(theory.label, style="bold"), theory.points
+        problem_label, points = Text(theory.label, style="bold"), theory.points
         if theory.unsolved:
             reason = Text(f"not solved: {theory.unsolved}", style="bold red")
-            tables.append(Group(label, reason, ""))
+            tables.append(Group(problem_label, reason, ""))
         if theory.no_theory:
-            tables.append(Group(label, Text(theory.no_theory), ""))
+            tables.append(Group(problem_label, Text(theory.no_theory), ""))
         if not points:
             continue
         component_word = _component_word(theory)
@@ -171,6 +171,7 @@ def _threshold_lines(
     """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist."""
 
     def alpha_text(threshold: Threshold) -> str:
+        """Format a threshold with seven digits."""
         return f"alpha = {_with_error(threshold, 7)}"
 
     weak, perfect, late = (
@@ -203,14 +204,15 @@ def _threshold_lines(
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True, min_width=19)
     for threshold_key, text in lines:
-        name = (
+        threshold_name = (
             "learned in order"
             if threshold_key == "sequential"
             else threshold_key.replace("_", " ")
         )
         reason = thresholds.reasons.get(threshold_key)
         table.add_row(
-            f"  {name}", Text(text or (f"none: {reason}" if reason else "none"))
+            f"  {threshold_name}",
+            Text(text or (f"none: {reason}" if reason else "none")),
         )
     return Group(table, "")
 
@@ -300,19 +302,19 @@ def _prediction_notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
     """Return notes on the predictions for algorithms, one line each, starting with the algorithms' names."""
     notes: list[tuple[str, str]] = []
     for entry in entries:
-        name, prediction = entry.algorithm, entry.prediction
+        algorithm, prediction = entry.algorithm, entry.prediction
         if isinstance(prediction, str):
-            notes.append((f"no prediction: {prediction}", name))
+            notes.append((f"no prediction: {prediction}", algorithm))
             continue
-        notes.append((f"obtained by {prediction.method}", name))
+        notes.append((f"obtained by {prediction.method}", algorithm))
         if entry.fresh:
             note = "alpha counts the fresh samples of all steps"
-            notes.append((note, name))
+            notes.append((note, algorithm))
         if isinstance(prediction.trajectory, str):
-            notes.append((f"no trajectory: {prediction.trajectory}", name))
+            notes.append((f"no trajectory: {prediction.trajectory}", algorithm))
     by_text = grouped(notes, lambda note: note[0])
     return [
-        f"{'; '.join(dict.fromkeys(name for _, name in notes_with_text))}: {text}"
+        f"{'; '.join(dict.fromkeys(algorithm for _, algorithm in notes_with_text))}: {text}"
         for text, notes_with_text in by_text.items()
     ]
 
@@ -336,11 +338,12 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
             continue
         # Bounds that hold and errors that are 0 in both say nothing about the distribution.
         scores = [check.z for check in checks if check.z] or [0.0]
-        largest_check = max(checks, key=lambda check: abs(check.z))
+        check_of_largest_z = max(checks, key=lambda check: abs(check.z))
         summary = (
             f"{len(checks)} numbers checked by Monte Carlo: rms z "
             f"{math.sqrt(sum(score * score for score in scores) / len(scores)):.2f}, "
-            f"largest {largest_check.z:+z.2f} ({_quantity_name(largest_check)} at alpha = {largest_check.alpha:.5g})"
+            f"largest {check_of_largest_z.z:+z.2f} ({_quantity_name(check_of_largest_z)} at alpha = "
+            f"{check_of_largest_z.alpha:.5g})"
         )
         if undecided_count := sum(not check.has_enough_draws for check in checks):
             summary += (

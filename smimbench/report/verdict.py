@@ -186,10 +186,10 @@ class Verdict:
 
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
     """Make one verdict per problem; others are compared with the algorithm ``against``, by default the best."""
-    groups = grouped(contenders(rows), lambda row: row.place.problem)
+    rows_by_problem = grouped(contenders(rows), lambda row: row.place.problem)
     return [
-        _problem_verdict(problem, members, against)
-        for problem, members in groups.items()
+        _problem_verdict(problem, problem_rows, against)
+        for problem, problem_rows in rows_by_problem.items()
     ]
 
 
@@ -226,9 +226,9 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     all_rows = grouped(rows, name_of)
     alphas = {row.place.nominal_alpha for row in largest_rows}
     ranking = []
-    for label, algorithm_rows in grouped(scored_rows, name_of).items():
+    for algorithm, algorithm_rows in grouped(scored_rows, name_of).items():
         contender = _scored_contender(
-            label, algorithm_rows, all_rows[label], len(alphas)
+            algorithm, algorithm_rows, all_rows[algorithm], len(alphas)
         )
         ranking.append(contender if is_solved else _without_optimum(contender))
     ranking.sort(key=lambda contender: contender.rank)
@@ -360,7 +360,7 @@ def _log_ratio(error: float, optimum: float) -> float:
 
 
 def _scored_contender(
-    label: str, rows: Rows, all_rows: Rows, alpha_count: int
+    algorithm: str, rows: Rows, all_rows: Rows, alpha_count: int
 ) -> Contender:
     """Compute the scores of an algorithm from its rows at the largest dimension.
 
@@ -399,14 +399,18 @@ def _scored_contender(
     ratio_error = (
         ratio * math.hypot(*relative_errors) / len(log_ratios) if ratio else math.inf
     )
-    times = [near.seconds for near in nearness_by_point if near.seconds is not None]
+    times = [
+        nearness.seconds
+        for nearness in nearness_by_point
+        if nearness.seconds is not None
+    ]
     is_near_everywhere = bool(nearness_by_point) and len(times) == len(
         nearness_by_point
     )
     first_rows = [components[0] for components in rows_by_grid_point]
     costs = [row.cost for row in first_rows]
     return Contender(
-        algorithm=label,
+        algorithm=algorithm,
         settings=rows[0].place.settings,
         ratio_to_bayes=ratio,
         ratio_error=ratio_error if math.isfinite(ratio_error) else None,
@@ -416,7 +420,9 @@ def _scored_contender(
         missing=alpha_count - estimated_points,
         near_seconds=float(np.median(times)) if is_near_everywhere else None,
         near_fraction=mean_of(
-            near.fraction or 0.0 for near in nearness_by_point if estimated_points
+            nearness.fraction or 0.0
+            for nearness in nearness_by_point
+            if estimated_points
         ),
         seconds=mean_of(cost.seconds for cost in costs),
         iterations=mean_of(cost.iterations for cost in costs),
@@ -496,8 +502,8 @@ def _error_phrases(contender: Contender) -> list[str]:
         if contender.points > 1:
             phrases[0] += f" (geometric mean of {contender.points} sample ratios)"
     if contender.failed:
-        count = count_runs(contender.status_counts)
-        phrases.append(f"{contender.failed} of {count} runs failed")
+        run_count = count_runs(contender.status_counts)
+        phrases.append(f"{contender.failed} of {run_count} runs failed")
     return phrases
 
 
@@ -506,8 +512,8 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
     if contender.where_zero is None:
         return []
     if contender.zero_reached:
-        reached = ["0 where the optimal error is 0"]
-        return reached if contender.ratio_to_bayes is None else []
+        phrases = ["0 where the optimal error is 0"]
+        return phrases if contender.ratio_to_bayes is None else []
     return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
 
 
@@ -545,9 +551,11 @@ def _agreement_text(contender: Contender, answer_text: str, detectable: str) -> 
         return f"{answer_text} ({detectable.format(_percent_text(agreement.would_have_seen)[1:])})"
     if agreement.prediction == "no" and agreement.deviation_of is not None:
         metric = agreement.deviation_of
-        label = "" if metric == "mse" else f"{metric_label(metric)} "
+        metric_words = "" if metric == "mse" else f"{metric_label(metric)} "
         deviation = _percent_text(agreement.deviation or 0.0)
-        return f"{answer_text} ({label}{deviation}, z {agreement.deviation_z:.3g})"
+        return (
+            f"{answer_text} ({metric_words}{deviation}, z {agreement.deviation_z:.3g})"
+        )
     return answer_text
 
 
@@ -583,7 +591,7 @@ LogRatios = Mapping[str, Mapping[Instance, float]]
 """Logarithms of ratios to the Bayes-optimal error, by algorithm and instance."""
 
 
-def errors(rows: Sequence[Row]) -> Errors:
+def errors_and_optima(rows: Sequence[Row]) -> Errors:
     """Compute error and Bayes-optimal error, summed over components, for each algorithm (and backend) and instance."""
     errors_by_algorithm: Errors = {}
     name_of = names_with_backend(rows)
@@ -622,8 +630,8 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     """Compute the log of error / Bayes-optimal error for each algorithm and instance, where that error is not 0."""
     largest_zero = ZERO * max((row.target for row in rows), default=0.0)
     log_ratios: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
-    for name, algorithm_errors in errors(rows).items():
-        log_ratios[name] = {
+    for algorithm, algorithm_errors in errors_and_optima(rows).items():
+        log_ratios[algorithm] = {
             instance: _log_ratio(error, optimum)
             for instance, (error, optimum) in algorithm_errors.items()
             if optimum > largest_zero and error > 0
@@ -657,29 +665,35 @@ class AlgorithmSummary:
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
     rows = on_instance_data(rows)
-    instances, log_ratios = errors(rows), _log_ratios(with_failures(rows))
+    instances, log_ratios = errors_and_optima(rows), _log_ratios(with_failures(rows))
     if len(instances) < 2:
         return []
     ratios = {
-        name: _bounded_exp(math.fsum(algorithm_logs.values()) / len(algorithm_logs))
-        for name, algorithm_logs in log_ratios.items()
+        algorithm: _bounded_exp(
+            math.fsum(algorithm_logs.values()) / len(algorithm_logs)
+        )
+        for algorithm, algorithm_logs in log_ratios.items()
         if algorithm_logs
     }
     ordered_names = sorted(
-        log_ratios, key=lambda name: (-len(instances[name]), ratios.get(name, math.inf))
+        log_ratios,
+        key=lambda algorithm: (
+            -len(instances[algorithm]),
+            ratios.get(algorithm, math.inf),
+        ),
     )
     instance_count = len(set().union(*instances.values()))
     summaries = []
-    for name in ordered_names:
+    for algorithm in ordered_names:
         comparison = None
-        if shared_instances(log_ratios[ordered_names[0]], log_ratios[name]):
-            comparison = _error_ratio(log_ratios, ordered_names[0], name)
+        if shared_instances(log_ratios[ordered_names[0]], log_ratios[algorithm]):
+            comparison = _error_ratio(log_ratios, ordered_names[0], algorithm)
         summaries.append(
             AlgorithmSummary(
-                name,
-                len(instances[name]),
+                algorithm,
+                len(instances[algorithm]),
                 instance_count,
-                ratios.get(name),
+                ratios.get(algorithm),
                 comparison.ratio if comparison else None,
                 comparison.interval if comparison else None,
             )

@@ -46,7 +46,7 @@ def test_the_coefficient_of_all_sizes_together():
 
 def test_of_one_size_it_is_the_mean():
     only = runs_at(80, np.random.default_rng(1))
-    values = np.array([*only.runs.values()])
+    values = np.array([*only.instance_errors.values()])
     one = optima_by_dimension([only])[80]
     np.testing.assert_allclose(one.value, values.mean(axis=0))
     np.testing.assert_allclose(one.error, values.std(axis=0, ddof=1) / 20)
@@ -57,7 +57,7 @@ def test_runs_that_missed_the_optimum_do_not_define_it(b, above):
     """At D = 60 finite size may explain 20 / D + 100 / D^2 = 36% of the limit, not 100% or 200% of it."""
     only = runs_at(60, np.random.default_rng(3), b=b, limit=(0.4, 0.1))
     ratio = (
-        np.array([*only.runs.values()]).mean(axis=0)
+        np.array([*only.instance_errors.values()]).mean(axis=0)
         / optima_by_dimension([only])[60].value
     )
     np.testing.assert_allclose(
