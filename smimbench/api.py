@@ -196,8 +196,8 @@ def extrapolate(
     from smimbench.report.row import row_of
 
     return [
-        limit.document()
-        for limit in extrapolated_rows([row_of(row) for row in rows], target)
+        extrapolated_row.document()
+        for extrapolated_row in extrapolated_rows([row_of(row) for row in rows], target)
     ]
 
 

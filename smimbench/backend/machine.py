@@ -230,10 +230,10 @@ def peak_memory() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def wait_for_threads(thread_count: int, patience: float = 10.0) -> float:
-    """Wait until extra threads of this process are idle or ended (at most ``patience`` s); return their CPU time."""
+def wait_for_threads(thread_count: int, max_seconds: float = 10.0) -> float:
+    """Wait until extra threads of this process are idle or ended (at most ``max_seconds`` s); return their CPU time."""
     cpu_at_start = _cpu_of_other_threads()
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + max_seconds
     while threading.active_count() > thread_count and time.monotonic() < deadline:
         cpu_before_pause = _cpu_of_other_threads()
         time.sleep(0.05)

@@ -124,14 +124,14 @@ class DrawnInputs(StreamedInputs):
                 slice(max(samples.start - k * block, 0), samples.stop - k * block)
                 for k in block_numbers
             ]
-            blocks = [
+            block_samples = [
                 draw(k)[block_slice, ...]
                 for k, block_slice in zip(block_numbers, block_slices)
             ]
             return (
-                blocks[0]
-                if len(blocks) == 1
-                else namespace(like).concat(blocks, axis=0)
+                block_samples[0]
+                if len(block_samples) == 1
+                else namespace(like).concat(block_samples, axis=0)
             )
 
         self._set_source(shape, like, read)
@@ -222,19 +222,23 @@ class Prefetch:
     ----------
     length : int
         Length of the host array's first axis.
-    begin : callable
-        ``begin(start, stop) -> (array, ticket)`` starts a transfer and does not wait for it.
-    finish : callable
-        ``finish(ticket)`` makes all that is computed from now on wait for it.
+    begin_transfer : callable
+        ``begin_transfer(start, stop) -> (array, transfer)`` starts a transfer and does not wait for it.
+    await_transfer : callable
+        ``await_transfer(transfer)`` makes all that is computed from now on wait for it.
     """
 
     def __init__(
         self,
         length: int,
-        begin: Callable[[int, int], tuple[Array, object]],
-        finish: Callable[[object], None],
+        begin_transfer: Callable[[int, int], tuple[Array, object]],
+        await_transfer: Callable[[object], None],
     ) -> None:
-        self._length, self._set_source, self._finish = length, begin, finish
+        self._length, self._begin_transfer, self._await_transfer = (
+            length,
+            begin_transfer,
+            await_transfer,
+        )
         self._ahead: tuple[tuple[int, int], tuple[Array, object]] | None = None
         self._first = 0
 
@@ -245,16 +249,16 @@ class Prefetch:
         next_transfer, self._ahead = self._ahead, None
         if next_transfer is not None:
             # Even if the slice is not used: its memory must not be reused while a transfer is running.
-            self._finish(next_transfer[1][1])
+            self._await_transfer(next_transfer[1][1])
         if next_transfer is not None and next_transfer[0] == bounds:
             array = next_transfer[1][0]
         else:
-            array, ticket = self._set_source(*bounds)
-            self._finish(ticket)
+            array, transfer = self._begin_transfer(*bounds)
+            self._await_transfer(transfer)
         del next_transfer
         next_bounds = self._next_bounds(*bounds)
         if next_bounds is not None:
-            self._ahead = next_bounds, self._set_source(*next_bounds)
+            self._ahead = next_bounds, self._begin_transfer(*next_bounds)
         return array
 
     def _next_bounds(self, start: int, stop: int) -> tuple[int, int] | None:

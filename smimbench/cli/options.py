@@ -367,7 +367,7 @@ class Request:
         return words
 
     def command_line(self, command: str) -> str:
-        """Return the text of another command on the same suite, with the same options and results folder."""
+        """Return the command line that runs another command on this suite, with the same options and results folder."""
         results_option = (
             [] if self.results == Path("results") else ["--results", str(self.results)]
         )
@@ -409,7 +409,7 @@ def command(
             trace_plugins: bool,
             **arguments: Any,
         ) -> int:
-            """Load plugins, collect the shared options in a ``Request``, and call the command's function."""
+            """Load the plugins, collect the shared options in a ``Request``, and run the command."""
             _refuse_suite_as_output(arguments.get("name"), arguments.get("output"))
             with (
                 reserve_stdout_for_json()

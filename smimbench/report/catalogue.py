@@ -391,7 +391,7 @@ def _rates_text(rates: dict[str, float]) -> str:
 
 
 def _text_of(value: object, separator: str = ", ") -> str:
-    """Convert a number, a text, or a list of them to text."""
+    """Return a value (number, text, list or dictionary) as text on one line."""
     if isinstance(value, dict):
         value = [f"{key} {number}" for key, number in value.items()]
     if isinstance(value, list):

@@ -79,10 +79,10 @@ class Series:
         if self.constant_columns is None:
             return []
         rows = []
-        for cells in zip(
+        for row_values in zip(
             *(np.asarray(column).tolist() for column in self.columns.values())
         ):
-            row = {**self.constant_columns, **dict(zip(self.columns, cells))}
+            row = {**self.constant_columns, **dict(zip(self.columns, row_values))}
             if row.get("value") == row.get("value"):  # no NaN
                 rows.append(row)
         return rows
@@ -179,8 +179,8 @@ def draw(
         name: VERTICAL_DASHES[index % len(VERTICAL_DASHES)]
         for index, name in enumerate(vertical_line_names)
     }
-    for axis, panel in zip(axes, panels):
-        _draw_panel(axis, panel, dash_patterns)
+    for panel_axes, panel in zip(axes, panels):
+        _draw_panel(panel_axes, panel, dash_patterns)
     add_legend_and_note(figure, axes, chart.note)
     return figure
 
@@ -319,18 +319,18 @@ def _draw_series(
         "label": escape_for_matplotlib(series.name) or "_",
         **series.style,
     }
-    lower_ends = upper_ends = y
+    y_lower = y_upper = y
     if "low" in columns:
-        lower_ends, upper_ends = series.numbers("low"), series.numbers("high")
+        y_lower, y_upper = series.numbers("low"), series.numbers("high")
     elif "error" in columns:
         errors = np.nan_to_num(series.numbers("error"))
-        lower_ends, upper_ends = y - errors, y + errors
+        y_lower, y_upper = y - errors, y + errors
     floor = panel.axis_floor or -math.inf
     is_below = y < floor
-    y, lower_ends, upper_ends = (
-        np.maximum(y_values, floor) for y_values in (y, lower_ends, upper_ends)
+    y, y_lower, y_upper = (
+        np.maximum(y_values, floor) for y_values in (y, y_lower, y_upper)
     )
-    has_error = bool((upper_ends > lower_ends).any())
+    has_error = bool((y_upper > y_lower).any())
     artists: list[Artist]
     if series.kind == "bars":
         widths = series.numbers("to") - x
@@ -339,7 +339,7 @@ def _draw_series(
         artists = list(axis.plot(x, y, **artist_style))
         if has_error:
             error_band = axis.fill_between(
-                x, lower_ends, upper_ends, color=color, alpha=0.18, lw=0
+                x, y_lower, y_upper, color=color, alpha=0.18, lw=0
             )
             artists.append(error_band)
     else:
@@ -353,7 +353,7 @@ def _draw_series(
         if has_error:
             artist_style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
             error_bars = axis.errorbar(
-                x, y, (y - lower_ends, upper_ends - y), fmt="none", **artist_style
+                x, y, (y - y_lower, y_upper - y), fmt="none", **artist_style
             )
             artists += [*error_bars.lines[1], *error_bars.lines[2]]
         if len(hollow):

@@ -217,10 +217,14 @@ def theory_lines(
     return lines
 
 
-def _evenly_spaced(low: float, high: float) -> Host:
+def _evenly_spaced(lowest_alpha: float, highest_alpha: float) -> Host:
     """Return sample ratios that are evenly spaced on the drawn axis."""
-    spacing = np.geomspace if low > 0 and _spans_decades([low, high]) else np.linspace
-    return spacing(low, high, 120)
+    spacing = (
+        np.geomspace
+        if lowest_alpha > 0 and _spans_decades([lowest_alpha, highest_alpha])
+        else np.linspace
+    )
+    return spacing(lowest_alpha, highest_alpha, 120)
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
@@ -405,8 +409,12 @@ class _MetricPanel:
     @property
     def rows_of_panel(self) -> list[Row]:
         """The rows of this problem and component."""
-        place = self.plan.label, self.component
-        return [row for row in self.rows if (row.place.problem, row.component) == place]
+        problem_and_component = self.plan.label, self.component
+        return [
+            row
+            for row in self.rows
+            if (row.place.problem, row.component) == problem_and_component
+        ]
 
     def draw(
         self,

@@ -109,8 +109,8 @@ class PublishedLine:
             return set()
         x_min, x_max = x_limits
         published_x = self.points.alpha if self.points else ()
-        x = [max(x_min, x_max / 1000), x_max, *published_x]
-        return {float(alpha / self.x_per_alpha) for alpha in x}
+        needed_x = [max(x_min, x_max / 1000), x_max, *published_x]
+        return {float(alpha / self.x_per_alpha) for alpha in needed_x}
 
 
 class ShippedFigure(TypedDict):
@@ -405,8 +405,8 @@ def figure_chart(
     for line, points in zip(lines, ours):
         curve, plan = line.curve, line.plans[0]
         by_component = len(suite.plans) == 1 or line.is_threshold
-        legend_words = curve.component if by_component else plan.label
-        line_color = colors.setdefault(legend_words, COLORS[len(colors) % len(COLORS)])
+        color_key = curve.component if by_component else plan.label
+        line_color = colors.setdefault(color_key, COLORS[len(colors) % len(COLORS)])
         constant_columns = {"what": "ours", "curve": line.label}
         if curve.algorithm:
             style = {"marker": looks[curve.algorithm].marker, "s": 18}
