@@ -14,7 +14,7 @@ from smimbench.backend.machine import (
 )
 from smimbench.interfaces.problem import placeholder_data
 from smimbench.registry.registry import get_registry
-from smimbench.report.statistics import efficiency as _efficiency
+from smimbench.report.statistics import peak_share as peak_share
 from smimbench.suite.reader import load_suite
 from tests import records
 from tests.helpers import attention, call, output, sequence, write_suite
@@ -134,7 +134,7 @@ def record(seconds, cost=True, ceilings=True, **cell):
 
 
 def test_rows_average_what_is_known():
-    found = _efficiency(
+    found = peak_share(
         [
             record(2.0),
             record(4.0),
@@ -144,10 +144,10 @@ def test_rows_average_what_is_known():
         ]
     )
     assert found == (pytest.approx((0.5 + 0.25) / 2), "products")
-    assert _efficiency([record(2.0, dtype="float32", tf32=True)])[0] == pytest.approx(
+    assert peak_share([record(2.0, dtype="float32", tf32=True)])[0] == pytest.approx(
         0.0625
     )
-    assert _efficiency([record(9.0, cost=False)]) == (None, None)
+    assert peak_share([record(9.0, cost=False)]) == (None, None)
 
 
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
