@@ -218,7 +218,7 @@ def _recompute(
     if not repeated_runs.checked and recomputation.cells and results.records:
         repeated_runs.remarks.append("no stored cell can be run again")
     verifications = verify_theory(
-        results.suite, theory_folder, solve=recomputation.theory
+        results.suite, theory_folder, solve_again=recomputation.theory
     )
     return {**verifications, "cells run again": repeated_runs}
 
