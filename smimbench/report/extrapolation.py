@@ -238,7 +238,7 @@ Color = tuple[float, ...]
 
 
 def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
-    """Make one figure per problem, with a panel for each metric, algorithm and component.
+    """Make figures of means over runs against 1/D, one per problem, with a panel for each metric, algorithm and component.
 
     Color and marker stand for the sample ratio.
     """

@@ -171,7 +171,7 @@ def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
 
 
 def _text_of(pack: Mapping[str, object]) -> bytes:
-    """Return the text of the file, with one line per record so that a change of one record changes one line."""
+    """Return packed results as JSON text, with one line per record so that a change of one record changes one line."""
     text = json.dumps(with_digest(pack), allow_nan=False, separators=(",", ":"))
     return text.replace('{"format":', '\n{"format":').encode() + b"\n"
 

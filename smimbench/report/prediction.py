@@ -185,7 +185,7 @@ def deviation(
 
 
 def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
-    """Subtract the prediction from each run's value, and the variation with the teacher's norm, found by regression.
+    """Compute relative residuals of runs from their prediction, without the part linear in the teacher's norm (regression).
 
     A signal that is longer by chance has a larger error. One slope is fitted for all dimensions.
     """
@@ -214,7 +214,7 @@ def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
 
 
 class PredictedQuantity(NamedTuple):
-    """Key of a predicted quantity: a metric of a component at a sample ratio, ``step_fraction`` of its steps."""
+    """Key of a predicted quantity: metric and component at a sample ratio, after the fraction ``step_fraction`` of the steps."""
 
     alpha: float
     metric: str

@@ -676,7 +676,7 @@ def _unlisted_metrics(
 def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
-    """Yield the errors at checkpoints of the predicted trajectory."""
+    """Yield the errors of runs after the fractions ``CHECKPOINTS`` of their steps, with those of the predicted trajectory."""
     predicted_path, components = prediction.trajectory, problem.components
     runs = [
         run

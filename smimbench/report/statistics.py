@@ -275,7 +275,7 @@ def _time_to_optimum(
     epsilon: float,
     target: float,
 ) -> Nearness:
-    """Compute median times until the errors of a run are within a factor ``1 + epsilon`` of its goals."""
+    """Compute median times until the errors of a run are at most ``1 + epsilon`` times the optimal ones."""
     if optimal_errors is None:
         return Nearness(None, None, None)
     seconds, iterations = [], []

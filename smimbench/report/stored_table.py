@@ -115,7 +115,7 @@ def _split_shared_fields(rows: Sequence[Mapping[str, object]]) -> dict[str, obje
 
 
 def text_of_table(table: Mapping[str, object]) -> str:
-    """Return the text of the file, with one line per place so that a change of one place changes one line."""
+    """Return a stored table as JSON text, with one line per place so that a change of one place changes one line."""
     lines = json.dumps(with_digest(table), allow_nan=False, separators=(",", ":"))
     return lines.replace('{"common":', '\n{"common":') + "\n"
 

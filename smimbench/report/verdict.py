@@ -350,12 +350,12 @@ def _error_ratio(
 
 
 def _bounded_exp(log: float) -> float:
-    """Return the exponential, at most the largest number."""
+    """Return the exponential, limited to the largest floating-point number."""
     return math.exp(min(log, LARGEST_LOG))
 
 
 def _log_ratio(error: float, optimum: float) -> float:
-    """Return the logarithm of error / optimum, at most that of the largest number."""
+    """Return log(error / optimum), limited so that its exponential is a floating-point number."""
     return min(math.log(error / optimum), LARGEST_LOG)
 
 
