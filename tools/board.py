@@ -322,7 +322,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
     rows = {name: len(names) - 1 - place for place, name in enumerate(names)}
     with plain_matplotlib():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
         figure = Figure((7.2, 0.6 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots(
@@ -356,7 +356,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
             axis.set_xscale("log")
             base = 100 if axis is axes[-1] else 10
             axis.xaxis.set_major_locator(LogLocator(base, numticks=4))
-            axis.xaxis.set_minor_locator(LogLocator(subs=(), numticks=4))
+            axis.xaxis.set_minor_locator(NullLocator())
             axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             axis.tick_params(labelsize=7, length=2)
             axis.tick_params(axis="y", length=0)

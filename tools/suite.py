@@ -111,7 +111,7 @@ def _default(field: Any) -> str:
     if field.is_required():
         return "required"
     value = field.default
-    if value is None or value == "" or value == () or isinstance(value, Table):
+    if value is None or value in ("", (), {}) or isinstance(value, Table):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
