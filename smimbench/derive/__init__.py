@@ -1,4 +1,4 @@
-"""Derives the optional members that a channel or prior does not implement, such as posteriors and symmetries.
+"""Derives members that a channel or prior does not define, such as posteriors and symmetries.
 
 It also holds code shared by several kinds of items, such as the default stopping rule.
 

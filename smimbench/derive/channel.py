@@ -58,7 +58,7 @@ class DerivedChannel(Delegate):
 
     @cached_property
     def symmetry(self) -> str:
-        """Symmetry of the labels: declared by the channel, or the largest group of maps of the latents that no label sees."""
+        """Symmetry of the labels: declared by the channel, or the largest group of maps that leave all labels unchanged."""
         if self.channel.symmetry is None:
             return symmetry_of_labels(self.channel, self.sites)
         return str(self.channel.symmetry)
@@ -102,6 +102,7 @@ class DerivedChannel(Delegate):
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
+        """Mean observable label over ``count`` draws of the noise; equal ``index`` means equal draws."""
         label_sum: Array = 0.0
         for draw in range(count):
             rng = monte_carlo_rng("prediction: labels", *index, draw)
@@ -259,6 +260,7 @@ class IntegratedChannel(DerivedChannel):
 
     @cached_property
     def _information(self) -> LikelihoodInformation:
+        """Information of the labels, computed from the likelihood."""
         blind_to_signs = self.components == 1 and self.symmetry not in (
             "none",
             "permutations",
@@ -276,6 +278,7 @@ class IntegratedChannel(DerivedChannel):
         """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel."""
 
         def error_about(reason: str) -> ParameterError:
+            """ParameterError that names the channel and the reason."""
             name = getattr(self.channel, "name", type(self.channel).__name__)
             return ParameterError("name", f"channel {name!r}: {reason}")
 
@@ -334,9 +337,10 @@ class IntegratedChannel(DerivedChannel):
         )
 
     def _integrate(self, y: Array, omega: Array, V: Array) -> PosteriorMoments:
+        """Posterior moments of the whitened latents, after a check of the shape of omega."""
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
             raise ValueError(
-                f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
+                f"the prior means omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
             )
         return integrate(self.channel, y, omega, V, refine=True)
 

@@ -176,6 +176,7 @@ def error_curve(
     interpolant = PchipInterpolator(log_grid, log_gain)
 
     def error(information: Host) -> Host:
+        """Interpolated error V at any information."""
         information = np.asarray(information, dtype=np.float64)
         clipped = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -190,7 +191,7 @@ def error_curve(
 def _gains_until_steady(
     exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
-    """Tabulate ``log(V (1/variance + information))`` on a grid; once it no longer changes it is kept constant."""
+    """Tabulate ``log(V (1/variance + information))`` on a grid; constant where it no longer changes by ``tolerance``."""
     log_gain = np.zeros(len(grid))
     unchanged = 0
     for grid_index, information in enumerate(grid):
@@ -242,6 +243,7 @@ class SimulatedPrior(DerivedPrior):
         """Second moment of every simulated signal (draws, P, P), and overlap of the prior mean (P, P)."""
 
         def simulate() -> tuple[Host, Host]:
+            """Second moments of simulated signals, and overlap of the prior mean."""
             dimension, draws = self._size
             mean = self.mean(components, dimension)
             overlap = np.asarray(self.model.inner(mean, mean))
@@ -276,6 +278,7 @@ class SimulatedPrior(DerivedPrior):
         )
 
     def _error(self, Qhat: Host) -> Host:
+        """Error V (P, P) at one ``Qhat``: interpolated for one component, simulated for several."""
         if len(Qhat) > 1:
             return np.asarray(self._simulated_errors(Qhat).mean(axis=0))
         return self._curve[0](np.diagonal(Qhat))[None, :]
@@ -288,6 +291,7 @@ class SimulatedPrior(DerivedPrior):
         errors = []
 
         def mean_error(information: float) -> float:
+            """Mean simulated error at one information; its relative error is recorded."""
             draws = self._simulated_errors(np.array([[information]]))
             log_grid.append(math.log(information))
             errors.append(float(_relative_error(draws)[0]))

@@ -29,7 +29,7 @@ def predict(channel: Channel, z: Array) -> Array:
 
 
 def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
-    """Predict labels twice such that the product is an unbiased squared prediction.
+    """Predict labels twice, so that the product of the two is an unbiased estimate of the squared prediction.
 
     The two are independent means over draws of the noise, or one exact value twice.
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
@@ -91,6 +91,7 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
     def directional_derivative(step: float) -> Array:
+        """Derivatives (n, entries) of the labels along the fixed direction, by central differences."""
         upper, lower = (
             np.asarray(noiseless(z + shift * direction), dtype=float)
             for shift in (step, -step)

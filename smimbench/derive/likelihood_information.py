@@ -156,6 +156,7 @@ class LikelihoodInformation:
         for index, (q, v) in enumerate(zip(Q.tolist(), V.tolist())):
 
             def estimate(q: float = q, v: float = v) -> tuple[Host, Host]:
+                """Information and its error at one overlap."""
                 return self._estimate(np.array([[q]]), np.array([[v]]))
 
             estimates = cached_on(self, "values", estimate, key=(q, v))
@@ -171,6 +172,7 @@ class LikelihoodInformation:
         return cached_on(self, "slopes", lambda: self._susceptibility(V), key=V)
 
     def _susceptibility(self, V: float) -> Uncertain:
+        """Susceptibility, not cached: by quadrature over labels if they are single numbers, otherwise by Monte Carlo."""
         labels = []
         for scramble in range(SCRAMBLES):
             whitened_latents = whitened_points(
@@ -239,19 +241,20 @@ class LikelihoodInformation:
         inverse_root_V = np.linalg.inv(root_V)
         estimates = []
         for scramble in range(SCRAMBLES):
-            normal = whitened_points(
+            normal_latents = whitened_points(
                 dimension,
                 points,
                 "likelihood information: latents",
                 scramble,
                 paired=False,
             )
-            omega = root_Q @ normal.reshape(points, P, C)
+            omega = root_Q @ normal_latents.reshape(points, P, C)
             rng = monte_carlo_rng("likelihood information: axes", scramble)
             axes = rng.standard_normal((2, points, dimension))
             axes /= np.linalg.norm(axes, axis=2, keepdims=True)
             point_sets = [
-                _wide_points(dimension, 2 * scramble + half) for half in range(2)
+                _wide_points(dimension, 2 * scramble + set_index)
+                for set_index in range(2)
             ]
             chunk_size = max(1, BLOCK // point_sets[0][0].size)
             square_sum: Array = 0.0
@@ -307,6 +310,7 @@ class LikelihoodInformation:
         chunk_size = max(1, BLOCK // (80 * len(labels)))
 
         def log_square(t: Array, problem_indices: Array) -> Array:
+            """Logarithm of the mean squared posterior mean at ``omega = sqrt(Q) t``."""
             omega = (omega_scale[problem_indices][:, None] * t).ravel()
             widths = np.broadcast_to(width[problem_indices][:, None], t.shape).ravel()
             chunks = [
@@ -331,6 +335,7 @@ class LikelihoodInformation:
         labels: Array = self.labels
 
         def log_weight(u: Array, pair_indices: Array) -> Array:
+            """Log-likelihood of one label at ``z = omega + sqrt(V) u``."""
             omega_index = pair_indices // len(labels)
             z = omega[omega_index][:, None] + width[omega_index][:, None] * u
             y = np.repeat(labels[pair_indices % len(labels)], u.shape[1], axis=0)
@@ -353,20 +358,21 @@ class LikelihoodInformation:
         shape = points, self.components, self.sites
 
         def labels(scramble: int) -> Labels:
-            normal = whitened_points(
+            """Labels drawn in one scramble, with two independent estimates of their posterior means."""
+            normal_latents = whitened_points(
                 2 * self.dimension,
                 points,
                 "likelihood information: pairs of latents",
                 scramble,
                 paired=False,
             ).reshape(points, 2, *shape[1:])
-            omega = root_Q @ normal[:, 0]
-            z = omega + root_V @ normal[:, 1]
+            omega = root_Q @ normal_latents[:, 0]
+            z = omega + root_V @ normal_latents[:, 1]
             rng = monte_carlo_rng("likelihood information: labels", scramble)
             y = np.asarray(self.channel.forward(z, rng=rng))
             moments = integrate(self.channel, y, omega, V, refine=False)
             means = moments.half.reshape(shape), moments.other_half.reshape(shape)
-            return Labels(normal[:, 0], normal[:, 1], means)
+            return Labels(normal_latents[:, 0], normal_latents[:, 1], means)
 
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 
@@ -393,10 +399,10 @@ def _wide_points(dimension: int, seed: int) -> tuple[Host, Host]:
     total_count = sum(count for _, count in WIDTHS)
     points = []
     for mixture_index, (scale, count) in enumerate(WIDTHS):
-        normal = whitened_points(
+        normal_latents = whitened_points(
             dimension, count, "likelihood: mixture", seed, mixture_index
         )
-        points.append(scale * normal)
+        points.append(scale * normal_latents)
     points_ = np.concatenate(points)
     squared_norms = (points_ * points_).sum(1)
     log_densities = []

@@ -1,4 +1,4 @@
-"""Posterior integrals of a likelihood, each sample by the cheapest method that resolves its posterior.
+"""Integrates posteriors of a likelihood numerically; each sample by the cheapest method that resolves its posterior.
 
 For ``z ~ N(omega, V (x) I_C)`` and a label y the posterior is ``N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) / Z``, in
 ``P C`` dimensions. All integrals are done in the whitened latents u, ``z = omega + V^{1/2} u``, in which the prior is the
@@ -99,7 +99,7 @@ class Samples:
         refine: bool,
         block_start: int,
     ) -> Samples:
-        """Create samples whose integration points are drawn from the prior; ``block_start`` numbers the block."""
+        """Create samples whose integration points are drawn from the prior; ``block_start`` is the index of the first sample."""
         xp = namespace(omega)
         R = REPLICATES
         n = omega.shape[0]
@@ -197,17 +197,17 @@ class Samples:
         """
         xp = self.xp
         R, n, d = self.mean.shape
-        place = matching(self.mean)
+        array_options = matching(self.mean)
         point_count = 128 if d <= 3 else 512
         nodes = self.points(d, point_count, "likelihood: nodes")
         nodes = xp.reshape(
             xp.broadcast_to(nodes, (R, n, point_count, d)), (R * n, point_count, d)
         )
-        sample_numbers = xp.arange(n, device=place["device"])
+        sample_numbers = xp.arange(n, device=array_options["device"])
         sample_of_row = xp.reshape(xp.broadcast_to(sample_numbers, (R, n)), (-1,))
-        mean = xp.zeros((R * n, d), **place)
-        identity = xp.eye(d, **place)[None, ...]
-        covariance = xp.zeros((R * n, d, d), **place) + identity
+        mean = xp.zeros((R * n, d), **array_options)
+        identity = xp.eye(d, **array_options)[None, ...]
+        covariance = xp.zeros((R * n, d, d), **array_options) + identity
         is_unfitted = sample_of_row >= 0
         for _ in range(FIT_ROUNDS):
             rows = xp.nonzero(is_unfitted)[0]
@@ -269,8 +269,8 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
     """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign."""
     axis_numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
     unit = xp.astype(axis_numbers == 0, axis.dtype)
-    ones = xp.ones_like(unit)
-    normal = axis - unit * xp.where(axis[..., :1] > 0, -ones, ones)
+    plus_one = xp.ones_like(unit)
+    normal = axis - unit * xp.where(axis[..., :1] > 0, -plus_one, plus_one)
     normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
     return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
@@ -296,6 +296,7 @@ def _tempered_fit(
     high_exponent = xp.zeros_like(target_count)
 
     def tempered(power: Array) -> Array:
+        """Weights raised to a power, with 0 for impossible points."""
         weights = xp.exp(clip(power[:, None] * log_ratio, -700.0, None))
         return weights * possible + 1e-300
 
@@ -351,7 +352,9 @@ def integrate(
     xp = namespace(omega)
     n, P, C = omega.shape
     if not n:
-        raise ValueError("the posterior needs at least one sample, got none")
+        raise ValueError(
+            "there is no sample to integrate a posterior for; labels y must have at least one row"
+        )
     root = symmetric_root(xp.astype(V, xp.float64))
     is_scalar = P * C == 1
     block_size = max(1, BLOCK // (200 if is_scalar else 2 * POINTS * P * C))
@@ -387,7 +390,7 @@ def _from_prior(block: Samples) -> PosteriorMoments:
 
 
 def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
-    """Posterior moments of samples whose posterior (a thin sheet or a small region) is barely met by points of the prior."""
+    """Posterior moments of samples whose posterior is so narrow that few points drawn from the prior lie in it."""
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
@@ -445,12 +448,13 @@ def _of_single_latents(block: Samples) -> PosteriorMoments:
     """Posterior moments of a single latent per sample, by adaptive quadrature that looks for narrow peaks."""
 
     def log_weight(t: Array, lines: Array) -> Array:
+        """Log-likelihood at whitened latents t of the samples with indices ``lines``."""
         return block.log_likelihood(t[..., None], lines)
 
-    place = matching(block.omega)
+    array_options = matching(block.omega)
     count = block.omega.shape[0]
     log_norm, mean, square, error = line_moments(
-        log_weight, count, block.xp, place["device"], tolerance=SCALAR_TOLERANCE
+        log_weight, count, block.xp, array_options["device"], tolerance=SCALAR_TOLERANCE
     )
     mean = mean[:, None]
     return PosteriorMoments(
@@ -462,7 +466,7 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
     xp = block.xp
     R, n, d = block.mean.shape
-    place = matching(block.omega)
+    array_options = matching(block.omega)
     direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
     transverse_points = block.points(d - 1, count, "likelihood: lines")
     transverse_points = xp.concat(
@@ -475,7 +479,7 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     directions_of_lines = xp.broadcast_to(direction[:, :, None, :], line_origins.shape)
     origins = xp.reshape(line_origins, (-1, d))
     directions = xp.reshape(directions_of_lines, (-1, d))
-    sample_numbers = xp.arange(n, device=place["device"])[None, :, None]
+    sample_numbers = xp.arange(n, device=array_options["device"])[None, :, None]
     sample_of_line = xp.reshape(xp.broadcast_to(sample_numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
@@ -490,7 +494,7 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
         log_weight,
         R * n * count,
         xp,
-        place["device"],
+        array_options["device"],
         tolerance=2e-3,
         reach=8.0,
         rounds=20,

@@ -1,4 +1,4 @@
-"""Completes priors that implement only part of the contract.
+"""Completes priors that define only a density, a spectrum, or a sampler and a denoiser.
 
 * a ``law`` with a ``log_density``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
 * a ``law`` with ``quantile`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum.
@@ -130,6 +130,7 @@ class DensityPrior(DerivedLaw):
         """
 
         def log_weight(t: Host, moment_indices: Host) -> Host:
+            """Log-density at ``sinh(t)`` times the factor of each moment."""
             w = np.sinh(t)
             log_size = np.log(np.abs(w) + 1e-300)
             log_halves = (
@@ -200,6 +201,7 @@ class DensityPrior(DerivedLaw):
             return r, np.zeros_like(r)
 
         def entry_moments(observations: Host) -> Host:
+            """Posterior mean and variance (n, 2) of entries."""
             return self._entry_posteriors(
                 observations, np.full_like(observations, information), 1e-6
             )[:2].T
@@ -244,6 +246,7 @@ class DensityPrior(DerivedLaw):
         """Posterior mean, variance and log-density (3, N) of observations, by quadrature over ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
+            """Log-density of entry and noise at ``w = origin + scale t``."""
             w = origin[lines][:, None] + scale[lines][:, None] * t
             energy = (w - r[lines][:, None]) ** 2 * information[lines][:, None] / 2
             log_density = self._raw_log_density(w * self.unit)
@@ -266,6 +269,7 @@ class DensityPrior(DerivedLaw):
         return np.stack([mean, scale**2 * variance, log_density])
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
+        """Posterior mean and error for components that are coupled by the noise, by integration of every column."""
         xp = namespace(R)
         P = R.shape[0]
         # A direction that was not observed has noise far beyond the law's own width.
@@ -300,6 +304,7 @@ class DensityPrior(DerivedLaw):
         observation_width = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
+            """Logarithm of density times posterior variance of an observation, along the law of observations."""
             observations = (self.center + observation_width[lines][:, None] * t).ravel()
             informations = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(
@@ -332,6 +337,7 @@ class _ColumnChannel(Channel):
         self.components = components
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
+        """Log-density of every column ``z``; the labels ``y`` are not used."""
         del y
         logs = self.prior._log_density(z[:, :, 0] * self.prior.unit)
         return namespace(z).sum(clip(logs, IMPOSSIBLE, None), axis=1)
@@ -477,6 +483,7 @@ class SpectrumPrior(DerivedLaw):
         return self._error_of_noise(_noise_variances(Qhat))
 
     def _error_of_noise(self, noise: Host) -> Host:
+        """Error V (P, P) of the posterior mean, diagonal, for noise variances (P,)."""
         with np.errstate(divide="ignore"):
             return np.diag(self._scalar_error(1 / noise))
 
@@ -485,6 +492,7 @@ class SpectrumPrior(DerivedLaw):
         """Error V of one component as a function of its information, by free convolution."""
 
         def exact_error(information: float) -> float:
+            """MMSE of one component at one information."""
             return float(self._law.mmse(1 / information, rtol=1e-5).value)
 
         return error_curve(exact_error, self.variance, per_decade=6, steady=1e-3)

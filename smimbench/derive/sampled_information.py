@@ -120,22 +120,23 @@ def label_means(
     """
     P = len(Q)
     unlearned = without_overlap(Q)
-    upper = np.triu_indices(P)
+    upper_triangle = np.triu_indices(P)
     unlearned_pairs = np.triu_indices(len(unlearned))
     # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
     # that of the result.
     inverse_root_V = np.linalg.inv(symmetric_root(V))
-    basis = np.zeros((len(upper[0]), P, P))
-    for index, (a, b) in enumerate(zip(*upper)):
+    basis = np.zeros((len(upper_triangle[0]), P, P))
+    for index, (a, b) in enumerate(zip(*upper_triangle)):
         basis[index, a, b] = basis[index, b, a] = 1.0
-    rotation_to_g = (inverse_root_V @ basis @ inverse_root_V)[:, *upper]
-    count = len(upper[0])
+    rotation_to_g = (inverse_root_V @ basis @ inverse_root_V)[:, *upper_triangle]
+    count = len(upper_triangle[0])
     samples = []
     controls = []
     for scramble in range(scrambles):
         drawn_labels = labels(scramble)
         columns = [
-            symmetric(_outer_products(*drawn_labels.means))[:, *upper] @ rotation_to_g
+            symmetric(_outer_products(*drawn_labels.means))[:, *upper_triangle]
+            @ rotation_to_g
         ]
         if drawn_labels.responses is not None:
             columns.append(
@@ -149,14 +150,14 @@ def label_means(
     for index, row in enumerate(
         controlled_mean(samples, controls, faintest=faintest, collinear=collinear)
     ):
-        means[index][upper] = means[index].T[upper] = row[:count]
+        means[index][upper_triangle] = means[index].T[upper_triangle] = row[:count]
         for a, b, entry in zip(*unlearned_pairs, row[count:]):
             i = unlearned[a]
             j = unlearned[b]
             means[2 + index][i, j] = means[2 + index][j, i] = entry / (
                 V[i, i] * V[j, j]
             )
-    means[4][upper] = means[4].T[upper] = effective_sample_size(
+    means[4][upper_triangle] = means[4].T[upper_triangle] = effective_sample_size(
         np.concatenate([sample[:, :count] for sample in samples])
     )
     return LabelMeans(*means)
@@ -174,20 +175,24 @@ def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Ho
     """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero."""
     first_mean, second_mean = drawn_labels.means
     n, P, C = first_mean.shape
-    upper = np.triu_indices(P)
+    upper_triangle = np.triu_indices(P)
     identity = C * np.eye(P)
     mean = 0.5 * (first_mean + second_mean)
     squared_means = symmetric(_outer_products(first_mean, second_mean))
     controls = [
         (squared_means - symmetric(_outer_products(mean, drawn_labels.truth)))[
-            :, *upper
+            :, *upper_triangle
         ],
         _outer_products(drawn_labels.omega, mean).reshape(n, -1),
-        (_outer_products(drawn_labels.truth, drawn_labels.truth) - identity)[:, *upper],
-        (_outer_products(drawn_labels.omega, drawn_labels.omega) - identity)[:, *upper],
+        (_outer_products(drawn_labels.truth, drawn_labels.truth) - identity)[
+            :, *upper_triangle
+        ],
+        (_outer_products(drawn_labels.omega, drawn_labels.omega) - identity)[
+            :, *upper_triangle
+        ],
     ]
     if drawn_labels.second is not None:
-        controls.append((drawn_labels.second - identity)[:, *upper])
+        controls.append((drawn_labels.second - identity)[:, *upper_triangle])
     if unlearned and drawn_labels.responses is not None:
         z = (symmetric_root(V) @ drawn_labels.truth)[:, unlearned]
         variances = np.diagonal(V)[unlearned][:, None, None]
@@ -236,13 +241,14 @@ def sampled_moments(
     has_moments = True
 
     def labels(scramble: int) -> Labels:
+        """Labels drawn in one scramble, with their posteriors."""
         nonlocal has_moments
-        normal = normal_points(
+        normal_latents = normal_points(
             2 * P * sites, POINTS, "information: latents", scramble
         ).reshape(POINTS, 2, P, sites)
-        omega = root_Q @ normal[:, 0]
+        omega = root_Q @ normal_latents[:, 0]
         rng = monte_carlo_rng("information: labels", scramble)
-        y = channel.forward(omega + root_V @ normal[:, 1], rng=rng)
+        y = channel.forward(omega + root_V @ normal_latents[:, 1], rng=rng)
         posterior = checked_posterior(
             channel.posterior(y, omega, V, second_moment=True, rng=rng), omega
         )
@@ -252,7 +258,11 @@ def sampled_moments(
             posterior.second_moment is None
         ):  # optional for channels whose labels depend on signs
             has_moments = False
-            return Labels(normal[:, 0], normal[:, 1], (whitened_mean, whitened_mean))
+            return Labels(
+                normal_latents[:, 0],
+                normal_latents[:, 1],
+                (whitened_mean, whitened_mean),
+            )
         second_moment: Array = checked_posterior(
             posterior, omega, second_moment=True
         ).second_moment
@@ -272,8 +282,8 @@ def sampled_moments(
             )
             whitened_square = inverse_root_V @ centered_moment @ inverse_root_V
         return Labels(
-            normal[:, 0],
-            normal[:, 1],
+            normal_latents[:, 0],
+            normal_latents[:, 1],
             (whitened_mean, whitened_mean),
             whitened_square,
             (responses, responses),

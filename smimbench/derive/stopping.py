@@ -244,7 +244,7 @@ def _fluctuates_about_mean(
 def _steady(
     drift: Host, self_drift: Host, allowed_drift: Host, fluctuation: Host
 ) -> bool:
-    """Whether the overlap changes by at most ``allowed_drift``, and the self-overlap by at most the larger of the two bounds."""
+    """Whether the predicted overlap drifts by at most ``allowed_drift``, the self-overlap by at most that or ``fluctuation``."""
     is_steady = (drift <= allowed_drift) & (
         self_drift <= np.maximum(allowed_drift, fluctuation)
     )

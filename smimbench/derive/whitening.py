@@ -62,6 +62,7 @@ class WeightedModel(Delegate):
         return np.sqrt(self.inputs.feature_variances(dimension))
 
     def _weights(self, signal: Array) -> Array:
+        """Square roots (D,) of the feature variances, in the signal's namespace."""
         roots = self._roots(signal.shape[-1])
         return namespace(signal).asarray(roots, **matching(signal))
 
@@ -113,6 +114,7 @@ class WeightedPrior(Delegate):
         self.law = prior.law._replace(fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
+        """Relative standard deviation of the weighted overlap ``sum_k lambda_k W_k^2 / D`` at finite size."""
         # The few leading features of a steep spectrum hold most of a product, which varies as much.
         squared_variances = self.variances(dimension) ** 2
         return float(np.sqrt(2 * np.mean(squared_variances) / dimension))
@@ -260,12 +262,14 @@ class WhitenedModel(Delegate):
     def _forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
+        """Forward pass through a factor, and the function that pulls gradients back to the factor."""
         assert self.model.forward_gram is not None
         sqrt_dimension = math.sqrt(factor.shape[-2])
         z, model_pull = self.model.forward_gram(inputs, factor)
         trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / sqrt_dimension
 
         def pull(g: Array) -> Array:
+            """Gradient with respect to the factor, from the gradient ``g`` in whitened latents."""
             latent_gradient, trace_gradient = self._mixed(g)
             return (
                 model_pull(latent_gradient)
@@ -328,6 +332,7 @@ class MixedChannel(Delegate, Channel):
         return self._vjp if self.channel.vjp else None
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of predicted labels with respect to whitened latents."""
         gradient = self.channel.vjp(self.apply(self.mixing, z), cotangent)
         return self.apply(self.mixing.T, gradient)
 

@@ -175,6 +175,7 @@ class FreeConvolution:
         root = math.sqrt(noise)
 
         def at_points(p: _Subordinated) -> Host:
+            """The caller's function, in units of the noise."""
             return function(p.x * root, p.shrunk * root, p.variance * noise)
 
         return self._with_atom_error(
@@ -199,6 +200,7 @@ class FreeConvolution:
         return self._with_atom_error(lambda law: law._mmse(noise, rtol))
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
+        """MMSE of this law, with closed forms where the noise is far smaller than the gaps between atoms."""
         if math.isinf(noise):
             variance = float(
                 self.weights @ (self.atoms - self.weights @ self.atoms) ** 2
@@ -259,28 +261,31 @@ class FreeConvolution:
         """
         if self._resolution(noise) > 0.01:
             raise ValueError(
-                f"the noise variance {noise} is below the rounding error of the atoms; use a larger one"
+                f"the noise variance {noise} is below the rounding error of the atoms of the spectrum; use a larger one"
             )
         atoms = self.atoms / math.sqrt(noise)
         nodes, kronrod, gauss = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
-            lower_edge, upper_edge, low, high = panels.T[..., None]
-            angle = (low + high) / 2 + (high - low) / 2 * nodes
+            """Integrals over each panel, and their error estimates."""
+            lower_edge, upper_edge, lower_angle, upper_angle = panels.T[..., None]
+            angle = (lower_angle + upper_angle) / 2 + (
+                upper_angle - lower_angle
+            ) / 2 * nodes
             u = (lower_edge + upper_edge) / 2 + (upper_edge - lower_edge) / 2 * np.sin(
                 angle
             )
-            p = _subordinated(np, u.reshape(-1), atoms, self.weights)
-            density = (p.v * p.stretch / math.pi).reshape(u.shape)
+            point = _subordinated(np, u.reshape(-1), atoms, self.weights)
+            density = (point.v * point.stretch / math.pi).reshape(u.shape)
             measure = (
                 density
                 * np.cos(angle)
                 * (upper_edge - lower_edge)
                 / 2
-                * (high - low)
+                * (upper_angle - lower_angle)
                 / 2
             )
-            integrals = function(p).reshape(-1, *u.shape) * measure
+            integrals = function(point).reshape(-1, *u.shape) * measure
             fine = integrals @ kronrod
             return fine, np.abs(fine - integrals[..., 1::2] @ gauss)
 
@@ -345,6 +350,7 @@ def _subordinated(
 def _subordinate(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
+    """Subordination functions at one block of points u (n,), by Newton's method for ``v^2``."""
     difference = u[:, None] - atoms[None, :]
     square = difference * difference
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
@@ -352,12 +358,12 @@ def _subordinate(
     t = clip(xp.max(weights[None, :] - square, axis=1), 0.0, None)
     for _ in range(200):
         inverse = 1 / (square + t[:, None])
-        f = xp.matmul(inverse, weights)
-        slope = xp.matmul(inverse * inverse, weights) / (f * f)
-        next_t = clip(t + (1 - 1 / f) / slope, 0.0, None)
+        inverse_mean = xp.matmul(inverse, weights)
+        slope = xp.matmul(inverse * inverse, weights) / (inverse_mean * inverse_mean)
+        next_t = clip(t + (1 - 1 / inverse_mean) / slope, 0.0, None)
         is_converged = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / slope
         t = next_t
-        if xp.all(is_converged | xp.isnan(f)):
+        if xp.all(is_converged | xp.isnan(inverse_mean)):
             break
     inverse = 1 / (square + t[:, None])
     terms = inverse * weights[None, :]
@@ -427,24 +433,24 @@ def _solve_edges(
     u: Host, direction: int, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Find the edges of the spectrum next to the points u in one direction, and where they exist."""
-    exists = np.zeros(u.shape, dtype=bool)
-    active = np.arange(u.size)
+    has_edge = np.zeros(u.shape, dtype=bool)
+    unsolved = np.arange(u.size)
     for _ in range(100):
-        inverse = 1 / (u[active, None] - atoms)
+        inverse = 1 / (u[unsolved, None] - atoms)
         square = inverse * inverse
         G = square @ weights
         value = G**-0.5 - 1
         slope = (square * inverse) @ weights * G**-1.5
-        rising = slope * direction > 0
-        step = -value[rising] / slope[rising]
-        active = active[rising]
-        u[active] += step
-        converged = np.abs(step) <= 1e-15 * (np.abs(u[active]) + 1)
-        exists[active[converged]] = True
-        active = active[~converged]
-        if not active.size:
+        is_rising = slope * direction > 0
+        step = -value[is_rising] / slope[is_rising]
+        unsolved = unsolved[is_rising]
+        u[unsolved] += step
+        converged = np.abs(step) <= 1e-15 * (np.abs(u[unsolved]) + 1)
+        has_edge[unsolved[converged]] = True
+        unsolved = unsolved[~converged]
+        if not unsolved.size:
             break
-    return u, exists
+    return u, has_edge
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
@@ -462,6 +468,7 @@ def _panels(ends: Host, breaks: Host) -> Host:
         )
         angles = np.unique([-np.pi / 2, 0.0, np.pi / 2, *angles])
         panels += [
-            (lower_edge, upper_edge, low, high) for low, high in pairwise(angles)
+            (lower_edge, upper_edge, lower_angle, upper_angle)
+            for lower_angle, upper_angle in pairwise(angles)
         ]
     return np.array(panels)

@@ -19,7 +19,7 @@ from smimbench.interfaces import Array
 
 
 def places_at_mask(mask: Array) -> Array:
-    """Row of the selected entries that belongs at every position of ``mask`` (N,), as used by ``spread_at_mask``.
+    """Index (N,) into the selected entries for every position of ``mask``, as used by ``spread_at_mask``.
 
     At a true position it is the number of true entries before it.
     """
@@ -68,9 +68,12 @@ def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ..
 def site_values(
     tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
 ) -> tuple[float, ...]:
-    """One number for every site: the first argument for ``a = b``, the second for all others."""
+    """One number for every pair of tokens: ``diagonal`` for a token with itself, ``off_diagonal`` for two different ones."""
     by_kind = {True: diagonal, False: off_diagonal}
-    return tuple(by_kind[a == b] for a, b in site_pairs(tokens, symmetric))
+    return tuple(
+        by_kind[token_a == token_b]
+        for token_a, token_b in site_pairs(tokens, symmetric)
+    )
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
@@ -87,7 +90,9 @@ def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
 @cache
 def entry_sites(tokens: int) -> tuple[int, ...]:
     """Index of the pair of tokens of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
-    site = {pair: c for c, pair in enumerate(site_pairs(tokens))}
+    site_of_pair = {
+        pair: site_index for site_index, pair in enumerate(site_pairs(tokens))
+    }
     return tuple(
-        site[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens)
+        site_of_pair[min(a, b), max(a, b)] for a in range(tokens) for b in range(tokens)
     )

@@ -31,10 +31,12 @@ class _HashableArray:
 
 
 def _hashable(argument: object) -> object:
+    """Wrap a host array so that it can be hashed; return any other argument unchanged."""
     return _HashableArray(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def _unwrapped(argument: object) -> object:
+    """Host array of a wrapper; any other argument unchanged."""
     return argument.array if isinstance(argument, _HashableArray) else argument
 
 
@@ -67,7 +69,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 def cached_on(
     owner: object, name: str, compute: Callable[[], T], key: Hashable = None
 ) -> T:
-    """Call ``compute`` once for ``name`` and ``key``, and return what it gave; stored as long as ``owner`` lives."""
+    """Return ``compute()``, called once for each ``name`` and ``key`` and stored on ``owner``."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in memory:
         memory[key] = compute()

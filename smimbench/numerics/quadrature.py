@@ -31,6 +31,7 @@ Nodes = tuple[Host, Host]
 
 
 def _read_only(nodes: Host, weights: Host) -> Nodes:
+    """Make nodes and weights read-only."""
     # The arrays are shared by all callers of a cached function.
     nodes.flags.writeable = False
     weights.flags.writeable = False
@@ -67,9 +68,10 @@ def half_plane_hermite(count: int) -> Nodes:
     ``count``, even, nodes along x: nodes (2, count, count / 2), weights (count, count / 2) whose sum is 1.
     """
     x, w = gauss_hermite(count)
-    half = slice(count // 2, None)
+    upper_half = slice(count // 2, None)
     return _read_only(
-        np.stack(np.meshgrid(x, x[half], indexing="ij")), 2 * np.outer(w, w[half])
+        np.stack(np.meshgrid(x, x[upper_half], indexing="ij")),
+        2 * np.outer(w, w[upper_half]),
     )
 
 
@@ -185,6 +187,7 @@ def line_moments(
     """
 
     def integrand(t: Host, lines: Host) -> Host:
+        """Log-weight plus the Gaussian exponent ``-t^2 / 2``, as a host array."""
         log_weights = log_weight(
             xp.asarray(t, dtype=xp.float64, device=device),
             xp.asarray(lines, device=device),
@@ -234,6 +237,7 @@ class _Cells(NamedTuple):
     rough: Host
 
     def take(self, index: Host) -> _Cells:
+        """Cells at the given indices."""
         return _Cells(*(np.take(column, index, axis=-1) for column in self))
 
 
@@ -306,39 +310,40 @@ def _evaluate_cells(
         if len(line)
         else np.empty((_NODES, 0))
     )
-    top = values.max(axis=0)
+    largest_value = values.max(axis=0)
     # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
-    values = np.maximum(values, top - 1e9)
-    scaled = np.exp(np.maximum(values - top, -700.0))
+    values = np.maximum(values, largest_value - 1e9)
+    scaled_integrand = np.exp(np.maximum(values - largest_value, -700.0))
     mass, first_moment, second_moment = (
-        half ** (power + 1) * (weights * nodes**power @ scaled) for power in range(3)
+        half ** (power + 1) * (weights * nodes**power @ scaled_integrand)
+        for power in range(3)
     )
-    coefficient_sizes = np.abs(transform @ scaled)
+    coefficient_sizes = np.abs(transform @ scaled_integrand)
     low_order = coefficient_sizes[:2].max(axis=0)
     high_order = coefficient_sizes[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
     # Those of a step do not: their ratio is at least 1/4 wherever it is.
-    ratio = high_order / np.maximum(low_order, 1e-300)
+    decay_ratio = high_order / np.maximum(low_order, 1e-300)
     error = np.maximum(
-        2 * half * high_order * np.minimum((5.0 * ratio) ** 2, 1.5), 1e-300
+        2 * half * high_order * np.minimum((5.0 * decay_ratio) ** 2, 1.5), 1e-300
     )
-    is_rough = top - values.min(axis=0) > 8.0
+    is_rough = largest_value - values.min(axis=0) > 8.0
     return _Cells(
         line,
         midpoint,
         half,
         values,
-        top,
+        largest_value,
         mass,
         first_moment,
         second_moment,
-        top + np.log(error),
+        largest_value + np.log(error),
         is_rough,
     )
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Logarithm of the largest mass that a peak between the nodes of each cell could hide.
+    """Logarithm (M,) of the largest integral that each cell could have missed in a peak between its nodes.
 
     The log-integrand is taken to be concave.
 
@@ -395,6 +400,7 @@ def _moments_and_priorities(
     """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough."""
 
     def line_sums(column: Host) -> Host:
+        """Sums over the cells of every line."""
         return np.add.reduceat(column, line_starts)
 
     top = np.maximum.reduceat(cells.top, line_starts)

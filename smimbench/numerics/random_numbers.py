@@ -110,9 +110,9 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
 def normal_scrambles(
     dimension: int, count: int, scrambles: int, purpose: str, *index: int
 ) -> Points:
-    """Quasi-random standard normal points in several independent scrambles, ``count`` points each.
+    """Quasi-random standard normal points (scrambles * count, dimension), in independent scrambles of ``count`` points each.
 
-    The indices are ``(*index, 0), (*index, 1), ...``. They are not kept, so there may be many: (scrambles * count, dimension).
+    The indices are ``(*index, 0), (*index, 1), ...``. They are not cached, so there may be many.
     """
     uncached_points = normal_points.__wrapped__
     return np.concatenate(

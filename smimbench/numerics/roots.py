@@ -1,4 +1,4 @@
-"""Root finding in many brackets at once.
+"""Finds roots of a function of one variable in many brackets at once.
 
 ``scipy.optimize.elementwise.find_root`` is the same method and gives the same roots to 1e-14. Importing ``scipy.optimize``
 takes 0.2 s, which makes ``smimbench theory quickstart`` a quarter slower (0.73 to 0.92 s of processor time).

@@ -77,6 +77,7 @@ class ArrayInputs(Inputs):
         return tokens, dimension
 
     def _array(self) -> Host:
+        """Array (N, T, D) of the file, read again if the file has changed."""
         file_status = Path(self.path).stat()
         return _load_array(
             self.path, self.key, (file_status.st_mtime_ns, file_status.st_size)
@@ -113,11 +114,11 @@ def _load_array(
     array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
         raise ValueError(
-            "the array must hold real numbers and have two or three axes, "
+            "the array must hold real numbers and have two or three axes (N, D) or (N, T, D), "
             f"got type {array.dtype} and shape {array.shape}"
         )
     if defect := describe_nonfinite(array):
-        raise ValueError(f"the array contains {defect}")
+        raise ValueError(f"the array in {path} contains {defect}")
     if array.ndim == 2:
         array = array[:, None, :]
     type_and_shape = f"{array.dtype.str} {array.shape}".encode()

@@ -218,41 +218,47 @@ def _learn_vectors(
 
     text, _ = _read_text(path, digest)
     text_sentences = list(filter(None, map(WORD.findall, SENTENCE.split(text.lower()))))
-    counted = text_sentences[::2] if split == "text" else text_sentences
-    counts = Counter(word for sentence in counted for word in sentence)
+    vocabulary_sentences = text_sentences[::2] if split == "text" else text_sentences
+    counts = Counter(word for sentence in vocabulary_sentences for word in sentence)
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
-    number = {word: i for i, word in enumerate(vocabulary)}
+    word_indices = {word: index for index, word in enumerate(vocabulary)}
     sentences = [
-        np.array([number[word] for word in sentence if word in number], dtype=int)
+        np.array(
+            [word_indices[word] for word in sentence if word in word_indices], dtype=int
+        )
         for sentence in text_sentences
     ]
     if split == "text":
-        learned = sentences[::2]
-        used = sentences[1::2]
-        fitted = np.ones(len(number), dtype=bool)
+        training_sentences = sentences[::2]
+        sample_sentences = sentences[1::2]
+        is_training_word = np.ones(len(word_indices), dtype=bool)
     else:
         # Ranks 0, 3, 4, 7, 8, ... against 1, 2, 5, 6, ...: both halves have words of all frequencies.
-        fitted = np.isin(np.arange(len(number)) % 4, (0, 3))
-        learned = sentences
-        used = [words[~fitted[words]] for words in sentences]
-    if (learnable := int(fitted.sum())) <= dimension:
+        is_training_word = np.isin(np.arange(len(word_indices)) % 4, (0, 3))
+        training_sentences = sentences
+        sample_sentences = [words[~is_training_word[words]] for words in sentences]
+    if (training_word_count := int(is_training_word.sum())) <= dimension:
         raise ParameterError(
             "path",
-            f"must have more than {dimension} different words to learn from, but has {learnable}",
+            f"must have more than {dimension} different words to learn from, but has {training_word_count}",
         )
     rank_message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
     try:
-        vectors, sizes, _ = svds(
-            mutual_information(learned, len(number), window),
+        vectors, singular_values, _ = svds(
+            mutual_information(training_sentences, len(word_indices), window),
             k=dimension,
-            v0=np.ones(len(number)),
+            v0=np.ones(len(word_indices)),
         )
     except ArpackError:  # of a matrix of zeros
         raise ParameterError("path", rank_message) from None
-    if sizes.min() < 1e-9 * sizes.max():
+    if singular_values.min() < 1e-9 * singular_values.max():
         raise ParameterError("path", rank_message)
-    weights = fitted * np.bincount(np.concatenate(learned), minlength=len(number))
+    weights = is_training_word * np.bincount(
+        np.concatenate(training_sentences), minlength=len(word_indices)
+    )
     weights = weights / weights.sum()
     vectors = vectors - weights @ vectors
-    root = np.linalg.cholesky(vectors.T @ (weights[:, None] * vectors))
-    return np.ascontiguousarray(solve_triangular(root, vectors.T, lower=True).T), used
+    L = np.linalg.cholesky(vectors.T @ (weights[:, None] * vectors))
+    return np.ascontiguousarray(
+        solve_triangular(L, vectors.T, lower=True).T
+    ), sample_sentences

@@ -29,5 +29,5 @@ class PerComponent(Metric):
         ]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Values of the metric (P,), to be defined by each metric; raises ``NotMeasured`` if there are none."""
+        """Value of the metric for each component (P,), defined by subclasses; raises ``NotMeasured`` if there is none."""
         raise NotImplementedError

@@ -46,6 +46,7 @@ class _PredictionError(Metric):
 def _errors(
     instance: Instance, estimate: Array, claims: Claims
 ) -> dict[str, Uncertain]:
+    """Generalization errors of the estimate by kind, computed once and kept in ``claims.memory``."""
     if MEMORY not in claims.memory:
         if (reason := instance.problem.no_theory) is not None:
             raise NotMeasured(f"generalization errors need Gaussian latents: {reason}")

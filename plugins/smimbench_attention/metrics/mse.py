@@ -24,6 +24,7 @@ class MSE(PerComponent):
     in_trajectory = True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
+        """Squared error (P,) of every component."""
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
     def theory(

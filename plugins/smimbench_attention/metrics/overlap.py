@@ -31,4 +31,5 @@ class OverlapMetric(PerComponent):
         return values, errors if isinstance(errors, list) else [errors]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
+        """Overlap (P,) of every component with the signal."""
         return problem.model.overlap(claims.teacher, claims.aligned)

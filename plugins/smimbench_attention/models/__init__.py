@@ -1,1 +1,1 @@
-"""How the signal and the inputs form the latents, one model per file."""
+"""Models, which define how signal and inputs form the latents; one per file."""

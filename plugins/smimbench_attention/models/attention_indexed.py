@@ -138,6 +138,7 @@ class AttentionIndexed(TokenModel):
         )
 
     def _unit(self, dimension: int) -> int:
+        """Number of samples that corresponds to a sample ratio of 1: ``d^2``."""
         return dimension**2
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
@@ -159,6 +160,7 @@ class AttentionIndexed(TokenModel):
         return (iid_noise + iid_noise.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
     def _minimum_samples(self, dimension: int) -> int:
+        """Smallest number of samples per chunk that is worth a call."""
         return -(
             -max(_MINIMUM_TOKENS, _TOKENS_PER_DIMENSION * dimension) // self.tokens
         )
@@ -177,7 +179,7 @@ class AttentionIndexed(TokenModel):
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
-        """Bands of rows in which products with the signal are computed; a single one without symmetry or on a GPU.
+        """Bands of rows for products with a symmetric signal, which use its symmetry; one band otherwise or on a GPU.
 
         On a GPU a band is not a view that can be written to in place.
         """
@@ -291,6 +293,7 @@ class AttentionIndexed(TokenModel):
         bands = self._bands(inputs)
 
         def component_adjoint(student: int, component: int) -> Array:
+            """Adjoint (d, d) for one component of one student."""
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device
             )
@@ -400,6 +403,7 @@ class AttentionIndexed(TokenModel):
         )
 
         def pull(g: Array) -> Array:
+            """Gradient with respect to the factor, from the gradient ``g`` with respect to the latents."""
             site_positions, factors = self._sites_of_entries(xp, dtype, device)
             weights = xp.take(
                 xp.reshape(
@@ -533,4 +537,5 @@ def _weighted_sums(weights: Array, x: Array) -> Array:
 
 
 def _itemsize(xp: ModuleType, dtype: object) -> int:
+    """Bytes of a number of this type."""
     return int(xp.finfo(dtype).bits) // 8

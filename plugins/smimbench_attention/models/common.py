@@ -86,6 +86,7 @@ class TokenModel(Model):
     def _host_chunks(
         self, n: int, dimension: int, components: int, itemsize: int
     ) -> list[slice]:
+        """Slices of samples whose inputs and latents fit into the cache of the host."""
         sample_bytes = itemsize * (
             self.tokens * dimension + 2 * components * self.sites
         )
@@ -119,6 +120,7 @@ class TokenModel(Model):
         return 1
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
+        """Raise ValueError unless ``inputs`` is (n, T, d)."""
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
             raise ValueError(
                 f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}"
@@ -129,7 +131,7 @@ class TokenModel(Model):
         self._check_inputs(inputs, inputs.shape[-1])
         if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
             raise ValueError(
-                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
+                f"the gradient g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
             )
 
 
@@ -177,6 +179,7 @@ def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
     components = np.arange(len(overlaps))
 
     def best_order(pair_overlaps: Host) -> Host:
+        """Order (P,) of the estimate's components that maximizes the sum of their overlaps with the signal's."""
         if "permutations" not in symmetry:
             return components
         from scipy.optimize import linear_sum_assignment

@@ -155,7 +155,7 @@ class SequenceMultiIndex(TokenModel):
             weighted_sums = push_mixed(weights, tokens)
         elif isinstance(tokens, np.ndarray) and row_count <= _FEW_VECTORS:
             weighted_sums = np.concatenate(
-                [weights[k : k + 1] @ tokens for k in range(row_count)]
+                [weights[row : row + 1] @ tokens for row in range(row_count)]
             )
         else:
             weighted_sums = xp.matmul(weights, tokens)
@@ -214,6 +214,7 @@ def cuda_source(components: int) -> str:
 
 @functools.cache
 def _kernel(name: str, components: int) -> Any:
+    """Compile the CUDA kernel of this name for a number of components, once."""
     import cupy
 
     return cupy.RawKernel(cuda_source(components), name, options=("--std=c++14",))

@@ -72,6 +72,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     """
 
     def edge(p: Host, limit: Host) -> Host:
+        """Solve ``G(p) = 1`` by Newton's method, from p towards ``limit``."""
         for _ in range(200):
             G, slope = _at_zero(p, delta, a)
             step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
@@ -228,6 +229,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
     """
 
     def error(delta: Host) -> Array:
+        """MMSE (n,) at noise levels delta (n,)."""
         weights, _, _, relative_variance = _nodes(delta, rho)
         return delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
 
@@ -375,6 +377,7 @@ class Bilinear(ProductPrior):
         return np.zeros((components, components))
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """Singular value decomposition of a matrix (D, D)."""
         left_vectors, singular_values, right_vectors = namespace(matrix).linalg.svd(
             matrix
         )
@@ -383,6 +386,7 @@ class Bilinear(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
+        """Quadrature over singular values, with both signs, of the noisy signal."""
         weights, *law = observed_law(noise, self.rho, breaks)
         return weights, 1.0, law
 

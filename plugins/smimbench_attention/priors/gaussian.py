@@ -102,6 +102,7 @@ class Gaussian(Prior):
         dimension: int,
         width: int | None = None,
     ) -> Array:
+        """Draw a signal (P, D); ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError(
                 "width", f"must not be set with the prior 'gaussian', got {width}"
@@ -116,20 +117,24 @@ def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     the matrix that is inverted is well conditioned unless the components are strongly correlated.
     """
     diagonal = xp.linalg.diagonal(Qhat)
-    exact = xp.isinf(diagonal)
+    is_known = xp.isinf(diagonal)
     # A component that is known has V = 0 and estimate R, whatever its couplings.
-    finite = xp.where(
-        exact[..., :, None] | exact[..., None, :], xp.zeros_like(Qhat), Qhat
+    finite_Qhat = xp.where(
+        is_known[..., :, None] | is_known[..., None, :], xp.zeros_like(Qhat), Qhat
     )
     identity = xp.eye(
         Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat)
     )
-    scale = xp.where(exact, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal))
-    unit = xp.where(exact, xp.ones_like(diagonal), scale)
-    correlated = unit[..., :, None] * (identity + finite) * unit[..., None, :]
-    inverse = xp.linalg.inv(correlated)
+    inverse_scale = xp.where(
+        is_known, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal)
+    )
+    safe_scale = xp.where(is_known, xp.ones_like(diagonal), inverse_scale)
+    scaled_matrix = (
+        safe_scale[..., :, None] * (identity + finite_Qhat) * safe_scale[..., None, :]
+    )
+    inverse = xp.linalg.inv(scaled_matrix)
     inverse = (inverse + xp.matrix_transpose(inverse)) / 2
-    V = (scale[..., :, None] * scale[..., None, :]) * inverse
+    V = (inverse_scale[..., :, None] * inverse_scale[..., None, :]) * inverse
     # Q = V Qhat = I - V: each entry from the form in which nothing cancels.
-    Q = xp.where(identity > 0, xp.matmul(V, finite), -V)
-    return Q + identity * xp.astype(exact, Qhat.dtype)[..., None, :], V
+    Q = xp.where(identity > 0, xp.matmul(V, finite_Qhat), -V)
+    return Q + identity * xp.astype(is_known, Qhat.dtype)[..., None, :], V

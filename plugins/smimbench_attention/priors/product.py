@@ -87,6 +87,7 @@ class ProductPrior(Prior):
         dimension: int,
         width: int | None = None,
     ) -> Array:
+        """Draw Gaussian factors (P, D or 2 D, width); ParameterError if they are too large."""
         width = self._width(dimension) if width is None else width
         shape = (components, self._factors * dimension, width)
         if (entry_count := math.prod(shape)) > LARGEST_FACTOR:
@@ -198,9 +199,9 @@ class ProductPrior(Prior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over the spectrum of ``S + sqrt(noise) Z``: weights (K,), their sum, and what is known at the K nodes.
+        """Quadrature over the spectrum of ``S + sqrt(noise) Z``: weights (K,), their sum, and arrays at the K nodes.
 
-        Known are the observed value, and the posterior mean and variance of S in its direction.
+        The arrays are the observed value, and the posterior mean and variance of S in its direction.
         """
         raise NotImplementedError
 

@@ -87,14 +87,17 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
     base = math.sqrt((1 - rho) / rho) if rho < 1 else 0.0
 
     def r(s: Host) -> tuple[Host, Host]:
+        """Function r(s) and its derivative."""
         _, m, _, value = _curves(s, 0.0, rho)
         return value, 1 + a / m**3
 
     def q(e: Host) -> tuple[Host, Host]:
+        """Function q and its derivative at ``s = base + e``."""
         _, m, value, _ = _curves(e, base, rho)
         return value, 1 - a / m**3
 
     def minus_q(s: Host) -> tuple[Host, Host]:
+        """Function -q(s) and its derivative, for ``base = 0``."""
         m = np.sqrt(1 + s * s)
         return s * (a / m - 1), a / m**3 - 1
 
@@ -129,7 +132,10 @@ def _bulks_of_one(root: float, rho: float) -> _WishartBulks:
 def _newton(
     function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host
 ) -> Host:
-    """Newton's method on arrays; where bulks just touch the root is double and the rate linear."""
+    """Solve ``function(x) = target`` for arrays by Newton's method; ``function`` gives value and derivative.
+
+    Where two bulks just touch, the root is double and the method converges linearly.
+    """
     for _ in range(200):
         value, slope = function(x)
         step = (value - target) / np.where(slope == 0, np.inf, slope)
@@ -172,6 +178,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
     """
 
     def error(delta: Host) -> Array:
+        """MMSE (n,) at noise levels delta (n,)."""
         weights, s, _ = _nodes(delta, rho)
         # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
         return delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
@@ -237,6 +244,7 @@ def _cut(
     from scipy.optimize import brentq
 
     def excess(e: Array) -> float:
+        """Observed eigenvalue at ``s = base + e``, minus x."""
         s, _, q, r = _curves(e, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 
@@ -438,7 +446,7 @@ __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
 def _eigenvalue_map(
     eigenvalues: Host, noise: float, rho: float, *, continued: bool
 ) -> Host:
-    """Function from observed to denoised eigenvalues, or its continuation for an iteration at finite size."""
+    """Map observed to denoised eigenvalues; ``continued`` limits the slope outside the bulks, for iterations at finite size."""
     denoising_map = continued_map if continued else eigenvalue_map
     return denoising_map(eigenvalues, noise, rho)
 
@@ -528,6 +536,7 @@ class Wishart(ProductPrior):
         return np.full((components, components), self.rho)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
+        """Eigendecomposition of a symmetric matrix (D, D)."""
         xp = namespace(matrix)
         eigenvalues, vectors = xp.linalg.eigh(matrix)
         return vectors, eigenvalues, xp.matrix_transpose(vectors)
@@ -535,6 +544,7 @@ class Wishart(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
+        """Quadrature over the eigenvalues of the noisy signal."""
         weights, *law = observed_law(noise, self.rho, breaks)
         return weights, weights.sum(), law
 
