@@ -50,7 +50,7 @@ def underway(cell, seconds, iterations):
 
 def campaign(cells):
     return SimpleNamespace(
-        missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small")
+        cells_to_run=cells, dask=None, workers=2, suite=SimpleNamespace(name="small")
     )
 
 
