@@ -118,7 +118,7 @@ class DerivedLaw(DerivedPrior):
         self.variance = variance / self.unit**2
 
     @cached_property
-    def _curve(self) -> Callable[[Host], Host]:
+    def _error_curve(self) -> Callable[[Host], Host]:
         """Error of the posterior mean of one component as a function of its information."""
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ class DerivedLaw(DerivedPrior):
         """
         variance = self.variance
         linear_error = variance / (1 + variance * information)
-        error = np.minimum(self._curve(information), linear_error)
+        error = np.minimum(self._error_curve(information), linear_error)
         return np.where(variance * information < 1e-6, linear_error, error)
 
     def mean_overlap(self, components: int) -> Host:
@@ -178,9 +178,9 @@ def error_curve(
     def error(information: Host) -> Host:
         """Interpolated error V at any information."""
         information = np.asarray(information, dtype=np.float64)
-        clipped = np.clip(information, LOWEST, HIGHEST)
+        clipped_information = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_gain = np.exp(interpolant(np.log(clipped)))
+            log_gain = np.exp(interpolant(np.log(clipped_information)))
             interpolated = log_gain / (1 / variance + information)
         interpolated = np.where(information <= 0, variance, interpolated)
         return np.where(np.isnan(information), np.nan, interpolated)
@@ -272,7 +272,7 @@ class SimulatedPrior(DerivedPrior):
             return 3e-3  # of that dimension
         if len(Qhat) > 1:
             return float(np.max(_relative_error(self._simulated_errors(Qhat))))
-        _, log_grid, errors = self._curve
+        _, log_grid, errors = self._error_curve
         return float(
             np.interp(np.log(max(float(Qhat[0, 0]), 1e-300)), log_grid, errors)
         )
@@ -281,10 +281,10 @@ class SimulatedPrior(DerivedPrior):
         """Error V (P, P) at one ``Qhat``: interpolated for one component, simulated for several."""
         if len(Qhat) > 1:
             return np.asarray(self._simulated_errors(Qhat).mean(axis=0))
-        return self._curve[0](np.diagonal(Qhat))[None, :]
+        return self._error_curve[0](np.diagonal(Qhat))[None, :]
 
     @cached_property
-    def _curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
+    def _error_curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
         """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
         variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
         log_grid = []

@@ -116,10 +116,10 @@ def is_exact(channel: Channel, sites: int) -> bool:
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
-    shift = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
+    small_shift = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
     labels, moved_labels = (
         np.asarray(channel.forward(latents)).reshape(len(z), -1)
-        for latents in (z, z + shift)
+        for latents in (z, z + small_shift)
     )
     return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
 

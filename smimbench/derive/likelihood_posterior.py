@@ -500,11 +500,13 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
         rounds=20,
         search=False,
     )
-    weight, mean, square = (xp.reshape(moment, (R, n, count)) for moment in moments[:3])
-    variance = clip(square - mean * mean, 0.0, None)
-    points = line_origins + mean[..., None] * directions_of_lines
+    log_masses, line_means, line_squares = (
+        xp.reshape(moment, (R, n, count)) for moment in moments[:3]
+    )
+    variance = clip(line_squares - line_means * line_means, 0.0, None)
+    points = line_origins + line_means[..., None] * directions_of_lines
     return _combine_replicates(
-        block, weight, points, variance[..., None] * directions_of_lines
+        block, log_masses, points, variance[..., None] * directions_of_lines
     )
 
 
@@ -582,8 +584,8 @@ def _combine_replicates(
         group_norm = xp.sum(replicate_norms[replicates, :], axis=0)
         populated = group_norm > 1e-3 * norm
         divisor = xp.where(populated, group_norm, xp.ones_like(group_norm))[:, None]
-        estimate = xp.sum(replicate_sums[replicates, ...], axis=0) / divisor
-        half_means.append(xp.where(populated[:, None], estimate, mean))
+        half_mean = xp.sum(replicate_sums[replicates, ...], axis=0) / divisor
+        half_means.append(xp.where(populated[:, None], half_mean, mean))
     log_norm = xp.where(is_possible, largest + xp.log(safe_norm), largest)
     return PosteriorMoments(
         log_norm, mean, square, error, half_means[0], half_means[1], effective

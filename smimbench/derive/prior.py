@@ -74,10 +74,14 @@ class DensityPrior(DerivedLaw):
         cumulative = np.concatenate(
             [[0.0], np.cumsum((density[1:] + density[:-1]) / 2)]
         )
-        total, positive, negative, square = self._log_moments()
-        self._norm = total + math.log(math.sqrt(2 * math.pi))
-        mean = math.exp(positive - total) - math.exp(negative - total)
-        second_moment = math.exp(square - total)
+        log_mass, log_positive_part, log_negative_part, log_second_moment = (
+            self._log_moments()
+        )
+        self._norm = log_mass + math.log(math.sqrt(2 * math.pi))
+        mean = math.exp(log_positive_part - log_mass) - math.exp(
+            log_negative_part - log_mass
+        )
+        second_moment = math.exp(log_second_moment - log_mass)
         variance = second_moment - mean * mean
         if not self._norm > IMPOSSIBLE / 2:
             raise ParameterError(
@@ -90,14 +94,18 @@ class DensityPrior(DerivedLaw):
                 f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
         self._set_scale(mean, variance)
-        self._grid = points / self.unit, cumulative / cumulative[-1]
+        self._distribution = points / self.unit, cumulative / cumulative[-1]
         # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
-        quantiles = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
+        quantiles = np.interp(
+            np.linspace(0, 1, 65)[1:-1], self._distribution[1], self._distribution[0]
+        )
         quantile_gaps = np.diff(quantiles)
-        self._finest = float(quantile_gaps.min())
+        self._smallest_quantile_gap = float(quantile_gaps.min())
         is_narrow = quantile_gaps < 0.02 * math.sqrt(self.variance)
-        ends = np.concatenate([quantiles[:-1][is_narrow], quantiles[1:][is_narrow]])
-        self._narrow_places = np.unique(ends).tolist()
+        narrow_ends = np.concatenate(
+            [quantiles[:-1][is_narrow], quantiles[1:][is_narrow]]
+        )
+        self._narrow_edges = np.unique(narrow_ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
         """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there."""
@@ -164,7 +172,7 @@ class DensityPrior(DerivedLaw):
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D) on the host, float64."""
-        points, cumulative = self._grid
+        points, cumulative = self._distribution
         return np.interp(rng.random((components, dimension)), cumulative, points)
 
     def mean(self, components: int, dimension: int) -> Host:
@@ -226,7 +234,9 @@ class DensityPrior(DerivedLaw):
             r, information, origin, scale, tolerance
         )
         is_ambiguous = (
-            noise_is_narrower & bool(self._narrow_places) & (self._finest < noise_width)
+            noise_is_narrower
+            & bool(self._narrow_edges)
+            & (self._smallest_quantile_gap < noise_width)
         )
         if is_ambiguous.any():
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
@@ -252,7 +262,7 @@ class DensityPrior(DerivedLaw):
             log_density = self._raw_log_density(w * self.unit)
             return np.asarray(log_density - energy + t * t / 2)
 
-        places = self._narrow_places if (scale == 1).any() else ()
+        places = self._narrow_edges if (scale == 1).any() else ()
         moments = line_moments(
             log_weight,
             len(r),
@@ -295,7 +305,7 @@ class DensityPrior(DerivedLaw):
         return np.asarray(self._denoise_jointly(W + noise, Qhat).V)
 
     @cached_property
-    def _curve(self) -> Callable[[Host], Host]:
+    def _error_curve(self) -> Callable[[Host], Host]:
         """Error V of one component as a function of its information, by quadrature."""
         return error_curve(self._exact_error, self.variance, takes_grid=True)
 
@@ -488,7 +498,7 @@ class SpectrumPrior(DerivedLaw):
             return np.diag(self._scalar_error(1 / noise))
 
     @cached_property
-    def _curve(self) -> Callable[[Host], Host]:
+    def _error_curve(self) -> Callable[[Host], Host]:
         """Error V of one component as a function of its information, by free convolution."""
 
         def exact_error(information: float) -> float:

@@ -115,9 +115,9 @@ class FreeConvolution:
         """
         xp = namespace(x)
         root = math.sqrt(noise)
-        options = matching(x, xp.float64)
-        atoms = xp.asarray(self.atoms / root, **options)
-        weights = xp.asarray(self.weights, **options)
+        float64_like_x = matching(x, xp.float64)
+        atoms = xp.asarray(self.atoms / root, **float64_like_x)
+        weights = xp.asarray(self.weights, **float64_like_x)
         target = xp.astype(x, xp.float64) / root
         lower_u = target - 1
         upper_u = target + 1

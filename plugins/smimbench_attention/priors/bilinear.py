@@ -74,7 +74,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     def edge(p: Host, limit: Host) -> Host:
         """Solve ``G(p) = 1`` by Newton's method, from p towards ``limit``."""
         for _ in range(200):
-            G, slope = _at_zero(p, delta, a)
+            G, slope = _sum_over_poles(p, delta, a)
             step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
             next_p = np.where(
                 limit > p, np.clip(p + step, p, limit), np.clip(p + step, limit, p)
@@ -88,9 +88,9 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     root = np.cbrt(delta)
     t = np.full(delta.shape, a ** (2 / 3))
     for _ in range(200):
-        cube = np.cbrt(3 * a * a + t**3)
-        step = (t * t * cube + root * (t**3 - a * a)) / (
-            2 * t * cube + t**4 / cube**2 + 3 * root * t * t
+        cube_root = np.cbrt(3 * a * a + t**3)
+        step = (t * t * cube_root + root * (t**3 - a * a)) / (
+            2 * t * cube_root + t**4 / cube_root**2 + 3 * root * t * t
         )
         t = t - step
         if np.all(np.abs(step) <= 4e-16 * t):
@@ -101,7 +101,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     )
     inner = dip.copy()
     outer = dip.copy()
-    has_gap = _at_zero(dip, delta, a)[0] < 1
+    has_gap = _sum_over_poles(dip, delta, a)[0] < 1
     if has_gap.any():
         delta = delta[has_gap]
         dip = dip[has_gap]
@@ -112,7 +112,7 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     return _SingularBulks(inner, outer, upper_end)
 
 
-def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
+def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
     """Left side ``G(p)`` at ``v = 0`` of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v, and ``dG/dp``."""
     pole_term = 0.5 / (p - a) ** 2
     mirror_term = 0.5 / (p + a) ** 2
@@ -120,7 +120,7 @@ def _at_zero(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
     return value, -2 * (delta / p**3 + pole_term / (p - a) + mirror_term / (p + a))
 
 
-def _inside(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
+def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
     """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for delta (n, 1)."""
     weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
     distances = np.stack([p, p - a, p + a])
@@ -170,7 +170,7 @@ def _nodes(
         for panel_start, panel_end in pairwise([start, *inner_breaks, end]):
             length = (panel_end - panel_start)[:, None]
             p = panel_start[:, None] + length * unit_nodes
-            x, dx_dp, v, relative_variance = _inside(p, delta_column, a)
+            x, dx_dp, v, relative_variance = _bulk_functions(p, delta_column, a)
             w_squared = p * p + v * v
             panels.append(
                 (
@@ -261,7 +261,7 @@ def singular_map(
     bulk_values = singular_values
     edges = []
     if continued:
-        edges = [_edge(float(p[0]), noise, rho) for p in _bulks_of_one(noise, rho)]
+        edges = [_edge(float(p[0]), noise, rho) for p in _cached_bulks(noise, rho)]
         bulk_values = np.minimum(singular_values, edges[-1][0])
     p, v = _subordination(bulk_values, noise, rho)
     denoised = np.asarray(
@@ -286,7 +286,7 @@ def singular_map(
 
 
 @lru_cache(maxsize=32)
-def _bulks_of_one(noise: float, rho: float) -> _SingularBulks:
+def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
     """Bulks of singular values at one noise level, cached."""
     return _bulks(np.array([noise]), rho**-0.5)
 
@@ -344,7 +344,7 @@ class Bilinear(ProductPrior):
     _factors = 2
     _law_error = 1e-9
     _mmse = staticmethod(mmse)
-    _shrink = staticmethod(singular_map)
+    _denoise_spectrum = staticmethod(singular_map)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -397,12 +397,12 @@ class Bilinear(ProductPrior):
             self._draw_factor,
             _compose,
             _pullback,
-            lambda factor: 1 / _halves(factor)[2],
+            lambda factor: 1 / _split_factor(factor)[2],
             gaussian=True,
         )
 
 
-def _halves(factor: Array) -> tuple[Array, Array, float]:
+def _split_factor(factor: Array) -> tuple[Array, Array, float]:
     """Split a factor into Q and K (..., D, width), and return the normalization ``sqrt(width D)`` of their product."""
     dimension = factor.shape[-2] // 2
     normalization = math.sqrt(factor.shape[-1] * dimension)
@@ -412,14 +412,14 @@ def _halves(factor: Array) -> tuple[Array, Array, float]:
 def _compose(factor: Array) -> Array:
     """Signal ``S = Q K^T / sqrt(width D)`` (..., D, D)."""
     xp = namespace(factor)
-    Q, K, normalization = _halves(factor)
+    Q, K, normalization = _split_factor(factor)
     return xp.matmul(Q, xp.matrix_transpose(K)) / normalization
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
     """Gradient by the stacked factor ``[Q; K]``: ``[G K; G^T Q] / sqrt(width D)``, for the gradient ``G = dL/dS`` (..., D, D)."""
     xp = namespace(factor, gradient)
-    Q, K, normalization = _halves(factor)
+    Q, K, normalization = _split_factor(factor)
     by_Q = xp.matmul(gradient, K)
     by_K = xp.matmul(xp.matrix_transpose(gradient), Q)
     return xp.concat([by_Q, by_K], axis=-2) / normalization

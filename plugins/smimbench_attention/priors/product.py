@@ -53,7 +53,9 @@ class ProductPrior(Prior):
     _spectrum: str  # what the numbers of the spectrum are called
     _law_error: float  # relative error of means over it
     _mmse: Callable[[Host, float], Host]  # (noise, rho) to the error F
-    _shrink: Callable[..., Host]  # (spectrum, noise, rho) to that of the posterior mean
+    _denoise_spectrum: Callable[
+        ..., Host
+    ]  # (spectrum, noise, rho) to that of the posterior mean
 
     def __post_init__(self) -> None:
         # beyond, the laws are those of the limit
@@ -161,7 +163,7 @@ class ProductPrior(Prior):
         for spectrum, delta, (left_vectors, _, right_vectors) in zip(
             spectra, noise, decompositions
         ):
-            denoised_spectrum = self._shrink(
+            denoised_spectrum = self._denoise_spectrum(
                 spectrum, float(delta), rho, continued=continued
             )
             gains = xp.asarray(denoised_spectrum, **matching(R))

@@ -124,7 +124,7 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
 
 @lru_cache(maxsize=32)
-def _bulks_of_one(root: float, rho: float) -> _WishartBulks:
+def _cached_bulks(root: float, rho: float) -> _WishartBulks:
     """Bulks of eigenvalues at one noise level, cached because denoiser and error both need them."""
     return _bulks(np.asarray([root]), rho)
 
@@ -196,7 +196,7 @@ def _nodes(
     """
     root = np.sqrt(delta)[:, None]
     bulks = (
-        _bulks_of_one(float(root[0, 0]), rho)
+        _cached_bulks(float(root[0, 0]), rho)
         if root.size == 1
         else _bulks(root[:, 0], rho)
     )
@@ -207,7 +207,9 @@ def _nodes(
         (bulks.base, bulks.lower, bulks.upper),
     ):
         break_points = [
-            _cut(float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x)
+            _break_offset(
+                float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x
+            )
             for x in breaks
         ]
         for panel_start, panel_end in pairwise(
@@ -237,7 +239,7 @@ def _nodes(
     return weights, s, qr
 
 
-def _cut(
+def _break_offset(
     low: float, high: float, base: float, root: float, rho: float, x: float
 ) -> float | None:
     """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
@@ -277,7 +279,7 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
         )
 
     upper, lower, *gap_edges = _edges(noise, rho)
-    s_squared = _only_root(
+    s_squared = _real_root(
         np.clip(eigenvalues, lower.x, upper.x) / mean_eigenvalue - noise, noise, rho
     )
     edges_and_masks = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
@@ -286,7 +288,7 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     if gap_edges:
         zero_edge, bulk_edge = gap_edges
         in_zero_bulk = eigenvalues <= min(
-            max(zero_edge.turning_point(), zero_edge.x), bulk_edge.x
+            max(zero_edge.edge_switch_point(), zero_edge.x), bulk_edge.x
         )
         smallest_s = np.where(in_zero_bulk, zero_edge.s, upper.s)
         largest_s = np.where(in_zero_bulk, lower.s, bulk_edge.s)
@@ -296,7 +298,7 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
         ]
     denoised = mean_eigenvalue * noise / np.clip(s_squared, smallest_s**2, largest_s**2)
     for edge, mask in edges_and_masks:
-        denoised[mask] = edge.beyond(eigenvalues[mask])
+        denoised[mask] = edge.denoise_beyond(eigenvalues[mask])
     return denoised
 
 
@@ -338,7 +340,7 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
     """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
-    base, *bulk_ends, has_gap = _bulks_of_one(math.sqrt(noise), rho)
+    base, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer, turn, lower, upper = (float(bulk_end[0]) for bulk_end in bulk_ends)
     edges = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
     if has_gap[0]:
@@ -374,17 +376,21 @@ class _Edge:
         self.terms = (s * s / (1 + s * s), 1 / (1 + s * s))
         self.signs = (side, -side) if inner else (1, 1)
         # Between two bulks lambda(w) turns from convex to concave: each part is reached from its own end.
-        cube = np.cbrt(noise)
-        self.turn = cube / (self.mean * (1 + cube))
-        self.reach = abs(self.turn - self.distances[0]) if inner else math.inf
-
-    def turning_point(self) -> float:
-        """Eigenvalue between two bulks at which ``beyond`` switches from one edge to the other."""
-        return float(
-            self.turn + self.noise / self.turn - self.mean * np.cbrt(self.noise)
+        cube_root = np.cbrt(noise)
+        self.inflection_distance = cube_root / (self.mean * (1 + cube_root))
+        self.largest_distance = (
+            abs(self.inflection_distance - self.distances[0]) if inner else math.inf
         )
 
-    def beyond(self, eigenvalues: Host) -> Host:
+    def edge_switch_point(self) -> float:
+        """Eigenvalue between two bulks at which ``denoise_beyond`` switches from one edge to the other."""
+        return float(
+            self.inflection_distance
+            + self.noise / self.inflection_distance
+            - self.mean * np.cbrt(self.noise)
+        )
+
+    def denoise_beyond(self, eigenvalues: Host) -> Host:
         """Denoised eigenvalues for observed eigenvalues beyond this edge.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
@@ -396,7 +402,7 @@ class _Edge:
         tiny = 1e-300
         d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
         for _ in range(20):
-            d = np.clip(d, 0.0, self.reach)
+            d = np.clip(d, 0.0, self.largest_distance)
             pole_distance_1 = m1 + e1 * d
             pole_distance_2 = m2 + e2 * d
             term_1 = c1 / pole_distance_1
@@ -409,14 +415,14 @@ class _Edge:
             d = d + step
             if not np.any(step > 1e-14 * d):
                 break
-        d = np.clip(d, 0.0, self.reach)
+        d = np.clip(d, 0.0, self.largest_distance)
         return np.asarray(
             self.xi
             + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
         )
 
 
-def _only_root(ell: Host, noise: float, rho: float) -> Host:
+def _real_root(ell: Host, noise: float, rho: float) -> Host:
     """Real root y of the cubic inside a bulk, where the other two roots are a complex pair.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
@@ -494,7 +500,7 @@ class Wishart(ProductPrior):
     _factors = 1
     _law_error = 1e-10
     _mmse = staticmethod(mmse)
-    _shrink = staticmethod(_eigenvalue_map)
+    _denoise_spectrum = staticmethod(_eigenvalue_map)
 
     @property
     def law(self) -> Law:  # type: ignore[override]
@@ -555,12 +561,12 @@ class Wishart(ProductPrior):
             self._draw_factor,
             _compose,
             _pullback,
-            lambda factor: 1 / _length(factor),
+            lambda factor: 1 / _normalization(factor),
             gaussian=True,
         )
 
 
-def _length(factor: Array) -> float:
+def _normalization(factor: Array) -> float:
     """Normalization ``sqrt(width D)`` of the factor."""
     return math.sqrt(math.prod(factor.shape[-2:]))
 
@@ -568,10 +574,12 @@ def _length(factor: Array) -> float:
 def _compose(factor: Array) -> Array:
     """Signal ``S = W W^T / sqrt(width D)`` (..., D, D) of factors (..., D, width)."""
     xp = namespace(factor)
-    return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
+    return xp.matmul(factor, xp.matrix_transpose(factor)) / _normalization(factor)
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
     """Gradient ``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
     xp = namespace(factor, gradient)
-    return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
+    return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _normalization(
+        factor
+    )
