@@ -83,6 +83,7 @@ class _HostFunctions:
         self._module, self._xp = module, xp
 
     def __getattr__(self, name: str) -> Callable[..., Array]:
+        """Return the function of this name, made to accept arrays on a device."""
         function = getattr(self._module, name)
 
         def call(*arguments: Array, **options: object) -> Array:

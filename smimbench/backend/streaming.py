@@ -70,9 +70,11 @@ class StreamedInputs:
         return self.like.device
 
     def __len__(self) -> int:
+        """Return the number of samples n."""
         return self.shape[0]
 
     def __getitem__(self, key: object) -> Array:
+        """Return a slice of the samples as an array on the device; further indices select among tokens and dimensions."""
         samples = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(samples, slice) or samples == slice(None):
             raise TypeError(_SLICES_ONLY)
@@ -82,10 +84,12 @@ class StreamedInputs:
         return array[(slice(None), *further_indices)] if further_indices else array
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        """Return the array API namespace of the slices."""
         del api_version
         return namespace(self.like)
 
     def __array__(self, *args: object, **kwargs: object) -> Host:
+        """Refuse to convert all samples to NumPy at once."""
         raise TypeError(_SLICES_ONLY)
 
 
@@ -164,6 +168,7 @@ class NarrowInputs(StreamedInputs):
         self.itemsize = 4
 
     def __array__(self, *args: object, **kwargs: object) -> Host:
+        """Return all samples as a NumPy array in float64."""
         return np.asarray(to_host(self.stored), dtype=np.float64)
 
 

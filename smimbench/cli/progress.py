@@ -199,6 +199,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
             on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")
 
     def on_progress(running_tasks: list[RunningTask]) -> None:
+        """Show a bar, or a line now and then, for each cell that takes long."""
         slow_tasks = [task for task in running_tasks if task.seconds > LONG_CELL]
         display.keep_only([suite_name, *map(_cell_key, slow_tasks)])
         for task in slow_tasks:

@@ -123,8 +123,8 @@ def _verify_folder(
     suite = request.suite()
     store = request.store(suite)
     folder = settings_folder(suite, store)
-    if stored_tuning := Store(folder).read_run_json().get("choices"):
-        suite = suite.with_choices(stored_tuning)
+    if tuned_settings := Store(folder).read_run_json().get("choices"):
+        suite = suite.with_choices(tuned_settings)
     record_files = verify_files(store)
     verifications = {"files": record_files}
     document_errors = run_json_differences(suite, folder)

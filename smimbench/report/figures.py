@@ -63,9 +63,9 @@ class LineGrid(NamedTuple):
 
 def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> LineGrid:
     """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds."""
-    grid = sorted(alphas)
-    lowest_alpha, highest_alpha = grid[0], grid[-1]
-    if _spans_decades(grid):
+    sorted_alphas = sorted(alphas)
+    lowest_alpha, highest_alpha = sorted_alphas[0], sorted_alphas[-1]
+    if _spans_decades(sorted_alphas):
         first_drawn, last_drawn = lowest_alpha / 1.3, highest_alpha * 1.3
     else:
         margin = (
@@ -87,8 +87,10 @@ def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> Li
     alphas_near_jumps = np.outer(jump_alphas, factors).ravel()
     is_drawn = (first_drawn < alphas_near_jumps) & (alphas_near_jumps < last_drawn)
     evenly_spaced = _evenly_spaced(first_drawn, last_drawn)
-    fine_grid = np.unique([*evenly_spaced, *grid, *alphas_near_jumps[is_drawn]])
-    return LineGrid(grid, fine_grid.tolist(), jump_alphas)
+    fine_grid = np.unique(
+        [*evenly_spaced, *sorted_alphas, *alphas_near_jumps[is_drawn]]
+    )
+    return LineGrid(sorted_alphas, fine_grid.tolist(), jump_alphas)
 
 
 def has_fine_lines(problem: Problem) -> bool:

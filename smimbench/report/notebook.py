@@ -91,6 +91,7 @@ class Loaded:
     trajectories: Any
 
     def _repr_html_(self) -> str:
+        """Render the first rows of values as an HTML table."""
         first_rows = self.values[:12]
         table_html = (
             first_rows._repr_html_()

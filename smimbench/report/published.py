@@ -202,15 +202,19 @@ def _published_line(
                 f"{{{name}}}": str(value) for name, value in item_parameters.items()
             }
 
-    def filled(template: str) -> str:
+    def with_parameter_values(template: str) -> str:
         """Return a text with the values of the parameters that it names in braces."""
         for placeholder, text in parameter_texts.items():
             template = template.replace(placeholder, text)
         return template
 
-    label, table = filled(curve.label), filled(curve.table)
+    label, table = (
+        with_parameter_values(curve.label),
+        with_parameter_values(curve.table),
+    )
     column_values = {
-        column: float(filled(text)) for column, text in curve.filter.items()
+        column: float(with_parameter_values(text))
+        for column, text in curve.filter.items()
     }
     return PublishedLine(
         label, curve, plans, table, x_factor, problem_index, column_values
