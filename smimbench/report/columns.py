@@ -449,7 +449,7 @@ def _lay_out_columns(
             common_dimension_letter(rows),
         )
         component_word = rows[0].component_word
-    laid_out = []
+    columns_with_cells = []
     for column_or_heading in columns:
         column = (
             _BY_HEADING[column_or_heading]
@@ -463,8 +463,8 @@ def _lay_out_columns(
             heading = re.sub(r"\bD\b", dimension_letter, column.heading)
             if heading == "component":
                 heading = component_word
-            laid_out.append((column, heading, cells))
-    return laid_out
+            columns_with_cells.append((column, heading, cells))
+    return columns_with_cells
 
 
 # -- on a terminal --------------------------------------------------------------------------------------------------------

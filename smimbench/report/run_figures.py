@@ -136,7 +136,7 @@ def learning_charts(results: Results) -> list[Chart]:
     """
     note = "Samples count each time they are used; without batches, every iteration uses all samples."
     trajectories = (results.store.trajectory(record) for _, record in results.pairs)
-    counts_samples = any(
+    draws_without_prediction = any(
         _counts_samples(trajectory or {}) for trajectory in trajectories
     )
     charts = []
@@ -145,9 +145,9 @@ def learning_charts(results: Results) -> list[Chart]:
         chart = learning_curve_chart(
             results, file_stem, metric, _sample_times, "samples processed", note
         )
-        if chart and (counts_samples or _has_prediction(chart)):
+        if chart and (draws_without_prediction or _has_prediction(chart)):
             charts.append(chart)
-        counts_samples = False
+        draws_without_prediction = False
     return charts
 
 

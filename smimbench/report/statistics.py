@@ -539,20 +539,18 @@ def learning_order(
     array_shape = len(trajectories), len(learnable), len(FirstTime._fields)
     times = np.zeros(array_shape)
     for run_index, trajectory in enumerate(trajectories):
-        for learnable_index, component in enumerate(learnable):
+        for column, component in enumerate(learnable):
             is_learned = None
             if trajectory is not None:
                 is_learned = (
                     trajectory["overlap"][:, component]
                     >= 0.5 * optimal_overlaps[component]
                 )
-            times[run_index, learnable_index] = first_time(trajectory, is_learned)
+            times[run_index, column] = first_time(trajectory, is_learned)
     half_overlaps = [HalfOverlap() for _ in optimal_overlaps]
-    for learnable_index, component in enumerate(learnable):
-        iterations, counted_samples, seconds = map(
-            _median_time, times[:, learnable_index].T
-        )
-        fraction = mean_of(np.isfinite(times[:, learnable_index, 0]))
+    for column, component in enumerate(learnable):
+        iterations, counted_samples, seconds = map(_median_time, times[:, column].T)
+        fraction = mean_of(np.isfinite(times[:, column, 0]))
         epochs = None
         if counted_samples is not None and not math.isnan(samples_per_epoch):
             epochs = counted_samples / samples_per_epoch
@@ -567,9 +565,9 @@ def learning_order(
     iterations_by_run = times[..., 0]
     sequences = Counter(
         tuple(
-            learnable[learnable_index] + 1
-            for learnable_index in np.argsort(run, kind="stable")
-            if np.isfinite(run[learnable_index])
+            learnable[column] + 1
+            for column in np.argsort(run, kind="stable")
+            if np.isfinite(run[column])
         )
         for run in iterations_by_run
     )
