@@ -22,7 +22,7 @@ from smimbench.report.theory_document import (
     PublishedValue,
 )
 from smimbench.theory.types import Bifurcation, TheoryPoint, Threshold, Thresholds
-from smimbench.theory.verification import LARGEST_DRAWS, SECONDS, Check
+from smimbench.theory.verification import MAX_DRAWS, SECONDS, Check
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
@@ -370,7 +370,7 @@ def _resolution_text(checks: Sequence[Check]) -> str:
     if stopped_alphas:
         distinct_alphas, draw_limit = (
             dict.fromkeys(stopped_alphas),
-            f"{SECONDS:g} s or {LARGEST_DRAWS:,} draws",
+            f"{SECONDS:g} s or {MAX_DRAWS:,} draws",
         )
         sentences.append(
             f"At alpha = {', '.join(distinct_alphas)} the draws stopped at {draw_limit}, before the precision of --resolve was "

@@ -55,7 +55,7 @@ from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
 from smimbench.theory.information import nodes_of
 from smimbench.theory.predictions import own_theory
 from smimbench.theory.types import PredictionQuestion, TheoryPoint
-from smimbench.theory.verification import RESOLVE, Check, verify_point
+from smimbench.theory.verification import RESOLVED_DEVIATION, Check, verify_point
 
 OTHER_TEXT = "its numbers are unchanged, but its text is not as smimbench wrote it"
 
@@ -692,7 +692,7 @@ class DrawnTheory(Protocol):
 def draw_checks(
     suite: Suite,
     theories: Sequence[DrawnTheory],
-    resolution: float = RESOLVE,
+    resolution: float = RESOLVED_DEVIATION,
     on_progress: OnProgress = lambda problem, progress: None,
 ) -> list[list[Check]]:
     """Check the theory of a suite's problems by Monte Carlo draws at every point.

@@ -29,16 +29,16 @@ from smimbench.theory.item_tests import (
     PriorTest,
     require_likelihood,
 )
-from smimbench.theory.types import NOTHING
+from smimbench.theory.types import NEGLIGIBLE
 
-KNOWN_SHARES, INFORMATION = (0.3, 0.8, 0.999), (0.5, 5.0, 500.0)
+TESTED_KNOWN_SHARES, TESTED_QHAT_FACTORS = (0.3, 0.8, 0.999), (0.5, 5.0, 500.0)
 """Where items are tested: the known share of the second moment for channels, Qhat in units of the prior's inverse variance for
 priors. Little, much and nearly all; any such numbers do."""
 REPORTED_SECONDS, REPORTED_POINTS = 4.0, 16
 """Time that tests at reported points may take, and how many are tested; doubled, more points are tested."""
 TOKEN_SAMPLES, TOKEN_DIMENSION = 2000, 20
 """Size of the draw of inputs, where they may have any dimension; doubled, their variance is known 1.4 times better."""
-SMALLEST = 1e-3
+SMALLEST_UNKNOWN_SHARE = 1e-3
 """Unknown share of the signal below which points are not tested, where labels hardly tell anything; doubled, fewer are."""
 
 
@@ -76,9 +76,12 @@ def require_consistent(
         _require_prior(prior, components or problem.components)
     if "channel" in kinds:
         require_likelihood(problem, seed)
-        second, channel = prior_moments(problem)[0], ChannelTest(problem, clock, seed)
-        for point, share in enumerate(KNOWN_SHARES):
-            channel.check(share * second, (1 - share) * second, point)
+        second_moment, channel = (
+            prior_moments(problem)[0],
+            ChannelTest(problem, clock, seed),
+        )
+        for point, share in enumerate(TESTED_KNOWN_SHARES):
+            channel.check(share * second_moment, (1 - share) * second_moment, point)
 
 
 def _require_prior(prior: PriorTest, P: int) -> None:
@@ -86,15 +89,15 @@ def _require_prior(prior: PriorTest, P: int) -> None:
     signal = prior.call("sample", prior.rng("signal, form"), P, prior.fewest)
     # Before its moments, which may be derived from denoise.
     prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
-    second, prior_mean_overlap = (
+    second_moment, prior_mean_overlap = (
         np.asarray(prior.call(name, P)) for name in ("second_moment", "mean_overlap")
     )
-    variance = second - prior_mean_overlap
+    variance = second_moment - prior_mean_overlap
     inverse = np.linalg.inv(variance)
     # More is known of one component than of another.
-    weights = np.diag(np.sqrt(1 + np.arange(P)))
-    for point, ratio in enumerate(INFORMATION):
-        Qhat = ratio * weights @ inverse @ weights
+    component_weights = np.diag(np.sqrt(1 + np.arange(P)))
+    for point, ratio in enumerate(TESTED_QHAT_FACTORS):
+        Qhat = ratio * component_weights @ inverse @ component_weights
         prior.check(Qhat, f"{ratio:g} / variance", point)
     unlearned_V = np.asarray(prior.call("overlap", 1e-9 * inverse).V)
     if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
@@ -136,36 +139,41 @@ def require_consistent_at(
     ]
     if not tests or not points:
         return
-    second, prior_mean_overlap = prior_moments(problem)
-    second_diagonal, begin = np.diagonal(second), clock()
+    second_moment, prior_mean_overlap = prior_moments(problem)
+    second_moments, start_time = np.diagonal(second_moment), clock()
     # In random order: a slow item is tested along the whole curve, too.
     order = monte_carlo_rng("consistency: points").permutation(len(points))
     for index in order[:REPORTED_POINTS].tolist():
         Q, V = points[index]
-        unknown_shares = np.diagonal(V) / second_diagonal
-        if clock() - begin > REPORTED_SECONDS:
+        unknown_shares = np.diagonal(V) / second_moments
+        if clock() - start_time > REPORTED_SECONDS:
             return
         if not (unknown_shares >= -ROUNDING).all():
             raise tests[-1].fail(
                 f"this overlap gives a negative error ({np.diagonal(V).min():.3g}); errors must be >= 0"
             )
-        if unknown_shares.max() < SMALLEST:
+        if unknown_shares.max() < SMALLEST_UNKNOWN_SHARE:
             continue
         # A little further: where an item goes wrong, a curve turns, and points stop just before.
         V = 0.98 * V
         learned = np.flatnonzero(
-            np.diagonal(Q - prior_mean_overlap) > NOTHING * second_diagonal
+            np.diagonal(Q - prior_mean_overlap) > NEGLIGIBLE * second_moments
         )
         for test in tests:
             if isinstance(test, ChannelTest):
-                tested = np.maximum(V, SMALLEST * np.diag(second_diagonal))
-                test.check(second - tested, tested, len(KNOWN_SHARES) + index)
+                tested_V = np.maximum(
+                    V, SMALLEST_UNKNOWN_SHARE * np.diag(second_moments)
+                )
+                test.check(
+                    second_moment - tested_V, tested_V, len(TESTED_KNOWN_SHARES) + index
+                )
             elif len(learned) == problem.components:
-                Qhat = inverse_map(problem, second - V, V, learned)
-                largest = f"{np.diagonal(Qhat).max():.3g}"
-                test.check(Qhat, largest, len(INFORMATION) + index)
+                Qhat = inverse_map(problem, second_moment - V, V, learned)
+                largest_qhat = f"{np.diagonal(Qhat).max():.3g}"
+                test.check(Qhat, largest_qhat, len(TESTED_QHAT_FACTORS) + index)
 
 
 def _is_third_party(problem: Problem, kind: str) -> bool:
+    """Whether an item of a problem comes from a third-party package and signals can be drawn from it."""
     theory_only = kind == "prior" and why_theory_only(problem.prior, problem.components)
     return bool(problem.spec.get(kind, {}).get("distribution")) and not theory_only

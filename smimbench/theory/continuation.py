@@ -24,21 +24,21 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.problem.problem import Problem
-from smimbench.theory.curve import perfect_limit
+from smimbench.theory.curve import perfect_recovery_threshold
 from smimbench.theory.information import diagonals, information_at, nodes_of
 from smimbench.theory.tracing import (
     ComponentRatios,
     Corrector,
     Node,
     Stage,
-    change,
-    lengths,
-    polynomial,
+    arc_lengths,
+    finite_change,
+    interpolated_value,
 )
-from smimbench.theory.types import NOTHING, Bifurcation
+from smimbench.theory.types import NEGLIGIBLE, Bifurcation
 
-MOST_FITTED = 4
-"""Conditions by which a curve of sampled nodes is continued; doubled, their noise is amplified more than bends are met."""
+MAX_FITTED_NODES = 4
+"""Nodes through which a sampled curve is extrapolated; doubled, noise is amplified more than curvature is better followed."""
 
 
 class Continuation:
@@ -54,9 +54,9 @@ class Continuation:
     bifurcations : list of Bifurcation
         The components in the order in which they are learned; those that are learned from the beginning have alpha 0.
     stages : list of Stage
-    highest : float
+    highest_log_alpha : float
         Largest log alpha so far.
-    finished : bool
+    is_finished : bool
         Whether the end of the curve has been reached.
     perfect : Threshold or None
         Where an error of zero becomes stable.
@@ -68,66 +68,81 @@ class Continuation:
         self.corrector = Corrector(self.ratios)
         self.bifurcations: list[Bifurcation] = []
         self.stages: list[Stage] = []
-        self.finished = False
-        self.perfect = perfect_limit(problem)
-        self.highest = -np.inf
+        self.is_finished = False
+        self.perfect = perfect_recovery_threshold(problem)
+        self.highest_log_alpha = -np.inf
         P = problem.components
         Q, V = self.ratios.overlap(np.zeros(P))
         value, error = diagonals(information_at(problem, Q, V))
-        at_once = [
+        informative_components = [
             a
             for a in range(P)
-            if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])
+            if self.ratios.critical_qhat[a] == 0
+            and value[a] > max(NEGLIGIBLE, 3 * error[a])
         ]
-        self.ratios.informative = set(at_once)
-        x, slope = np.zeros(P), np.zeros((P, P))
-        x[at_once] = np.log(
-            1e-6 * value[at_once] / value.max()
+        self.ratios.informative_components = set(informative_components)
+        x, jacobian = np.zeros(P), np.zeros((P, P))
+        x[informative_components] = np.log(
+            1e-6 * value[informative_components] / value.max()
         )  # below so little everything is proportional to alpha
-        log_ratios, error = self.ratios.log_ratios(x, at_once)
-        if at_once:
+        log_ratios, error = self.ratios.log_ratios(x, informative_components)
+        if informative_components:
             self.bifurcations += [
                 Bifurcation(a, 0.0, 0.0)
-                for a in sorted(at_once, key=lambda a: -value[a])
+                for a in sorted(informative_components, key=lambda a: -value[a])
             ]
-            slope[at_once, at_once] = 1.0
-            node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
+            jacobian[informative_components, informative_components] = 1.0
+            node = Node(
+                x,
+                log_ratios,
+                error,
+                jacobian,
+                float(log_ratios[informative_components].mean()),
+            )
             self.stages.append(
-                Stage(at_once, at_once, [node], [], self.ratios.accuracy.first_step)
+                Stage(
+                    informative_components,
+                    informative_components,
+                    [node],
+                    [],
+                    self.ratios.accuracy.first_step,
+                )
             )
         else:
             self._bifurcate_at_start(
-                Stage([], [], [Node(x, log_ratios, error, slope, -np.inf)], [], 0.0)
+                Stage([], [], [Node(x, log_ratios, error, jacobian, -np.inf)], [], 0.0)
             )
 
     def _bifurcate(
         self, node: Node, stage: Stage, component: int, error: float
     ) -> None:
         """Start a new stage at ``node``, where another component becomes unstable and is learned from there on."""
-        self.finished = not np.isfinite(node.log_alpha)
-        if self.finished:
+        self.is_finished = not np.isfinite(node.log_alpha)
+        if self.is_finished:
             return
-        self.highest = max(self.highest, node.log_alpha)
-        alpha = float(np.exp(self.highest))
+        self.highest_log_alpha = max(self.highest_log_alpha, node.log_alpha)
+        alpha = float(np.exp(self.highest_log_alpha))
         self.bifurcations.append(Bifurcation(component, alpha, alpha * error))
-        start = replace(node, x=node.x.copy(), slope=node.slope.copy())
-        start.x[component] = start.slope[:, component] = 0.0
+        start = replace(node, x=node.x.copy(), jacobian=node.jacobian.copy())
+        start.x[component] = start.jacobian[:, component] = 0.0
         self.stages.append(
             Stage(
-                [*stage.learned, component],
+                [*stage.learned_components, component],
                 [component],
                 [start],
-                stage.perfect,
+                stage.recovered_components,
                 self.ratios.accuracy.first_step,
             )
         )
 
     # -- following the curve ------------------------------------------------------------------------------------------
 
-    def follow(self, *, until: float | None = None) -> None:
+    def trace(self, *, until: float | None = None) -> None:
         """Trace the curve to its end, or until alpha exceeds ``until``."""
-        while not self.finished and not (until is not None and self._has_passed(until)):
-            self._advance(self.stages[-1])
+        while not self.is_finished and not (
+            until is not None and self._has_passed(until)
+        ):
+            self._trace_next_node(self.stages[-1])
 
     def _has_passed(self, alpha: float) -> bool:
         """Whether the traced curve has passed alpha and its last node has the largest alpha so far."""
@@ -135,118 +150,141 @@ class Continuation:
         return (
             len(nodes) > 1
             and nodes[-1].log_alpha > np.log(alpha) + 0.02
-            and nodes[-1].log_alpha >= self.highest
+            and nodes[-1].log_alpha >= self.highest_log_alpha
         )
 
-    def _advance(self, stage: Stage) -> None:
+    def _trace_next_node(self, stage: Stage) -> None:
+        """Add the next node of the curve to a stage, or start the next stage at a bifurcation on the way."""
         accuracy, origin = self.ratios.accuracy, stage.nodes[-1]
         is_start = len(stage.nodes) == 1
         if is_start and self._bifurcate_at_start(stage):
             return
-        if is_start and (len(stage.moving) > 1 or not self.ratios.sampled):
+        if is_start and (
+            len(stage.moving_components) > 1 or not self.ratios.uses_sampling
+        ):
             self.corrector.differentiate(stage, origin)
-        tangent = self.corrector.tangent(stage, origin.slope)
+        tangent = self.corrector.tangent(stage, origin.jacobian)
         stage.step = float(
-            np.clip(self._next_bifurcation(stage), accuracy.shortest, stage.step)
+            np.clip(
+                self._distance_to_bifurcation(stage), accuracy.shortest_step, stage.step
+            )
         )
         node = self._next_node_ahead(stage, origin)
-        grown = shrunk = False
+        was_lengthened = was_shortened = False
         while node is None:
             step = stage.step
-            node, correction = self.corrector.attempt(
+            node, correction = self.corrector.corrected_node(
                 stage, origin, *self._extrapolated(stage, tangent, step)
             )
             tolerance, mismatch = (
                 self._tolerance(stage, node),
-                self._mismatch(stage, origin, node),
+                self._extrapolation_mismatch(stage, origin, node),
             )
-            if is_start and len(stage.moving) == 1 and self.ratios.sampled:
+            if (
+                is_start
+                and len(stage.moving_components) == 1
+                and self.ratios.uses_sampling
+            ):
                 mismatch = tolerance  # there is no slope yet to compare with
-            backwards = float((node.x - origin.x) @ tangent) <= 0
-            poor = (
+            is_backwards = float((node.x - origin.x) @ tangent) <= 0
+            is_rejected = (
                 not np.isfinite(node.log_alpha)
                 or correction > max(0.12, 1.2 * step)
-                or backwards
+                or is_backwards
             )
-            factor = (
+            step_factor = (
                 np.sqrt(tolerance / max(mismatch, 1e-12))
                 if np.isfinite(mismatch)
                 else 0.3
             )
             stage.step = float(
                 np.clip(
-                    step * np.clip(factor, 0.3, accuracy.growth),
-                    accuracy.shortest,
-                    accuracy.longest,
+                    step * np.clip(step_factor, 0.3, accuracy.step_growth),
+                    accuracy.shortest_step,
+                    accuracy.longest_step,
                 )
             )
-            if step <= accuracy.shortest or (
-                not poor and (mismatch <= 3 * tolerance or grown)
+            if step <= accuracy.shortest_step or (
+                not is_rejected and (mismatch <= 3 * tolerance or was_lengthened)
             ):
                 break
-            if is_start and not np.isfinite(correction) and step < 0.5 and not shrunk:
+            if (
+                is_start
+                and not np.isfinite(correction)
+                and step < 0.5
+                and not was_shortened
+            ):
                 # The noise of a component that is hardly learned falls as its overlap grows.
-                stage.step, grown = 2 * step, True
+                stage.step, was_lengthened = 2 * step, True
             else:
-                stage.step, shrunk = (
-                    max(accuracy.shortest, min(stage.step, step / 2)),
+                stage.step, was_shortened = (
+                    max(accuracy.shortest_step, min(stage.step, step / 2)),
                     True,
                 )
-                if self.ratios.sampled and not poor:
-                    stage.ahead.append(node)
+                if self.ratios.uses_sampling and not is_rejected:
+                    stage.nodes_ahead.append(node)
             node = None
         if not np.isfinite(node.log_alpha):
-            self.finished = True
+            self.is_finished = True
             return
-        if not self.ratios.sampled:
+        if not self.ratios.uses_sampling:
             self.corrector.differentiate(stage, node)
         stage.direction = (node.x - origin.x) / np.linalg.norm(node.x - origin.x)
         if self._bifurcation_between(stage, origin, node, tangent):
             return
-        self.finished, beyond = self._at_perfect(stage, origin, node)
-        if beyond:
+        self.is_finished, is_beyond_end = self._reaches_perfect_recovery(
+            stage, origin, node
+        )
+        if is_beyond_end:
             return
         stage.nodes.append(node)
-        self.highest = max(self.highest, node.log_alpha)
-        nodes_of(self.problem).reached(float(np.exp(self.highest)))
+        self.highest_log_alpha = max(self.highest_log_alpha, node.log_alpha)
+        nodes_of(self.problem).reached(float(np.exp(self.highest_log_alpha)))
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:
+        """Tolerated difference of log alpha from its extrapolation: the target, or the error of sampled information."""
         return max(
-            self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving]))
+            self.ratios.accuracy.target_mismatch,
+            float(np.max(node.error[stage.moving_components])),
         )
 
     def _next_node_ahead(self, stage: Stage, origin: Node) -> Node | None:
         """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None."""
-        if not stage.ahead:
+        if not stage.nodes_ahead:
             return None
-        node = stage.ahead[-1]
+        node = stage.nodes_ahead[-1]
         distance = float(np.linalg.norm(node.x - origin.x))
-        is_accurate = self._mismatch(stage, origin, node) <= 3 * self._tolerance(
-            stage, node
-        )
-        if is_accurate or distance <= 2 * self.ratios.accuracy.shortest:
-            return stage.ahead.pop()
+        is_accurate = self._extrapolation_mismatch(
+            stage, origin, node
+        ) <= 3 * self._tolerance(stage, node)
+        if is_accurate or distance <= 2 * self.ratios.accuracy.shortest_step:
+            return stage.nodes_ahead.pop()
         # Somewhere on the way, not just before its end.
         stage.step = min(
             stage.step, distance if stage.step < 0.7 * distance else distance / 2
         )
         return None
 
-    def _next_bifurcation(self, stage: Stage) -> float:
+    def _distance_to_bifurcation(self, stage: Stage) -> float:
         """Extrapolated distance to the next bifurcation, plus a margin, from the last two nodes."""
         if len(stage.nodes) < 2:
             return np.inf
         previous, latest = stage.nodes[-2:]
-        gaps = latest.log_alpha - latest.log_ratios
-        rise = change(previous.log_alpha - previous.log_ratios, gaps)
+        stability_gaps = latest.log_alpha - latest.log_ratios
+        gap_change = finite_change(
+            previous.log_alpha - previous.log_ratios, stability_gaps
+        )
         candidates = [
             a
-            for a in range(len(rise))
-            if a not in stage.learned and rise[a] > 0 > gaps[a]
+            for a in range(len(gap_change))
+            if a not in stage.learned_components
+            and gap_change[a] > 0 > stability_gaps[a]
         ]
-        steps = min((-gaps[a] / rise[a] for a in candidates), default=np.inf)
-        return 1.15 * float(steps * np.linalg.norm(latest.x - previous.x))
+        step_count = min(
+            (-stability_gaps[a] / gap_change[a] for a in candidates), default=np.inf
+        )
+        return 1.15 * float(step_count * np.linalg.norm(latest.x - previous.x))
 
     def _extrapolated(
         self, stage: Stage, tangent: Host, step: float
@@ -257,49 +295,77 @@ class Continuation:
         points at all nodes give them similar errors, which hardly bend it.
         """
         origin = stage.nodes[-1].x
-        line = origin + step * tangent
-        nodes = [*stage.nodes[1 - MOST_FITTED :], *stage.ahead[-1:]]
-        if not self.ratios.has_rough or len(stage.moving) == 1 or len(nodes) < 2:
-            return line, tangent
-        s, at, near = lengths(nodes), len(nodes) - len(stage.ahead[-1:]), 1e-3 * step
-        s = np.insert(s - s[at - 1], at, near)
-        x = np.insert([node.x for node in nodes], at, origin + near * tangent, axis=0)
-        end, previous = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
-        if not np.linalg.norm(end - line) < step / 2:
-            return line, tangent
-        end = self.corrector.inside(stage, origin, end)
-        return end, (end - previous) / np.linalg.norm(end - previous)
-
-    def _mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
-        """Difference between log alpha at a new node and its extrapolation from earlier nodes."""
-        line = origin.log_alpha + float(
-            (origin.slope @ (node.x - origin.x))[stage.moving].mean()
+        tangent_point = origin + step * tangent
+        nodes = [*stage.nodes[1 - MAX_FITTED_NODES :], *stage.nodes_ahead[-1:]]
+        if (
+            not self.ratios.has_rough_information
+            or len(stage.moving_components) == 1
+            or len(nodes) < 2
+        ):
+            return tangent_point, tangent
+        lengths, origin_index, small_step = (
+            arc_lengths(nodes),
+            len(nodes) - len(stage.nodes_ahead[-1:]),
+            1e-3 * step,
         )
-        s, values = (
-            lengths(stage.nodes),
+        lengths = np.insert(
+            lengths - lengths[origin_index - 1], origin_index, small_step
+        )
+        x = np.insert(
+            [node.x for node in nodes],
+            origin_index,
+            origin + small_step * tangent,
+            axis=0,
+        )
+        end, before_end = (
+            interpolated_value(lengths, x, factor * step) for factor in (1.0, 0.95)
+        )
+        if not np.linalg.norm(end - tangent_point) < step / 2:
+            return tangent_point, tangent
+        end = self.corrector.step_within_bounds(stage, origin, end)
+        return end, (end - before_end) / np.linalg.norm(end - before_end)
+
+    def _extrapolation_mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
+        """Difference between log alpha at a new node and its extrapolation from earlier nodes."""
+        linear_extrapolation = origin.log_alpha + float(
+            (origin.jacobian @ (node.x - origin.x))[stage.moving_components].mean()
+        )
+        lengths, log_alphas = (
+            arc_lengths(stage.nodes),
             [known_node.log_alpha for known_node in stage.nodes],
         )
-        end = s[-1] + float(np.linalg.norm(node.x - origin.x))
-        counts = range(3, min(len(s), MOST_FITTED if self.ratios.sampled else 3) + 1)
-        expected = [
-            line,
-            *(float(polynomial(s[-count:], values[-count:], end)) for count in counts),
+        length = lengths[-1] + float(np.linalg.norm(node.x - origin.x))
+        counts = range(
+            3,
+            min(len(lengths), MAX_FITTED_NODES if self.ratios.uses_sampling else 3) + 1,
+        )
+        extrapolations = [
+            linear_extrapolation,
+            *(
+                float(interpolated_value(lengths[-count:], log_alphas[-count:], length))
+                for count in counts
+            ),
         ]
-        return float(np.abs(node.log_alpha - np.array(expected)).min())
+        return float(np.abs(node.log_alpha - np.array(extrapolations)).min())
 
     def _bifurcate_at_start(self, stage: Stage) -> bool:
         """Start the next stage at once if another component is already unstable where this stage starts."""
         node = stage.nodes[0]
-        unlearned = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
+        unlearned = [
+            a for a in range(len(node.log_ratios)) if a not in stage.learned_components
+        ]
         component = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
         if component is None or (
-            stage.moving
-            and (self.highest == -np.inf or node.log_ratios[component] > node.log_alpha)
+            stage.moving_components
+            and (
+                self.highest_log_alpha == -np.inf
+                or node.log_ratios[component] > node.log_alpha
+            )
         ):
             return False
         node = (
             node
-            if stage.moving
+            if stage.moving_components
             else replace(node, log_alpha=float(node.log_ratios[component]))
         )
         self._bifurcate(node, stage, component, float(node.error[component]))
@@ -309,92 +375,129 @@ class Continuation:
         self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
         """Locate the bifurcation between two nodes, where another component becomes unstable, if there is one."""
-        unlearned = (a for a in range(len(node.log_ratios)) if a not in stage.learned)
+        unlearned = (
+            a for a in range(len(node.log_ratios)) if a not in stage.learned_components
+        )
         unstable = [a for a in unlearned if node.log_ratios[a] <= node.log_alpha]
-        if not unstable or node.log_alpha < self.highest:
+        if not unstable or node.log_alpha < self.highest_log_alpha:
             return False  # where alpha falls, the curve is an unstable branch
-        landing = 0.0
-        if origin.log_alpha < self.highest - 1e-12:
-            landing = (self.highest - origin.log_alpha) / max(
+        regain_position = 0.0
+        if origin.log_alpha < self.highest_log_alpha - 1e-12:
+            regain_position = (self.highest_log_alpha - origin.log_alpha) / max(
                 node.log_alpha - origin.log_alpha, 1e-300
             )
-        fitted = [*stage.nodes[1 - MOST_FITTED :], node]
-        s = lengths(fitted)
-        s = (s - s[-2]) / (s[-1] - s[-2])
+        fitted_nodes = [*stage.nodes[1 - MAX_FITTED_NODES :], node]
+        lengths = arc_lengths(fitted_nodes)
+        lengths = (lengths - lengths[-2]) / (lengths[-1] - lengths[-2])
 
-        def crossing(a: int) -> float:
-            gaps = np.array([point.log_alpha - point.log_ratios[a] for point in fitted])
+        def crossing_position(a: int) -> float:
+            gaps = np.array(
+                [point.log_alpha - point.log_ratios[a] for point in fitted_nodes]
+            )
             finite = np.isfinite(gaps)
             if not finite[-2] or gaps[-1] <= gaps[-2]:
-                return min(landing, 1.0)
+                return min(regain_position, 1.0)
             position = -gaps[-2] / (gaps[-1] - gaps[-2])
             if finite.sum() > 2 and gaps[-2] < 0 < gaps[-1]:
                 from scipy.optimize import brentq
 
                 position = brentq(
-                    lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0
+                    lambda t: float(
+                        interpolated_value(lengths[finite], gaps[finite], t)
+                    ),
+                    0.0,
+                    1.0,
                 )
-            return float(np.clip(position, landing, 1.0))
+            return float(np.clip(position, regain_position, 1.0))
 
-        def between(position: float) -> Host:
-            if len(stage.moving) == 1:
+        def x_at(position: float) -> Host:
+            if len(stage.moving_components) == 1:
                 return np.asarray(origin.x + position * (node.x - origin.x))
-            return self.corrector.inside(
-                stage, origin.x, polynomial(s, [point.x for point in fitted], position)
+            return self.corrector.step_within_bounds(
+                stage,
+                origin.x,
+                interpolated_value(
+                    lengths, [point.x for point in fitted_nodes], position
+                ),
             )
 
-        def gap(point: Node) -> float:
+        def stability_gap(point: Node) -> float:
             return point.log_alpha - float(point.log_ratios[component])
 
-        def points_near(count: int) -> Host:
+        def nearest_points(count: int) -> Host:
             """Positions, gaps and log alphas of the points nearest to the crossing, or of all if noise hides it."""
             rows = np.array(
-                [(position, gap(point), point.log_alpha) for position, point in points]
+                [
+                    (position, stability_gap(point), point.log_alpha)
+                    for position, point in points
+                ]
             )
             rows = rows[np.isfinite(rows).all(axis=1)]
             return np.transpose(
                 rows
-                if self.ratios.sampled
+                if self.ratios.uses_sampling
                 else rows[np.argsort(np.abs(rows[:, 1]))[:count]]
             )
 
-        component = min(unstable, key=crossing)
-        points, position = [(0.0, origin), (1.0, node)], crossing(component)
+        component = min(unstable, key=crossing_position)
+        points, position = [(0.0, origin), (1.0, node)], crossing_position(component)
         for _ in range(4):
-            crossing_node, _ = self.corrector.attempt(
-                stage, node if position > 0.5 else origin, between(position), tangent
+            crossing_node, _ = self.corrector.corrected_node(
+                stage, node if position > 0.5 else origin, x_at(position), tangent
             )
             points.append((position, crossing_node))
             resolution = max(
-                self.ratios.accuracy.gap,
-                self.ratios.accuracy.gap_share * crossing_node.error[component],
+                self.ratios.accuracy.bifurcation_gap,
+                self.ratios.accuracy.bifurcation_gap_share
+                * crossing_node.error[component],
             )
-            if not abs(gap(crossing_node)) > resolution or (
-                position <= landing and gap(crossing_node) > 0
+            if not abs(stability_gap(crossing_node)) > resolution or (
+                position <= regain_position and stability_gap(crossing_node) > 0
             ):
                 break
-            position = float(np.clip(_crossing(*points_near(3)[:2]), landing, 1.0))
-        position, crossing_node = min(points[2:], key=lambda point: abs(gap(point[1])))
+            position = float(
+                np.clip(_gap_root(*nearest_points(3)[:2]), regain_position, 1.0)
+            )
+        position, crossing_node = min(
+            points[2:], key=lambda point: abs(stability_gap(point[1]))
+        )
         # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
-        positions, *values = points_near(2)
-        steep, rise = (np.polyfit(positions, value, 1)[0] for value in values)
-        share = float(np.clip(rise / steep, -10, 10)) if steep != 0 else 0.0
+        positions, *values = nearest_points(2)
+        gap_slope, log_alpha_slope = (
+            np.polyfit(positions, value, 1)[0] for value in values
+        )
+        log_alpha_per_gap = (
+            float(np.clip(log_alpha_slope / gap_slope, -10, 10))
+            if gap_slope != 0
+            else 0.0
+        )
         crossing_error = self._crossing_error(
-            stage, component, crossing_node, node.x - origin.x, rise, rise - steep
-        )
-        log_alpha = crossing_node.log_alpha - share * gap(crossing_node)
-        if position > 0:
-            stage.nodes.append(crossing_node)
-        self.highest = max(self.highest, crossing_node.log_alpha)
-        bifurcation = replace(
-            crossing_node,
-            log_alpha=max(log_alpha, self.highest if landing else -np.inf),
-        )
-        self._bifurcate(
-            bifurcation,
             stage,
             component,
-            float(crossing_error + abs(share * gap(crossing_node))),
+            crossing_node,
+            node.x - origin.x,
+            log_alpha_slope,
+            log_alpha_slope - gap_slope,
+        )
+        log_alpha = crossing_node.log_alpha - log_alpha_per_gap * stability_gap(
+            crossing_node
+        )
+        if position > 0:
+            stage.nodes.append(crossing_node)
+        self.highest_log_alpha = max(self.highest_log_alpha, crossing_node.log_alpha)
+        bifurcation_node = replace(
+            crossing_node,
+            log_alpha=max(
+                log_alpha, self.highest_log_alpha if regain_position else -np.inf
+            ),
+        )
+        self._bifurcate(
+            bifurcation_node,
+            stage,
+            component,
+            float(
+                crossing_error + abs(log_alpha_per_gap * stability_gap(crossing_node))
+            ),
         )
         return True
 
@@ -402,85 +505,114 @@ class Continuation:
         self,
         stage: Stage,
         component: int,
-        at: Node,
+        crossing_node: Node,
         step: Host,
-        rise: float,
-        rise_of_new: float,
+        log_alpha_change: float,
+        log_ratio_change: float,
     ) -> float:
         """Numerical error of log alpha at a bifurcation, where another component becomes unstable.
 
         To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
         ``slope_a . dx + e_a`` is the same for all of them and for the new one. Along the ``step`` between two nodes they are
-        known to change by ``rise`` and ``other``.
+        known to change by ``log_alpha_change`` and ``log_ratio_change``.
         """
-        moving = stage.moving
-        rows, step = [*moving, component], step[moving]
-        block = np.nan_to_num(at.slope[np.ix_(rows, moving)])
-        along = np.array([rise] * len(moving) + [rise_of_new])
-        block = block + np.outer(along - block @ step, step) / (step @ step)
+        moving_components = stage.moving_components
+        components, step = [*moving_components, component], step[moving_components]
+        component_jacobian = np.nan_to_num(
+            crossing_node.jacobian[np.ix_(components, moving_components)]
+        )
+        changes = np.array(
+            [log_alpha_change] * len(moving_components) + [log_ratio_change]
+        )
+        component_jacobian = component_jacobian + np.outer(
+            changes - component_jacobian @ step, step
+        ) / (step @ step)
         weights = np.linalg.pinv(
-            np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6
+            np.hstack([component_jacobian, -np.ones((len(components), 1))]), rcond=1e-6
         )[-1]
-        errors = np.append(at.total_error[moving], at.error[component])
+        errors = np.append(
+            crossing_node.total_error[moving_components], crossing_node.error[component]
+        )
         return float(np.sqrt((weights**2) @ errors**2))
 
-    def _at_perfect(
+    def _reaches_perfect_recovery(
         self, stage: Stage, previous: Node, node: Node
     ) -> tuple[bool, bool]:
         """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it."""
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
-        end = float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
-        previous_gap, gap = (point.log_alpha - end for point in (previous, node))
-        reached = abs(gap) < float(node.total_error[stage.moving].max())
-        return reached, reached and previous_gap * gap <= 0
+        perfect_log_alpha = (
+            float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
+        )
+        previous_gap, gap = (
+            point.log_alpha - perfect_log_alpha for point in (previous, node)
+        )
+        is_reached = abs(gap) < float(node.total_error[stage.moving_components].max())
+        return is_reached, is_reached and previous_gap * gap <= 0
 
-    def _is_known(self, stage: Stage, node: Node, share: float) -> bool:
+    def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
         """Whether the MSE of all components is below this fraction of the second moment."""
-        V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1])
-        return len(stage.learned) == len(V) and bool(
-            (self.ratios.second * share > V).all()
+        V = np.diagonal(
+            self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
+        )
+        return len(stage.learned_components) == len(V) and bool(
+            (self.ratios.second_moment * largest_share > V).all()
         )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
         """End the curve at perfect recovery; if only some components are recovered, start a stage with the others."""
-        qhat = self.ratios.qhat(node.x, stage.learned)
-        recovered = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
-        perfect = [*stage.perfect, *recovered]
+        qhat = self.ratios.qhat(node.x, stage.learned_components)
+        recovered = [
+            a
+            for a in stage.moving_components
+            if qhat[a] > self.ratios.accuracy.recovered_qhat
+        ]
+        all_recovered = [*stage.recovered_components, *recovered]
         # Components that share their equations reach the end together, whatever the ratio of their errors.
-        share = (
+        unknown_share = (
             1e-2 if recovered and self.problem.channel.equations is not None else 1e-4
         )
-        self.finished = (
-            self.finished
-            or (self.perfect is not None and self._is_known(stage, node, share))
+        self.is_finished = (
+            self.is_finished
+            or (self.perfect is not None and self._is_known(stage, node, unknown_share))
             or np.exp(node.log_alpha) > 1e3
             or sum(len(stage.nodes) for stage in self.stages) > 200
-            or len(perfect) == len(qhat)
+            or len(all_recovered) == len(qhat)
         )
-        if recovered and not self.finished:
-            start = replace(node, slope=node.slope.copy())
-            start.slope[:, recovered] = 0.0
-            unfinished = [a for a in stage.moving if a not in recovered]
+        if recovered and not self.is_finished:
+            start = replace(node, jacobian=node.jacobian.copy())
+            start.jacobian[:, recovered] = 0.0
+            moving_components = [
+                a for a in stage.moving_components if a not in recovered
+            ]
             self.stages.append(
-                Stage(stage.learned, unfinished, [start], perfect, stage.step)
+                Stage(
+                    stage.learned_components,
+                    moving_components,
+                    [start],
+                    all_recovered,
+                    stage.step,
+                )
             )
 
 
-def _crossing(positions: Host, gaps: Host) -> float:
+def _gap_root(positions: Host, gaps: Host) -> float:
     """Position where the stability gap of a component vanishes, from a parabola through computed points."""
-    inside = [
+    roots_inside = [
         root.real
-        for root in _roots(positions, gaps, min(2, len(gaps) - 1))
+        for root in _polynomial_roots(positions, gaps, min(2, len(gaps) - 1))
         if abs(root.imag) < 1e-9
     ]
-    inside = [root for root in inside if 0 <= root <= 1]
+    roots_inside = [root for root in roots_inside if 0 <= root <= 1]
     return float(
-        [*inside, *_roots(positions, gaps, 1).real, positions[np.argmin(np.abs(gaps))]][
-            0
-        ]
+        [
+            *roots_inside,
+            *_polynomial_roots(positions, gaps, 1).real,
+            positions[np.argmin(np.abs(gaps))],
+        ][0]
     )
 
 
-def _roots(positions: Host, gaps: Host, degree: int) -> Host:
+def _polynomial_roots(positions: Host, gaps: Host, degree: int) -> Host:
+    """Roots of the polynomial fitted to gaps (n,) at positions (n,)."""
     return np.asarray(np.polynomial.Polynomial.fit(positions, gaps, degree).roots())

@@ -42,27 +42,33 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
-from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold, Thresholds
+from smimbench.theory.types import (
+    NEGLIGIBLE,
+    HardPhase,
+    Prediction,
+    Threshold,
+    Thresholds,
+)
 
 UNFINISHED = "iterations were not enough"
 BELOW_RESOLUTION = "information below resolution"
-MOST_ITERATIONS = 60
-"""Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
-SOLVED = 0.02
-"""Residual that is left, in errors of the information; doubled, an iteration fewer, and twice its part in the stated error."""
+MAX_ITERATIONS = 60
+"""Accelerated iterations per sample ratio; doubled, fewer points end unconverged."""
+RESIDUAL_TOLERANCE = 0.02
+"""Residual at which iterations stop, in errors of the information; doubled, it contributes twice as much to the stated error."""
 KNOWN_LOG_QHAT = np.log(1e14)
 """Log Qhat from which on the signal counts as known; doubled, one iteration more."""
-MOST_CORRECTIONS = 6
-"""Accurate values that a fixed point may take on the way of rough ones; doubled, no change where differences vary slowly."""
-INFORMED, KNOWN_QHAT = 1e2, 1e16
-"""Qhat at which the informed branch starts, for an error of zero that is unstable grows by the same factor a step; and that of a
-known signal. Doubled, the start is twice as close to the signal, and the walk to it is longer."""
-NEARLY_KNOWN = 1e-6
-"""Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
-WALK = 0.2
+MAX_CORRECTIONS = 6
+"""Corrections of the rough map by accurate information; doubled, no change where their difference varies slowly."""
+INFORMED_QHAT, KNOWN_QHAT = 1e2, 1e16
+"""Qhat at which the informed branch starts, and Qhat of a known signal. Doubled, the start is twice as close to the signal, and
+iterations away from an unstable perfect recovery take longer."""
+NEARLY_PERFECT = 1e-6
+"""MSE below which perfect recovery is tested for; doubled, iterations towards it end a few steps earlier."""
+SHORTEST_STEP = 0.2
 """Shortest step in log Qhat on the way to perfect recovery; doubled, half the steps, and minima of the growth are seen later."""
-PROBES = (0.5, 0.8, 0.97)
-"""Shares of the perfect-recovery threshold at which a hard phase is looked for; more find shorter ones."""
+PROBED_SHARES = (0.5, 0.8, 0.97)
+"""Shares of the perfect-recovery threshold at which a hard phase is searched for; more shares find shorter hard phases."""
 
 
 class FixedPoint(NamedTuple):
@@ -71,10 +77,10 @@ class FixedPoint(NamedTuple):
     Attributes
     ----------
     qhat : ndarray (P, P)
-    relative : float
+    relative_error : float
         Relative error of the information there.
     residual : float
-        What is left of a step, see ``distance``.
+        Relative change of Qhat in one more iteration, see ``distance``.
     method : str
         How the information was obtained; it says so where iterations were not enough.
     offset : ndarray (P, P) or None
@@ -82,16 +88,16 @@ class FixedPoint(NamedTuple):
     """
 
     qhat: Host
-    relative: float
+    relative_error: float
     residual: float
     method: str
     offset: Host | None = None
 
 
-def exponential(log: Host) -> Host:
-    """Matrix exponential (P, P) of a symmetric matrix; eigenvalues of log are cut at 60."""
+def exponential(matrix: Host) -> Host:
+    """Matrix exponential (P, P) of a symmetric matrix, whose eigenvalues are clipped at 60."""
     return np.asarray(
-        spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0)))
+        spectral_function(matrix, lambda values: np.exp(np.minimum(values, 60.0)))
     )
 
 
@@ -107,30 +113,32 @@ class Recursion:
 
     def __init__(self, problem: Problem, alpha: float) -> None:
         self.problem, self.alpha = problem, alpha
-        self.has_rough = offers_rough(problem)
-        self.second = np.diagonal(prior_moments(problem)[0])
+        self.has_rough_information = offers_rough(problem)
+        self.second_moment = np.diagonal(prior_moments(problem)[0])
 
-    def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
+    def image(self, log_qhat: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
         """Image (P, P) of log Qhat under the map, and the information there; ``rough`` for finite differences only."""
         information = information_at(
-            self.problem, *overlap_at(self.problem, exponential(log)), rough=rough
+            self.problem, *overlap_at(self.problem, exponential(log_qhat)), rough=rough
         )
         return symmetric_logarithm(
             self.problem.model.kappa * self.alpha * information.value
         ), information
 
-    def step(self, log: Host) -> Host:
+    def step(self, log_qhat: Host) -> Host:
         """Change of log Qhat in one iteration of the rough map, if its eigenvalues are clearly positive."""
-        if self.has_rough:
-            image, information = self.image(log, rough=True)
-            if float(np.linalg.eigvalsh(image - log)[0]) > 5 * _relative(information):
-                return image - log
-        return self.image(log)[0] - log
+        if self.has_rough_information:
+            image, information = self.image(log_qhat, rough=True)
+            if float(np.linalg.eigvalsh(image - log_qhat)[0]) > 5 * _relative_error_of(
+                information
+            ):
+                return image - log_qhat
+        return self.image(log_qhat)[0] - log_qhat
 
     def fixed_point(
         self,
         start: Host,
-        enough: float = 1e-10,
+        residual_tolerance: float = 1e-10,
         target: FixedPoint | None = None,
         offset: Host | None = None,
     ) -> FixedPoint:
@@ -138,157 +146,193 @@ class Recursion:
 
         Parameters
         ----------
-        enough : float
+        residual_tolerance : float
             Residual that need not be made smaller.
         target : FixedPoint, optional
             A fixed point that is known: iterations end early where they come to it.
         offset : ndarray (P, P), optional
             That of a fixed point nearby, to begin with.
         """
-        if not self.has_rough:
-            return self._iterated(start, enough, target)
-        return self._corrected(start, enough, target, offset)
+        if not self.has_rough_information:
+            return self._accelerate(start, residual_tolerance, target)
+        return self._iterate_with_corrections(start, residual_tolerance, target, offset)
 
-    def nearby(self, fixed_point: FixedPoint, enough: float) -> Host:
-        """Find the Qhat of a fixed point, starting from a known one at another sample ratio."""
-        relative = None if fixed_point.offset is None else fixed_point.relative
-        return self._iterated(
-            fixed_point.qhat, enough, None, fixed_point.offset, relative
+    def nearby(self, fixed_point: FixedPoint, residual_tolerance: float) -> Host:
+        """Find Qhat (P, P) of the fixed point by iterating from a fixed point at a nearby sample ratio."""
+        relative_error = (
+            None if fixed_point.offset is None else fixed_point.relative_error
+        )
+        return self._accelerate(
+            fixed_point.qhat,
+            residual_tolerance,
+            None,
+            fixed_point.offset,
+            relative_error,
         ).qhat
 
-    def _corrected(
-        self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None
+    def _iterate_with_corrections(
+        self,
+        start: Host,
+        residual_tolerance: float,
+        target: FixedPoint | None,
+        offset: Host | None,
     ) -> FixedPoint:
         offset = np.zeros_like(start) if offset is None else offset
-        relative = None if target is None else target.relative
+        relative_error = None if target is None else target.relative_error
         qhat, previous_gap = start, np.inf
         best: FixedPoint | None = None
-        for _ in range(MOST_CORRECTIONS):
-            solution = self._iterated(qhat, enough, target, offset, relative)
+        for _ in range(MAX_CORRECTIONS):
+            solution = self._accelerate(
+                qhat, residual_tolerance, target, offset, relative_error
+            )
             solution = solution._replace(offset=offset)
-            log = symmetric_logarithm(solution.qhat)
+            log_qhat = symmetric_logarithm(solution.qhat)
             if UNFINISHED in solution.method or (
                 target is not None
-                and is_same_fixed_point(target, log, solution.relative)
+                and is_same_fixed_point(target, log_qhat, solution.relative_error)
             ):
                 return solution
-            image, information = self.image(log)
-            relative, residual = (
-                _relative(information),
+            image, information = self.image(log_qhat)
+            relative_error, residual = (
+                _relative_error_of(information),
                 distance(solution.qhat, exponential(image)),
             )
             solution = solution._replace(
-                relative=relative, residual=residual, method=information.method
+                relative_error=relative_error,
+                residual=residual,
+                method=information.method,
             )
-            if np.diagonal(log).min() > KNOWN_LOG_QHAT:
+            if np.diagonal(log_qhat).min() > KNOWN_LOG_QHAT:
                 return solution
             if best is None or residual < best.residual:
                 best = solution
-            offset, qhat = image - self.image(log, rough=True)[0], solution.qhat
-            remaining = residual * max(0.1, min(residual / previous_gap, 1.0))
-            if min(remaining, residual) <= max(enough, SOLVED * relative):
-                final = self._iterated(qhat, enough, None, offset, relative)
+            offset, qhat = image - self.image(log_qhat, rough=True)[0], solution.qhat
+            expected_residual = residual * max(0.1, min(residual / previous_gap, 1.0))
+            if min(expected_residual, residual) <= max(
+                residual_tolerance, RESIDUAL_TOLERANCE * relative_error
+            ):
+                final = self._accelerate(
+                    qhat, residual_tolerance, None, offset, relative_error
+                )
                 return FixedPoint(
                     final.qhat,
-                    relative,
-                    max(remaining, final.residual),
+                    relative_error,
+                    max(expected_residual, final.residual),
                     information.method,
                     offset,
                 )
             previous_gap = residual
         assert best is not None
         if (
-            best.residual <= best.relative
+            best.residual <= best.relative_error
         ):  # where values jump, nothing closer can be found
             return best
-        return best._replace(method=f"{best.method}, {MOST_CORRECTIONS} {UNFINISHED}")
+        return best._replace(method=f"{best.method}, {MAX_CORRECTIONS} {UNFINISHED}")
 
-    def _iterated(
+    def _accelerate(
         self,
         start: Host,
-        enough: float,
+        residual_tolerance: float,
         target: FixedPoint | None,
         offset: Host | None = None,
-        stated: float | None = None,
+        stated_error: float | None = None,
     ) -> FixedPoint:
-        """Anderson acceleration in the matrix logarithm, where growth by a factor is a constant step.
+        """Iterate log Qhat (P, P) with Anderson acceleration from a start to a fixed point.
 
-        With an ``offset`` from rough values, corrected by it; ``stated`` is their relative error.
+        With an ``offset`` from rough values, corrected by it; ``stated_error`` is their relative error.
         """
         upper = np.triu_indices(len(start))
-        x = symmetric_logarithm(start)
+        log_qhat = symmetric_logarithm(start)
         points: list[Host] = []
         steps: list[Host] = []
-        residual, best = np.inf, np.inf
+        residual, smallest = np.inf, np.inf
         method = ""
-        for count in range(MOST_ITERATIONS):
+        for count in range(MAX_ITERATIONS):
             unknown_shares = (
-                np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
+                np.diagonal(overlap_at(self.problem, exponential(log_qhat))[1])
+                / self.second_moment
             )
             if not (unknown_shares > 1e-200).all():
-                relative, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
+                relative_error, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
                 break
-            image, information = self.image(x, rough=offset is not None)
+            image, information = self.image(log_qhat, rough=offset is not None)
             image = image if offset is None else image + offset
-            relative, method = (
-                _relative(information) if stated is None else stated,
+            relative_error, method = (
+                _relative_error_of(information)
+                if stated_error is None
+                else stated_error,
                 information.method,
             )
-            if not relative < 0.5 and (unknown_shares < 1e-3).all():
-                relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
+            if not relative_error < 0.5 and (unknown_shares < 1e-3).all():
+                relative_error, residual, method = (
+                    1.0,
+                    1.0,
+                    f"{method}, {BELOW_RESOLUTION}",
+                )
                 break
-            step = image - x
-            residual = distance(exponential(x), exponential(image))
-            arrived = target is not None and is_same_fixed_point(
-                target, image, relative
+            step = image - log_qhat
+            residual = distance(exponential(log_qhat), exponential(image))
+            is_at_target = target is not None and is_same_fixed_point(
+                target, image, relative_error
             )
             # Sampled values may jump: after a while a residual below their error is enough.
-            smallest_residual = (
-                relative if offset is not None and count >= 12 else SOLVED * relative
+            reachable_residual = (
+                relative_error
+                if offset is not None and count >= 12
+                else RESIDUAL_TOLERANCE * relative_error
             )
             if (
-                arrived
-                or residual <= max(enough, smallest_residual)
-                or np.diagonal(x).min() > KNOWN_LOG_QHAT
+                is_at_target
+                or residual <= max(residual_tolerance, reachable_residual)
+                or np.diagonal(log_qhat).min() > KNOWN_LOG_QHAT
             ):
-                x = image
+                log_qhat = image
                 break
-            if residual > 2 * best:
+            if residual > 2 * smallest:
                 points, steps = [], []  # the history misleads
-            best = min(best, residual)
-            points, steps = [*points[-3:], x], [*steps[-3:], step]
-            x = image
+            smallest = min(smallest, residual)
+            points, steps = [*points[-3:], log_qhat], [*steps[-3:], step]
+            log_qhat = image
             if len(steps) > 1:
-                changes = np.stack(
+                step_changes = np.stack(
                     [(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1
                 )
-                moves = np.stack(
+                point_changes = np.stack(
                     [(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1
                 )
-                weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
-                move = step[upper] - (moves + changes) @ weights
-                if move @ step[upper] < 0:
+                weights = np.linalg.lstsq(step_changes, step[upper], rcond=1e-8)[0]
+                accelerated_step = (
+                    step[upper] - (point_changes + step_changes) @ weights
+                )
+                if accelerated_step @ step[upper] < 0:
                     # Against the iteration itself: towards a fixed point that it moves away from.
                     points, steps = [], []
                     continue
-                longest = float(np.abs(move).max())
-                move = move * min(1.0, 3.0 / longest) if longest > 0 else move
-                x = points[-1].copy()
-                x[upper] += move
-                x.T[upper] = x[upper]
+                largest_change = float(np.abs(accelerated_step).max())
+                accelerated_step = (
+                    accelerated_step * min(1.0, 3.0 / largest_change)
+                    if largest_change > 0
+                    else accelerated_step
+                )
+                log_qhat = points[-1].copy()
+                log_qhat[upper] += accelerated_step
+                log_qhat.T[upper] = log_qhat[upper]
         else:
-            method += f", {MOST_ITERATIONS} {UNFINISHED}"
-        return FixedPoint(exponential(x), relative, residual, method)
+            method += f", {MAX_ITERATIONS} {UNFINISHED}"
+        return FixedPoint(exponential(log_qhat), relative_error, residual, method)
 
 
-def _relative(information: Uncertain) -> float:
+def _relative_error_of(information: Uncertain) -> float:
+    """Largest relative error among the diagonal entries of the information."""
     value, error = diagonals(information)
     return float(np.max(error / np.maximum(value, 1e-300)))
 
 
-def is_same_fixed_point(target: FixedPoint, log: Host, relative: float) -> bool:
-    """Whether log Qhat (P, P) equals that of a fixed point, within the ``relative`` error of the information."""
-    return distance(target.qhat, exponential(log)) < 0.3 * relative
+def is_same_fixed_point(
+    target: FixedPoint, log_qhat: Host, relative_error: float
+) -> bool:
+    """Whether log Qhat (P, P) equals that of a fixed point, within the relative error of the information."""
+    return distance(target.qhat, exponential(log_qhat)) < 0.3 * relative_error
 
 
 def distance(qhat: Host, other_qhat: Host) -> float:
@@ -316,7 +360,7 @@ class CoupledCurve(Curve):
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
-        """Information at the prior mean, and an initial Qhat, perturbed if the prior mean is an unstable fixed point."""
+        """Information (P, P) at the prior mean, and the perturbation of Qhat with which the uninformed branch starts."""
         information = information_at(
             self.problem, *overlap_at(self.problem, 0 * self.identity)
         )
@@ -335,10 +379,11 @@ class CoupledCurve(Curve):
         return [self._competing(alpha) for alpha in alphas]
 
     def _competing(self, alpha: float) -> list[Prediction]:
-        lower = self.solve(alpha)
-        (low, low_point), (high, high_point) = (
-            lower,
-            self.solve(alpha, "informed", lower),
+        """Solve for the fixed points of both branches at one sample ratio, the Bayes-optimal one first."""
+        uninformed = self.solve(alpha)
+        (low, uninformed_point), (high, informed_point) = (
+            uninformed,
+            self.solve(alpha, "informed", uninformed),
         )
         if UNFINISHED in high.method and UNFINISHED not in low.method:
             # What was not reached in so many steps is no fixed point.
@@ -349,18 +394,21 @@ class CoupledCurve(Curve):
                     method=f"{low.method}, no other branch was found",
                 )
             ]
-        if self.meet(low, high):
+        if self.is_same_prediction(low, high):
             return [replace(low, branch="unique")]
         if not high.V.any():
             return [
                 replace(high, free_entropy=float("inf")),
                 replace(low, free_entropy=0.0),
             ]
-        lead, _ = free_entropy_between(
-            self.problem, alpha, low_point.qhat, high_point.qhat
+        free_entropy_gap, _ = free_entropy_between(
+            self.problem, alpha, uninformed_point.qhat, informed_point.qhat
         )
         return bayes_optimal_first(
-            [replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]
+            [
+                replace(low, free_entropy=0.0),
+                replace(high, free_entropy=free_entropy_gap),
+            ]
         )
 
     def solve(
@@ -375,16 +423,21 @@ class CoupledCurve(Curve):
         is left of the residual. ``other`` is the other branch: where this one arrives at the same fixed point it is not looked
         at again. Perfect recovery is stable above its threshold: the informed branch is not looked for there.
         """
-        problem, perfect, upwards = self.problem, self.perfect, branch == "uninformed"
-        if upwards:
-            information, seed = self._from_prior_mean
+        problem, perfect, is_uninformed = (
+            self.problem,
+            self.perfect,
+            branch == "uninformed",
+        )
+        if is_uninformed:
+            information, perturbation = self._from_prior_mean
             start = (
-                float(problem.model.kappa) * alpha * information + seed * self.identity
+                float(problem.model.kappa) * alpha * information
+                + perturbation * self.identity
             )
         elif perfect is not None and alpha >= perfect.value:
             return _perfect(problem, alpha, branch)
         else:
-            start = INFORMED * self.identity
+            start = INFORMED_QHAT * self.identity
         recursion = Recursion(problem, alpha)
         if other_branch is None or UNFINISHED in other_branch.prediction.method:
             solution = recursion.fixed_point(start)
@@ -392,26 +445,29 @@ class CoupledCurve(Curve):
             target = other_branch.fixed_point
             solution = recursion.fixed_point(start, target=target, offset=target.offset)
             if is_same_fixed_point(
-                target, symmetric_logarithm(solution.qhat), solution.relative
+                target, symmetric_logarithm(solution.qhat), solution.relative_error
             ):
                 return SolvedFixedPoint(
                     replace(other_branch.prediction, branch=branch), target
                 )
-        if upwards and perfect is not None and alpha > perfect.value:
-            nearly = (
-                np.diagonal(overlap_at(problem, solution.qhat)[1]).max() < NEARLY_KNOWN
+        if is_uninformed and perfect is not None and alpha > perfect.value:
+            is_nearly_perfect = (
+                np.diagonal(overlap_at(problem, solution.qhat)[1]).max()
+                < NEARLY_PERFECT
             )
             if (
-                nearly and perfect.value == 0
+                is_nearly_perfect and perfect.value == 0
             ):  # a discrete signal: what is nearly known is stable
                 return _perfect(problem, alpha, branch)
-            if nearly or UNFINISHED in solution.method:
-                below = _walk_up(
+            if is_nearly_perfect or UNFINISHED in solution.method:
+                lower_fixed_point = _climb_to_fixed_point(
                     problem, alpha, start, alpha / max(perfect.value, alpha / 1e3)
                 )
-                if below is None:
+                if lower_fixed_point is None:
                     return _perfect(problem, alpha, branch)
-                solution = recursion.fixed_point(below, offset=solution.offset)
+                solution = recursion.fixed_point(
+                    lower_fixed_point, offset=solution.offset
+                )
         return SolvedFixedPoint(_prediction(problem, alpha, solution, branch), solution)
 
     def thresholds(self) -> Thresholds:
@@ -420,34 +476,36 @@ class CoupledCurve(Curve):
         prior_mean_overlap = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
         value, error, _ = information_at(problem, Q, V)
-        weak = hard = None
+        weak_recovery = hard_phase = None
         if not prior_mean_overlap.any():
-            informative = (np.diagonal(value) > NOTHING + 3 * np.max(error)).any()
-            weak = (
-                Threshold(0.0, 0.0) if informative else self._spectral_threshold(Q, V)
+            is_informative = (np.diagonal(value) > NEGLIGIBLE + 3 * np.max(error)).any()
+            weak_recovery = (
+                Threshold(0.0, 0.0)
+                if is_informative
+                else self._spectral_threshold(Q, V)
             )
         reasons = {
             "weak_recovery": PRIOR_OVERLAP if prior_mean_overlap.any() else NEVER,
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:
-            probes = [share * perfect.value for share in PROBES]
-            ahead = [
+            probes = [share * perfect.value for share in PROBED_SHARES]
+            is_informed_optimal = [
                 len(branches) > 1 and branches[0].branch == "informed"
                 for branches in self.competing(probes)
             ]
-            if any(ahead):
-                index = ahead.index(True)
+            if any(is_informed_optimal):
+                index = is_informed_optimal.index(True)
                 start = Threshold(
                     probes[index], probes[index] - (probes[index - 1] if index else 0.0)
                 )
-                hard = HardPhase(start, start, perfect)
-            looked = ", ".join(f"{probe:.4g}" for probe in probes)
-            missing = f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
+                hard_phase = HardPhase(start, start, perfect)
+            probed_alphas = ", ".join(f"{probe:.4g}" for probe in probes)
+            reason = f"not found at alpha = {probed_alphas}, the only sample ratios that are tested where components mix"
             reasons |= dict.fromkeys(
-                ("spinodal", "information_theoretic", "algorithmic"), missing
+                ("spinodal", "information_theoretic", "algorithmic"), reason
             )
-        return thresholds_with_reasons(weak, perfect, [], hard, reasons)
+        return thresholds_with_reasons(weak_recovery, perfect, [], hard_phase, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
         r"""Weak-recovery threshold, the sample ratio where the prior mean becomes unstable.
@@ -472,83 +530,99 @@ def _prediction(
     problem: Problem, alpha: float, solution: FixedPoint, branch: str
 ) -> Prediction:
     """Prediction at a fixed point, with its error from the response to a small change of alpha."""
-    size = 0.01 if solution.offset is None else 0.05  # rough values may jump by 1e-3
-    shift = size if branch == "uninformed" else -size
+    relative_shift = (
+        0.01 if solution.offset is None else 0.05
+    )  # rough values may jump by 1e-3
+    alpha_shift = relative_shift if branch == "uninformed" else -relative_shift
     # A residual far below the shift is enough.
-    nearby = Recursion(problem, alpha * (1 - shift)).nearby(solution, 0.05 * size)
+    nearby = Recursion(problem, alpha * (1 - alpha_shift)).nearby(
+        solution, 0.05 * relative_shift
+    )
     Q, V = overlap_at(problem, solution.qhat)
     V_nearby = overlap_at(problem, nearby)[1]
-    response = np.abs(np.diagonal(V - V_nearby)) / size * solution.relative
+    response = (
+        np.abs(np.diagonal(V - V_nearby)) / relative_shift * solution.relative_error
+    )
     # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
-    feigned = overlap_at(
-        problem, solution.qhat + solution.relative * np.diag(np.diagonal(solution.qhat))
+    V_at_error = overlap_at(
+        problem,
+        solution.qhat + solution.relative_error * np.diag(np.diagonal(solution.qhat)),
     )[1]
-    response = np.maximum(response, np.abs(np.diagonal(V - feigned)))
+    response = np.maximum(response, np.abs(np.diagonal(V - V_at_error)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
-    movable = np.minimum(
+    largest_V_change = np.minimum(
         np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1]))
     )
     residual = min(solution.residual, 1.0)
     error = (
         response
-        + movable * residual * 10
+        + largest_V_change * residual * 10
         + overlap_error_at(problem, solution.qhat) * np.diagonal(V)
     )
-    ratio_error = np.full(len(V), alpha * (solution.relative + residual))
+    ratio_error = np.full(len(V), alpha * (solution.relative_error + residual))
     return Prediction(
         alpha, Q, V, error + 1e-12, branch, solution.method, alpha_error=ratio_error
     )
 
 
-def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
+def _climb_to_fixed_point(
+    problem: Problem, alpha: float, start: Host, growth: float
+) -> Host | None:
     """Iterate upwards to the uninformed fixed point; return Qhat just below it, or None at perfect recovery.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
     Qhat grows by the factor ``growth`` of the linearization, for ever.
 
-    A pass of slow growth takes very many iterations; here each step is at least ``WALK`` long, and every minimum of the
+    A pass of slow growth takes very many iterations; here each step is at least ``SHORTEST_STEP`` long, and every minimum of the
     growth on the way is looked at closely.
     """
     from scipy.optimize import minimize_scalar
 
     step_at = Recursion(problem, alpha).step
 
-    def growth_on_the_way(share: float, start_log: Host, end_log: Host) -> float:
+    def growth_between(share: float, start_log: Host, end_log: Host) -> float:
         return float(
             np.linalg.eigvalsh(step_at(start_log + share * (end_log - start_log)))[0]
         )
 
-    x = symmetric_logarithm(start)
-    path: list[tuple[Host, float]] = []
+    log_qhat = symmetric_logarithm(start)
+    last_points: list[tuple[Host, float]] = []
     while True:
-        step = step_at(x)
-        slowest, *_, fastest = np.linalg.eigvalsh(step).tolist()
-        if not slowest > 0:
-            return exponential(path[-1][0] if path else x)
-        path = [*path[-2:], (x, slowest)]
-        if len(path) == 3 and path[1][1] < min(path[0][1], path[2][1]):
-            ends = path[0][0], path[2][0]
+        step = step_at(log_qhat)
+        slowest_growth, *_, fastest_growth = np.linalg.eigvalsh(step).tolist()
+        if not slowest_growth > 0:
+            return exponential(last_points[-1][0] if last_points else log_qhat)
+        last_points = [*last_points[-2:], (log_qhat, slowest_growth)]
+        if len(last_points) == 3 and last_points[1][1] < min(
+            last_points[0][1], last_points[2][1]
+        ):
+            ends = last_points[0][0], last_points[2][0]
             if (
                 minimize_scalar(
-                    growth_on_the_way, args=ends, bounds=(0, 1), method="bounded"
+                    growth_between, args=ends, bounds=(0, 1), method="bounded"
                 ).fun
                 <= 0
             ):
                 return exponential(ends[0])
-        linear = (
-            max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1))
+        is_linear = (
+            max(
+                abs(slowest_growth / np.log(growth) - 1),
+                abs(fastest_growth / np.log(growth) - 1),
+            )
             < 0.1
         )
         is_known = (
-            np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
+            np.diagonal(overlap_at(problem, exponential(log_qhat))[1]).max()
+            < NEARLY_PERFECT
         )
-        if (linear and is_known) or np.diagonal(x).min() > np.log(KNOWN_QHAT):
+        if (is_linear and is_known) or np.diagonal(log_qhat).min() > np.log(KNOWN_QHAT):
             return None
-        x = x + step * max(1.0, WALK / fastest)
+        log_qhat = log_qhat + step * max(1.0, SHORTEST_STEP / fastest_growth)
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
+    """Fixed point and prediction of perfect recovery."""
     prediction = perfect_prediction(problem, alpha, branch)
     return SolvedFixedPoint(
         prediction,
@@ -559,16 +633,16 @@ def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
-    r"""The linearized state evolution ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
+    r"""Linearized state evolution: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
 
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """
     channel, sites, P = problem.channel, problem.model.sites, problem.components
-    root, inverse = np.linalg.cholesky(V), np.linalg.inv(V)
+    V_root, V_inverse = np.linalg.cholesky(V), np.linalg.inv(V)
     points = 2**10
     samples, controls = [], []
     for scramble in range(SCRAMBLES):
-        z = root @ normal_points(
+        z = V_root @ normal_points(
             P * sites, points, "perfect recovery: latents", scramble
         ).reshape(points, P, sites)
         rng = monte_carlo_rng("perfect recovery: labels", scramble)
@@ -579,8 +653,8 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         moment: Array = checked_posterior(
             posterior, z, second_moment=True
         ).second_moment
-        G: Array = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
-        G[:, :, range(sites), :, range(sites)] -= inverse
+        G: Array = np.einsum("pq,nqcrd,rs->npcsd", V_inverse, moment, V_inverse)
+        G[:, :, range(sites), :, range(sites)] -= V_inverse
         samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))
         controls.append(np.einsum("npcqc->npq", G).reshape(points, -1))
     value, error = controlled_mean(samples, controls)
@@ -600,12 +674,16 @@ def free_entropy_between(
         spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
     )
     # Every node, and its neighbors on both sides for the slope of the path.
-    t = (nodes + step * np.array([[-1.0], [0.0], [1.0]]))[..., None, None]
-    qhat = np.asarray(spectral_function((1 - t) * start + t * end, np.expm1))
+    path_positions = (nodes + step * np.array([[-1.0], [0.0], [1.0]]))[..., None, None]
+    qhat = np.asarray(
+        spectral_function((1 - path_positions) * start + path_positions * end, np.expm1)
+    )
     Q, V = overlap_at(problem, qhat)
-    change = (V[0] - V[2]) / (2 * step)
+    overlap_slope = (V[0] - V[2]) / (2 * step)
     value, error, _ = information_at(problem, Q[1], V[1])
-    force = (kappa * alpha * value - qhat[1]) * change
-    uncertain = kappa * alpha * np.sum(error * np.abs(change), axis=(1, 2))
-    total = 0.5 * float(weights @ np.sum(force, axis=(1, 2)))
-    return total, 0.5 * float(np.sqrt(np.sum((weights * uncertain) ** 2)))
+    gradient_along_path = (kappa * alpha * value - qhat[1]) * overlap_slope
+    gradient_error = kappa * alpha * np.sum(error * np.abs(overlap_slope), axis=(1, 2))
+    free_entropy_gap = 0.5 * float(weights @ np.sum(gradient_along_path, axis=(1, 2)))
+    return free_entropy_gap, 0.5 * float(
+        np.sqrt(np.sum((weights * gradient_error) ** 2))
+    )

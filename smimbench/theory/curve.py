@@ -60,7 +60,7 @@ class Curve(ABC):
     @cached_property
     def perfect(self) -> Threshold | None:
         """Sample ratio above which perfect recovery (V = 0) is stable; None if errors never vanish."""
-        return perfect_limit(self.problem)
+        return perfect_recovery_threshold(self.problem)
 
     @cached_property
     def states_equations(self) -> bool:
@@ -83,13 +83,16 @@ class Curve(ABC):
         raise NotImplementedError
 
     def segments(self) -> list[Segment]:
-        """Complete curve, sampled on fine grids, one per segment."""
+        """Return the complete curve as segments, each sampled on a fine grid."""
         raise NotImplementedError
 
     @cached_property
     def _potential(self) -> Potential:
-        second, prior_mean_overlap = prior_moments(self.problem)
-        return Potential(self.segments(), np.diagonal(second - prior_mean_overlap))
+        """Free entropy along the complete curve."""
+        second_moment, prior_mean_overlap = prior_moments(self.problem)
+        return Potential(
+            self.segments(), np.diagonal(second_moment - prior_mean_overlap)
+        )
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
         """Free entropy of a fixed point relative to the prior mean, and its numerical error."""
@@ -97,11 +100,11 @@ class Curve(ABC):
             return float("inf"), 0.0
         return self._potential.at(point.alpha, np.diagonal(point.V))
 
-    def meet(self, low: Prediction, high: Prediction) -> bool:
+    def is_same_prediction(self, low: Prediction, high: Prediction) -> bool:
         """Whether two predictions are the same fixed point within their errors."""
         scale = float(np.max(np.diagonal(prior_moments(self.problem)[0])))
-        apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
-        return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
+        difference = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
+        return bool(np.all(difference <= 1e-6 * scale + 2 * (low.error + high.error)))
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first.
@@ -110,16 +113,20 @@ class Curve(ABC):
         (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
         """
         if not self.turning_points:
-            return [[replace(p, branch="unique")] for p in self.predict(alphas)]
+            return [
+                [replace(prediction, branch="unique")]
+                for prediction in self.predict(alphas)
+            ]
         branches = []
         for low, high in zip(self.predict(alphas), self.predict(alphas, "informed")):
-            if self.meet(low, high):
+            if self.is_same_prediction(low, high):
                 branches.append([replace(low, branch="unique")])
                 continue
-            pair = [
-                replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)
+            competing_pair = [
+                replace(prediction, free_entropy=self.free_entropy(prediction)[0])
+                for prediction in (low, high)
             ]
-            branches.append(bayes_optimal_first(pair))
+            branches.append(bayes_optimal_first(competing_pair))
         return branches
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
@@ -128,73 +135,89 @@ class Curve(ABC):
 
     def hard_phase(self) -> HardPhase | None:
         """Hard phase: sample ratios where the Bayes-optimal error is below the uninformed branch; None if there is none."""
-        turning = self.turning_points
-        peaks = [point.threshold for point in turning if point.is_peak]
+        turning_points = self.turning_points
+        peaks = [point.threshold for point in turning_points if point.is_peak]
         if not peaks:
             return None
-        top = max(peaks, key=lambda peak: peak.value)
-        lows = [point.threshold for point in turning if not point.is_peak]
+        highest_peak = max(peaks, key=lambda peak: peak.value)
+        minima = [point.threshold for point in turning_points if not point.is_peak]
         if self.perfect is not None:
-            lows.append(self.perfect)
-        low = min(lows, key=lambda threshold: threshold.value, default=top)
-        if low.value >= top.value:
+            minima.append(self.perfect)
+        lowest_minimum = min(
+            minima, key=lambda threshold: threshold.value, default=highest_peak
+        )
+        if lowest_minimum.value >= highest_peak.value:
             return None
-        optimal = self.transition(low, top.value)
-        return None if optimal is None else HardPhase(low, optimal, top)
+        transition = self.transition(lowest_minimum, highest_peak.value)
+        return (
+            None
+            if transition is None
+            else HardPhase(lowest_minimum, transition, highest_peak)
+        )
 
     def _free_entropy_gap(self, alpha: float) -> tuple[float, float]:
         """Free entropy of the informed minus that of the uninformed branch, and its error; 0 where the branches meet."""
         low, high = (
             self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
         )
-        if self.meet(low, high):
+        if self.is_same_prediction(low, high):
             return 0.0, 0.0
-        (stuck, stuck_error), (free, free_error) = (
+        (uninformed, uninformed_error), (informed, informed_error) = (
             self.free_entropy(low),
             self.free_entropy(high),
         )
-        return free - stuck, stuck_error + free_error
+        return informed - uninformed, uninformed_error + informed_error
 
-    def transition(self, low: Threshold, top: float) -> Threshold | None:
+    def transition(
+        self, informed_start: Threshold, uninformed_end: float
+    ) -> Threshold | None:
         """Information-theoretic transition, where the informed branch becomes Bayes-optimal; None if it never does.
 
         Parameters
         ----------
-        low : Threshold
-            Where the informed branch begins. It is returned where that branch is ahead from there on.
-        top : float
+        informed_start : Threshold
+            Where the informed branch begins. Returned if that branch is Bayes-optimal from there on.
+        uninformed_end : float
             Where the uninformed branch ends.
         """
-        span = top - low.value
-        if self._free_entropy_gap(low.value + 1e-6 * span)[0] > 0:
-            return low
-        inside = np.linspace(low.value, top, 33)[1:-1]  # shorter leads are not seen
-        ahead = np.array([self._free_entropy_gap(alpha)[0] for alpha in inside]) > 0
-        if not ahead.any():
+        width = uninformed_end - informed_start.value
+        if self._free_entropy_gap(informed_start.value + 1e-6 * width)[0] > 0:
+            return informed_start
+        inner_alphas = np.linspace(informed_start.value, uninformed_end, 33)[
+            1:-1
+        ]  # shorter leads are not seen
+        is_informed_optimal = (
+            np.array([self._free_entropy_gap(alpha)[0] for alpha in inner_alphas]) > 0
+        )
+        if not is_informed_optimal.any():
             return None
-        index = int(np.argmax(ahead))
-        behind, ahead_at = (
-            (float(inside[index - 1]) if index else low.value),
-            float(inside[index]),
+        first_index = int(np.argmax(is_informed_optimal))
+        lower, upper = (
+            (
+                float(inner_alphas[first_index - 1])
+                if first_index
+                else informed_start.value
+            ),
+            float(inner_alphas[first_index]),
         )
         for _ in range(40):
-            center = (behind + ahead_at) / 2
-            behind, ahead_at = (
-                (behind, center)
-                if self._free_entropy_gap(center)[0] > 0
-                else (center, ahead_at)
+            midpoint = (lower + upper) / 2
+            lower, upper = (
+                (lower, midpoint)
+                if self._free_entropy_gap(midpoint)[0] > 0
+                else (midpoint, upper)
             )
-        step = 1e-4 * span
-        rise = (
-            self._free_entropy_gap(ahead_at + step)[0]
-            - self._free_entropy_gap(ahead_at - step)[0]
+        step = 1e-4 * width
+        gap_slope = (
+            self._free_entropy_gap(upper + step)[0]
+            - self._free_entropy_gap(upper - step)[0]
         ) / (2 * step)
         error = (
-            self._free_entropy_gap(ahead_at)[1] / rise
-            if np.isfinite(rise) and rise > 0
+            self._free_entropy_gap(upper)[1] / gap_slope
+            if np.isfinite(gap_slope) and gap_slope > 0
             else 0.0
         )
-        return Threshold(ahead_at, float(error) + ahead_at - behind + 1e-12 * ahead_at)
+        return Threshold(upper, float(error) + upper - lower + 1e-12 * upper)
 
 
 @dataclass(frozen=True)
@@ -226,93 +249,109 @@ class Potential:
     ----------
     segments : list of Segment
         From the prior mean onwards.
-    start : ndarray (P,)
+    prior_mean_V : ndarray (P,)
         V at the prior mean.
     """
 
-    def __init__(self, segments: list[Segment], start: Host) -> None:
+    def __init__(self, segments: list[Segment], prior_mean_V: Host) -> None:
         from scipy.interpolate import CubicSpline
 
         self.segments = []
-        self.before = np.zeros(3)
+        self.start_integrals = np.zeros(3)
         for segment in segments:
             log_V = np.log(np.maximum(segment.V, 1e-300))
-            prior = -(
+            prior_term = -(
                 segment.qhat
                 * segment.V
                 * CubicSpline(segment.position, log_V)(segment.position, 1)
             ).sum(1)
-            labels = prior * np.exp(-segment.log_alpha)
-            terms = np.stack([labels, prior, labels * segment.error], axis=1)
-            fine, coarse = (
-                CubicSpline(segment.position[::k], terms[::k]).antiderivative()
+            label_term = prior_term * np.exp(-segment.log_alpha)
+            integrands = np.stack(
+                [label_term, prior_term, label_term * segment.error], axis=1
+            )
+            fine_integral, coarse_integral = (
+                CubicSpline(segment.position[::k], integrands[::k]).antiderivative()
                 for k in (1, 2)
             )
-            depth = np.maximum.accumulate(-np.log(np.maximum(segment.V.sum(1), 1e-300)))
-            self.segments.append((depth, segment.position, fine, coarse))
+            negative_log_V = np.maximum.accumulate(
+                -np.log(np.maximum(segment.V.sum(1), 1e-300))
+            )
+            self.segments.append(
+                (negative_log_V, segment.position, fine_integral, coarse_integral)
+            )
         if segments:
             # From the prior mean to the first position Qhat is proportional to Q, and alpha hardly changes.
-            area = 0.5 * float(segments[0].qhat[0] @ (start - segments[0].V[0]))
-            self.before = area * np.array([np.exp(-segments[0].log_alpha[0]), 1.0, 0.0])
+            area = 0.5 * float(segments[0].qhat[0] @ (prior_mean_V - segments[0].V[0]))
+            self.start_integrals = area * np.array(
+                [np.exp(-segments[0].log_alpha[0]), 1.0, 0.0]
+            )
 
     def at(self, alpha: float, V: Host) -> tuple[float, float]:
         """Free entropy at the point of the curve with error V (P,), for a given sample ratio, and its numerical error."""
-        goal = -np.log(max(float(V.sum()), 1e-300))
-        fine, coarse = self.before, self.before
-        for depth, position, fine_integral, coarse_integral in self.segments:
-            if goal <= depth[0]:
+        target = -np.log(max(float(V.sum()), 1e-300))
+        fine_sum, coarse_sum = self.start_integrals, self.start_integrals
+        for negative_log_V, position, fine_integral, coarse_integral in self.segments:
+            if target <= negative_log_V[0]:
                 break
-            end = float(np.interp(goal, depth, position))
-            fine, coarse = fine + fine_integral(end), coarse + coarse_integral(end)
-        labels, prior, noise = fine
+            end_position = float(np.interp(target, negative_log_V, position))
+            fine_sum, coarse_sum = (
+                fine_sum + fine_integral(end_position),
+                coarse_sum + coarse_integral(end_position),
+            )
+        label_term, prior_term, alpha_error_term = fine_sum
         value, coarse_value = (
-            0.5 * (alpha * integrals[0] - integrals[1]) for integrals in (fine, coarse)
+            0.5 * (alpha * sums[0] - sums[1]) for sums in (fine_sum, coarse_sum)
         )
-        rounding = 1e-12 * (alpha * abs(labels) + abs(prior))
+        rounding = 1e-12 * (alpha * abs(label_term) + abs(prior_term))
         return float(value), float(
-            abs(value - coarse_value) / 8 + 0.5 * alpha * noise + rounding
+            abs(value - coarse_value) / 8 + 0.5 * alpha * alpha_error_term + rounding
         )
 
 
-def branch_ends(ratios: Host, ratios_asked: Host, branch: str) -> Host:
+def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
     """Index of the node on a curve (n,) where a branch reaches each requested sample ratio (k,); n if it never does.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
-    reached = ratios >= ratios_asked[:, None]
+    is_reached = ratios >= requested_ratios[:, None]
     if branch == "uninformed":
-        return np.where(reached.any(1), reached.argmax(1), len(ratios))
-    return np.where(reached.all(1), 0, len(ratios) - (~reached)[:, ::-1].argmax(1))
+        return np.where(is_reached.any(1), is_reached.argmax(1), len(ratios))
+    return np.where(
+        is_reached.all(1), 0, len(ratios) - (~is_reached)[:, ::-1].argmax(1)
+    )
 
 
 def aitken(a: float, b: float, c: float) -> float:
     """Extrapolate the limit of a sequence from three terms by Aitken's method, unless the step is only noise."""
-    step, bend = c - b, (c - b) - (b - a)
-    if not abs(bend) > 1e-13 * abs(c):
+    step, second_difference = c - b, (c - b) - (b - a)
+    if not abs(second_difference) > 1e-13 * abs(c):
         return c
-    limit = c - step**2 / bend
+    limit = c - step**2 / second_difference
     return limit if abs(limit - c) <= 3 * abs(step) else c
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
     """Prediction of perfect recovery: exactly zero error."""
-    zero = np.zeros(problem.components)
-    second = prior_moments(problem)[0]
+    zero_error = np.zeros(problem.components)
+    second_moment = prior_moments(problem)[0]
     return Prediction(
         alpha,
-        second,
-        np.diag(zero),
-        zero,
+        second_moment,
+        np.diag(zero_error),
+        zero_error,
         branch,
         "counting of equations",
-        alpha_error=zero,
+        alpha_error=zero_error,
     )
 
 
-def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
+def bayes_optimal_first(competing_pair: list[Prediction]) -> list[Prediction]:
     """Sort two competing predictions by free entropy, the largest (Bayes-optimal) first."""
     return sorted(
-        pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0
+        competing_pair,
+        key=lambda prediction: (
+            -prediction.free_entropy if prediction.free_entropy is not None else 0.0
+        ),
     )
 
 
@@ -320,23 +359,27 @@ def thresholds_with_reasons(
     weak: Threshold | None,
     perfect: Threshold | None,
     sequential: Iterable[Bifurcation],
-    hard: HardPhase | None,
+    hard_phase: HardPhase | None,
     reasons: dict[str, str],
 ) -> Thresholds:
     """Build the thresholds of a problem, with a reason for each one that does not exist."""
-    thresholds = Thresholds(weak, perfect, tuple(sequential), hard)
-    every = {
+    thresholds = Thresholds(weak, perfect, tuple(sequential), hard_phase)
+    all_reasons = {
         "sequential": reasons["weak_recovery"],
         **dict.fromkeys(HARD_PHASE, "there is one branch only"),
         **reasons,
     }
-    every.setdefault("perfect_recovery", NEVER_PERFECT)
+    all_reasons.setdefault("perfect_recovery", NEVER_PERFECT)
     document = thresholds.document()
-    missing = [name for name in (*every, "weak_recovery") if not document[name]]
-    return replace(thresholds, reasons={name: every[name] for name in missing})
+    nonexistent_thresholds = [
+        name for name in (*all_reasons, "weak_recovery") if not document[name]
+    ]
+    return replace(
+        thresholds, reasons={name: all_reasons[name] for name in nonexistent_thresholds}
+    )
 
 
-def perfect_limit(problem: Problem) -> Threshold | None:
+def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish.
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
@@ -347,65 +390,79 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     P = problem.components
     kappa = float(problem.model.kappa)
 
-    def at(qhat: Host) -> tuple[Host, Host, Host]:
+    def overlaps_at(qhat: Host) -> tuple[Host, Host, Host]:
         """Order parameters Q, V and ``diag(V Qhat)`` at small error."""
         Q, V = overlap_at(problem, np.diag(qhat))
         return Q, V, np.diagonal(V) * qhat
 
-    unknowns = at(np.full(P, 1e9))[2]
+    unknowns = overlaps_at(np.full(P, 1e9))[2]
     if not np.all(unknowns < 1e3):
         return None
     if not unknowns.any():
-        return _limit_of_discrete_signals(problem)
-    drift = min(1e-2, abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1))
-    drift += overlap_error_at(problem, 1e9 * np.eye(P))
+        return _perfect_threshold_of_discrete_signals(problem)
+    unknowns_error = min(
+        1e-2, abs(float(overlaps_at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1)
+    )
+    unknowns_error += overlap_error_at(problem, 1e9 * np.eye(P))
     equations = problem.channel.equations
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))
-        return Threshold(value, value * drift)
-    tilt = np.ones(P)
+        return Threshold(value, value * unknowns_error)
+    component_weights = np.ones(P)
 
-    def measure(scale: float) -> tuple[Host, float, float] | None:
+    def ratios_at(scale: float) -> tuple[Host, float, float] | None:
         """Sample ratio of each component at a small error ``scale``, its relative error, and the number of equations."""
-        Q, V, _ = at(scale / tilt)
+        Q, V, _ = overlaps_at(scale / component_weights)
         information = information_at(problem, Q, V)
         value, error = diagonals(information)
-        shares = np.diagonal(V) * value
-        if not (np.isfinite(shares).all() and (shares > 0).all()):
+        equation_counts = np.diagonal(V) * value
+        if not (np.isfinite(equation_counts).all() and (equation_counts > 0).all()):
             return None
         return (
-            unknowns / (kappa * shares),
+            unknowns / (kappa * equation_counts),
             float(np.max(error / value)),
             float(np.trace(V @ information.value)),
         )
 
-    rates = np.zeros(P)
+    ratios = np.zeros(P)
     for _ in range(40):
-        balanced = measure(1e5)
-        if balanced is None:
+        at_balance = ratios_at(1e5)
+        if at_balance is None:
             return None
-        previous, rates = rates, balanced[0]
+        previous, ratios = ratios, at_balance[0]
         # Components with equations of their own do not feel the balance.
-        if np.ptp(np.log(rates)) < 1e-4 or np.allclose(
-            rates, previous, rtol=1e-4, atol=0
+        if np.ptp(np.log(ratios)) < 1e-4 or np.allclose(
+            ratios, previous, rtol=1e-4, atol=0
         ):
             break
-        tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
-    below, above = measure(1e4), measure(1e6)
+        component_weights = np.clip(
+            component_weights * ratios / ratios.max(), 1e-6, 1.0
+        )
+    at_larger_error, at_smaller_error = ratios_at(1e4), ratios_at(1e6)
     # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
-    if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
+    if (
+        at_larger_error is None
+        or at_balance is None
+        or at_smaller_error is None
+        or at_smaller_error[2] < 0.8 * at_larger_error[2]
+    ):
         return None
-    noise = above[1] + drift
-    low, at_middle, high = (
-        float(rates.max()) for rates, *_ in (below, balanced, above)
+    noise = at_smaller_error[1] + unknowns_error
+    ratio_below, ratio_at_balance, ratio_above = (
+        float(ratios.max())
+        for ratios, *_ in (at_larger_error, at_balance, at_smaller_error)
     )
-    limit = aitken(low, at_middle, high)
+    limit = aitken(ratio_below, ratio_at_balance, ratio_above)
     # Where it is no geometric sequence, what is left is not known better than the last step.
-    uncertain = abs(limit - high) if limit != high else abs(high - at_middle)
-    return Threshold(limit, uncertain + limit * noise)
+    limit_error = (
+        abs(limit - ratio_above)
+        if limit != ratio_above
+        else abs(ratio_above - ratio_at_balance)
+    )
+    return Threshold(limit, limit_error + limit * noise)
 
 
-def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
+def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None:
     """Perfect-recovery threshold of discrete signals: 0 for noiseless labels, None for noisy labels.
 
     The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
@@ -414,33 +471,39 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
     from scipy.optimize import brentq
 
     P = problem.components
-    second, prior_mean_overlap = prior_moments(problem)
-    prior_variance = np.diagonal(second - prior_mean_overlap)
+    second_moment, prior_mean_overlap = prior_moments(problem)
+    prior_variance = np.diagonal(second_moment - prior_mean_overlap)
 
-    def log_share(log_scale: float) -> float:
-        """Logarithm of the largest MSE over second moment of a component."""
-        V = overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]
+    def log_unknown_share(log_qhat: float) -> float:
+        """Logarithm of the largest MSE over prior variance of a component."""
+        V = overlap_at(problem, np.exp(log_qhat) * np.eye(P))[1]
         return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 
-    def ratio(share: float) -> float:
+    def ratio_at(unknown_share: float) -> float:
         """Sample ratio at the fixed point with this fraction of unexplained variance."""
-        x = brentq(
-            lambda log_scale: log_share(log_scale) - np.log(share),
+        log_qhat = brentq(
+            lambda log_qhat: log_unknown_share(log_qhat) - np.log(unknown_share),
             -np.log(1e9),
             np.log(1e9),
         )
         information = diagonals(
-            information_at(problem, *overlap_at(problem, np.exp(x) * np.eye(P)))
+            information_at(problem, *overlap_at(problem, np.exp(log_qhat) * np.eye(P)))
         )[0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.max(np.exp(x) / (float(problem.model.kappa) * information)))
+            return float(
+                np.max(np.exp(log_qhat) / (float(problem.model.kappa) * information))
+            )
 
     method = information_at(problem, *overlap_at(problem, np.eye(P))).method
     # Unknown shares between which the sample ratio must fall; few labels carry sampled information below.
-    shares = (
+    unknown_shares = (
         (1e-2, 1e-5)
         if is_sampled(method) or method.startswith("nested")
         else (1e-4, 1e-9)
     )
-    late, later = (ratio(share) for share in shares)
-    return Threshold(0.0, 0.0) if later < late else None
+    ratio_at_larger_error, ratio_at_smaller_error = (
+        ratio_at(unknown_share) for unknown_share in unknown_shares
+    )
+    return (
+        Threshold(0.0, 0.0) if ratio_at_smaller_error < ratio_at_larger_error else None
+    )

@@ -34,12 +34,12 @@ KINDS = ("bayes", "plugin", "constant")
 Errors = dict[str, Uncertain]
 """Errors of prediction by kind."""
 SCRAMBLES = 32
-"""Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
+"""Independent Sobol scrambles, whose scatter gives the standard error; doubled, it is known 1.4 times better."""
 POINTS = 2**11
 """Sobol points in each; doubled, errors of smooth labels nearly halve."""
-FAINT = 1e-20
-"""Estimates of theory have at least this size: where nothing is learned the limit is meant, not a tie of labels that jump."""
-NODES = 25
+VANISHING_ESTIMATE = 1e-20
+"""Scale of the noise that stands for an estimate of vanishing overlap: breaks ties of discontinuous labels."""
+CURVE_NODES = 25
 """Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
 
@@ -58,25 +58,28 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    memory: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
+    cache: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
     key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
-    if key not in memory:
-        closed = problem.channel.generalization_error
-        memory[key] = (
+    if key not in cache:
+        closed_form = problem.channel.generalization_error
+        cache[key] = (
             sampled_errors(problem, Q, V)
-            if closed is None
-            else _closed_errors(closed(Q, V))
+            if closed_form is None
+            else _closed_errors(closed_form(Q, V))
         )
-    return memory[key]
+    return cache[key]
 
 
 def _closed_errors(formulas: Errors) -> Errors:
-    return _not_negative({kind: _scalar(formulas[kind]) for kind in KINDS})
+    """Convert errors in closed form to floats, without negative rounding."""
+    return _not_negative({kind: _to_float(formulas[kind]) for kind in KINDS})
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
     """Generalization errors by Monte Carlo, even if the channel has closed forms."""
-    return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
+    return _errors_of_samples(
+        problem, np.block([[Q + V, Q], [Q, Q]]), V, VANISHING_ESTIMATE
+    )
 
 
 def measured_error(
@@ -98,39 +101,44 @@ def measured_error(
     return errors
 
 
-def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> Errors:
+def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors:
     """Generalization errors whose uncertainty includes the numerical error (P,) of the diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
-    return _with_error_of_V(
-        problem, generalization_error(problem, Q, V), Q, V, uncertain
-    )
+    return _add_error_of_V(problem, generalization_error(problem, Q, V), Q, V, V_error)
 
 
 def curve_errors(
-    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]
+    problem: Problem, Q: Sequence[Array], V: Sequence[Array], V_errors: Sequence[Array]
 ) -> list[Errors]:
     """Generalization errors along a curve of one component; a long curve is interpolated."""
-    if len(Q) <= NODES:
-        return [point_errors(problem, *point) for point in zip(Q, V, uncertain)]
-    along = _errors_along_curve(problem, Q, V)
-    return [_with_error_of_V(problem, *point) for point in zip(along, Q, V, uncertain)]
+    if len(Q) <= CURVE_NODES:
+        return [point_errors(problem, *point) for point in zip(Q, V, V_errors)]
+    interpolated_errors = _errors_along_curve(problem, Q, V)
+    return [
+        _add_error_of_V(problem, *point)
+        for point in zip(interpolated_errors, Q, V, V_errors)
+    ]
 
 
-def _with_error_of_V(
-    problem: Problem, errors: Errors, Q: Array, V: Array, uncertain: Array
+def _add_error_of_V(
+    problem: Problem, errors: Errors, Q: Array, V: Array, V_error: Array
 ) -> Errors:
-    move = np.diag(
-        np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0))
+    """Add to the errors what the numerical error of V changes in them, to first order."""
+    V_shift = np.diag(
+        np.minimum(np.broadcast_to(V_error, len(V)), np.maximum(np.diagonal(Q), 0.0))
     )
-    if move.max() <= 1e-8:  # less does not show
+    if V_shift.max() <= 1e-8:  # less does not show
         return errors
-    unmoved, moved = (
-        generalization_error(problem, q, v) for q, v in ((Q, V), (Q - move, V + move))
+    errors_at_point, errors_at_shift = (
+        generalization_error(problem, q, v)
+        for q, v in ((Q, V), (Q - V_shift, V + V_shift))
     )
     return {
-        k: e._replace(error=e.error + abs(moved[k].value - unmoved[k].value))
+        k: e._replace(
+            error=e.error + abs(errors_at_shift[k].value - errors_at_point[k].value)
+        )
         for k, e in errors.items()
     }
 
@@ -143,36 +151,47 @@ def _errors_along_curve(
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
     """
-    second = float(problem.prior.second_moment(1)[0, 0])
-    roots = np.sqrt([float(v[0, 0]) for v in V])
-    center, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2
-    if half < 1e-9:
+    second_moment = float(problem.prior.second_moment(1)[0, 0])
+    V_roots = np.sqrt([float(errors_at_node[0, 0]) for errors_at_node in V])
+    root_center, half_width = (
+        (V_roots.max() + V_roots.min()) / 2,
+        (V_roots.max() - V_roots.min()) / 2,
+    )
+    if half_width < 1e-9:
         return [generalization_error(problem, Q[0], V[0])] * len(Q)
-    nodes = center + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
+    nodes = root_center + half_width * np.cos(
+        np.pi * np.arange(CURVE_NODES) / (CURVE_NODES - 1)
+    )
     nodes = np.clip(nodes, 0.0, None)
     values = [
-        generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]]))
-        for s in nodes
+        generalization_error(
+            problem,
+            np.array([[second_moment - root * root]]),
+            np.array([[root * root]]),
+        )
+        for root in nodes
     ]
     along_curve: list[Errors] = [{} for _ in Q]
     for kind in KINDS:
-        at_nodes = np.array([v[kind].value for v in values])
-        noise = max(float(v[kind].error) for v in values)
-        fine = Chebyshev.fit(nodes, at_nodes, NODES - 1)(roots)
-        coarse = Chebyshev.fit(nodes[::2], at_nodes[::2], NODES // 2)(roots)
+        at_nodes = np.array([errors_at_node[kind].value for errors_at_node in values])
+        noise = max(float(errors_at_node[kind].error) for errors_at_node in values)
+        fine_fit = Chebyshev.fit(nodes, at_nodes, CURVE_NODES - 1)(V_roots)
+        coarse_fit = Chebyshev.fit(nodes[::2], at_nodes[::2], CURVE_NODES // 2)(V_roots)
         # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
-        scale = np.ptp(at_nodes) + 1e-300
-        gap = np.minimum(
-            np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12
+        value_range = np.ptp(at_nodes) + 1e-300
+        interpolation_error = np.minimum(
+            np.abs(fine_fit - coarse_fit),
+            (fine_fit - coarse_fit) ** 2 / value_range * 100 + 1e-12,
         )
-        for entry, value, error in zip(along_curve, fine, gap):
-            entry[kind] = Uncertain(
+        for errors, value, error in zip(along_curve, fine_fit, interpolation_error):
+            errors[kind] = Uncertain(
                 float(max(value, 0.0)), float(error + noise), values[0][kind].method
             )
     return along_curve
 
 
-def _scalar(uncertain: Uncertain) -> Uncertain:
+def _to_float(uncertain: Uncertain) -> Uncertain:
+    """Convert value and error of an uncertain scalar to floats."""
     return Uncertain(
         float(np.asarray(uncertain.value)),
         float(np.asarray(uncertain.error)),
@@ -192,37 +211,50 @@ def _not_negative(errors: Errors) -> Errors:
 
 
 def _errors_of_samples(
-    problem: Problem, joint: Array, V: Array, noise_scale: float = 0.0
+    problem: Problem, joint_overlaps: Array, V: Array, noise_scale: float = 0.0
 ) -> Errors:
+    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V."""
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    mixing, spread = symmetric_root(joint), symmetric_root(V)
+    mixing, V_root = symmetric_root(joint_overlaps), symmetric_root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
     means, squares = [], []
     for scramble in range(SCRAMBLES):
-        normal = normal_points(
+        normal_numbers = normal_points(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
-        pair = mixing @ normal[:, : 2 * P]
-        truth, omega = pair[:, :P], pair[:, P:] + noise_scale * normal[:, P : 2 * P]
+        joint_latents = mixing @ normal_numbers[:, : 2 * P]
+        truth, omega = (
+            joint_latents[:, :P],
+            joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P],
+        )
         latents = (
             truth,
             omega,
-            omega + spread @ normal[:, 2 * P : 3 * P],
-            omega + spread @ normal[:, 3 * P :],
+            omega + V_root @ normal_numbers[:, 2 * P : 3 * P],
+            omega + V_root @ normal_numbers[:, 3 * P :],
         )
-        y, plugin, draw, other_draw = (
+        truth_labels, plugin_labels, posterior_labels, other_posterior_labels = (
             predict_twice(channel, z, scramble) for z in latents
         )
-        means.append((y[0] + y[1]).mean(axis=0) / 2)
-        squares.append(_product(*y))
-        sums["plugin"].append(_product(y[0] - plugin[0], y[1] - plugin[1]))
-        sums["bayes"].append(_product(y[0] - draw[0], y[1] - other_draw[1]))
+        means.append((truth_labels[0] + truth_labels[1]).mean(axis=0) / 2)
+        squares.append(_product(*truth_labels))
+        sums["plugin"].append(
+            _product(
+                truth_labels[0] - plugin_labels[0], truth_labels[1] - plugin_labels[1]
+            )
+        )
+        sums["bayes"].append(
+            _product(
+                truth_labels[0] - posterior_labels[0],
+                truth_labels[1] - other_posterior_labels[1],
+            )
+        )
     sums["constant"] = _variances(np.stack(means), np.array(squares))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return _not_negative({
-        kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method)
-        for kind, v in sums.items()
+        kind: Uncertain(float(np.mean(estimates)), float(np.std(estimates, ddof=1) / np.sqrt(SCRAMBLES)), method)
+        for kind, estimates in sums.items()
     })  # fmt: skip
 
 

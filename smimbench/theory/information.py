@@ -15,7 +15,7 @@ from smimbench.interfaces import Array, Channel, Host, Model, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.theory.types import NOTHING
+from smimbench.theory.types import NEGLIGIBLE
 
 
 def is_sampled(method: str) -> bool:
@@ -85,10 +85,10 @@ class Nodes:
         """
         Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         if Q.ndim == 2 or not self._is_sampled:
-            return self._single(kind, Q, V, evaluate)
+            return self._evaluate_once(kind, Q, V, evaluate)
         shape = Q.shape[-2:]
         nodes = [
-            self._single(kind, q, v, evaluate)
+            self._evaluate_once(kind, q, v, evaluate)
             for q, v in zip(Q.reshape(-1, *shape), V.reshape(-1, *shape))
         ]
         value = np.reshape([node.value for node in nodes], Q.shape)
@@ -99,13 +99,14 @@ class Nodes:
             value, error, ", ".join(dict.fromkeys(node.method for node in nodes))
         )
 
-    def _single(
+    def _evaluate_once(
         self,
         kind: str,
         Q: Array,
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
+        """Return one node from the cache, or compute and store it."""
         key, is_kept = self.key(kind, Q, V), True
         node = self.evaluated.get(key)
         if (
@@ -130,7 +131,7 @@ class Nodes:
 
 
 def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
-    """Cache of the nodes of a problem, created by ``make`` at the first call."""
+    """Return the cache of evaluated nodes of a problem, created by ``make`` at the first call."""
     return cached_on(problem, "nodes", make)
 
 
@@ -228,9 +229,10 @@ def _cached_evaluation(
     evaluate: Callable[[Array, Array], Uncertain],
     rough: bool,
 ) -> Uncertain:
+    """Return the information or susceptibility at Q and V, accurate or rough, from the cache of nodes if it is there."""
     channel: Any = problem.channel
 
-    def roughly(q: Array, v: Array) -> Uncertain:
+    def rough_estimate(q: Array, v: Array) -> Uncertain:
         estimate: Uncertain = getattr(channel, kind)(
             q, v, labels=channel.sampling.rough_labels(q, v)
         )
@@ -238,7 +240,7 @@ def _cached_evaluation(
 
     nodes = nodes_of(problem)
     return (
-        nodes.at(f"rough {kind}", Q, V, roughly)
+        nodes.at(f"rough {kind}", Q, V, rough_estimate)
         if rough
         else nodes.at(kind, Q, V, evaluate)
     )
@@ -252,8 +254,12 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
     """Relative error of V at ``qhat`` (P, P) as stated by the prior; 0 if the prior states none."""
-    stated = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
-    return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
+    stated_error = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
+    return float(
+        stated_error(np.asarray(qhat, dtype=float))
+        if callable(stated_error)
+        else stated_error
+    )
 
 
 def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
@@ -277,57 +283,59 @@ def inverse_map(
     """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components."""
     from scipy.optimize import root
 
-    second, prior_mean_overlap = prior_moments(problem)
-    index = np.asarray(learned, dtype=int)
-    block = np.ix_(index, index)
+    second_moment, prior_mean_overlap = prior_moments(problem)
+    learned_indices = np.asarray(learned, dtype=int)
+    block = np.ix_(learned_indices, learned_indices)
     upper = np.triu_indices(len(learned))
     diagonal = not (
-        np.abs(Q - prior_mean_overlap)[block] * (1 - np.eye(len(learned))) > NOTHING
+        np.abs(Q - prior_mean_overlap)[block] * (1 - np.eye(len(learned))) > NEGLIGIBLE
     ).any()
-    free = (np.arange(len(learned)),) * 2 if diagonal else upper
-    spread = (second - prior_mean_overlap)[block]
+    free_entries = (np.arange(len(learned)),) * 2 if diagonal else upper
+    prior_variance_block = (second_moment - prior_mean_overlap)[block]
 
-    def full(log: Host) -> Host:
-        matrix = np.zeros_like(spread)
-        matrix[free] = log
+    def qhat_matrix(log_entries: Host) -> Host:
+        matrix = np.zeros_like(prior_variance_block)
+        matrix[free_entries] = log_entries
         matrix = matrix + np.triu(matrix, 1).T
         qhat = np.zeros_like(Q)
         qhat[block] = spectral_function(matrix, np.exp)
         return qhat
 
-    def position(Q: Host, V: Host) -> Host:
+    def log_odds(Q: Host, V: Host) -> Host:
         """Coordinate that increases with Q over the real line: log Q at small Q, -log V at small V."""
-        gap: Host = symmetric_logarithm(
+        residual: Host = symmetric_logarithm(
             (Q - prior_mean_overlap)[block]
         ) - symmetric_logarithm(V[block])
-        return gap[free]
+        return residual[free_entries]
 
-    target = position(Q, V)
-    start = target - symmetric_logarithm(spread)[free]  # exact for Gaussian signals
+    target = log_odds(Q, V)
+    start = (
+        target - symmetric_logarithm(prior_variance_block)[free_entries]
+    )  # exact for Gaussian signals
 
-    def gap(log: Host) -> Host:
-        return position(*overlap_at(problem, full(log))) - target
+    def residual(log_entries: Host) -> Host:
+        return log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target
 
     if len(start) == 1:
-        return full(
+        return qhat_matrix(
             np.array(
                 [
-                    _scalar_inverse(
-                        lambda x: float(gap(np.array([x]))[0]), float(start[0])
+                    _increasing_root(
+                        lambda x: float(residual(np.array([x]))[0]), float(start[0])
                     )
                 ]
             )
         )
-    return full(root(gap, start, tol=1e-12).x)
+    return qhat_matrix(root(residual, start, tol=1e-12).x)
 
 
-def _scalar_inverse(gap: Callable[[float], float], start: float) -> float:
+def _increasing_root(residual: Callable[[float], float], start: float) -> float:
     """Find the root of an increasing scalar function."""
     from scipy.optimize import brentq
 
-    low, high = start - 1.0, start + 1.0
-    while gap(low) > 0:
-        low -= 4.0
-    while gap(high) < 0:
-        high += 4.0
-    return float(brentq(gap, low, high, xtol=1e-13, rtol=1e-13))
+    lower, upper = start - 1.0, start + 1.0
+    while residual(lower) > 0:
+        lower -= 4.0
+    while residual(upper) < 0:
+        upper += 4.0
+    return float(brentq(residual, lower, upper, xtol=1e-13, rtol=1e-13))

@@ -178,6 +178,7 @@ class ChannelTest(ItemTest):
             self._check_errors(Q, V, place)
 
     def _check_information(self, Q: Host, V: Host, place: str, is_fast: bool) -> None:
+        """Test the information in closed form against sampled information."""
         P = self.problem.components
         formula = self.call("information", Q, V)
         stated, error = self.value_and_error("information", formula, (P, P))
@@ -190,6 +191,7 @@ class ChannelTest(ItemTest):
         self.require(f"information {place}", stated, drawn.value, drawn.error, allowed)
 
     def _check_errors(self, Q: Host, V: Host, place: str) -> None:
+        """Test generalization errors in closed form against sampled ones."""
         formulas = self.call("generalization_error", Q, V)
         sampled = sampled_errors(self.problem, Q, V)
         scale = abs(sampled["constant"].value)
@@ -569,10 +571,12 @@ def _log_likelihood(item: ChannelTest, y: Array, z: Array) -> Host:
 
 
 def _standard_error(samples: Array) -> Array:
+    """Standard error of the mean of samples (n, ...)."""
     return samples.std(0, ddof=1) / math.sqrt(len(samples))
 
 
 def _stated_error(posterior: object) -> float:
+    """Relative error of the mean that a sampled posterior states; 0 if none."""
     error = getattr(posterior, "error", 0.0)
     return float(error) if math.isfinite(error) else 0.0
 

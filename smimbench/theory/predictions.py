@@ -40,7 +40,7 @@ from smimbench.theory.types import (
     per_component,
 )
 
-TOGETHER = 4
+NODES_PER_PART = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
 
 
@@ -96,10 +96,10 @@ def independent_parts(
     """
     curve = curve_of(problem)
     if isinstance(curve, GridCurve):
-        log_qhat = [float(x) for x in curve.log_qhat]
+        log_qhat = [float(node) for node in curve.log_qhat]
         return [
-            ("nodes", log_qhat[k : k + TOGETHER])
-            for k in range(0, len(log_qhat), TOGETHER)
+            ("nodes", log_qhat[k : k + NODES_PER_PART])
+            for k in range(0, len(log_qhat), NODES_PER_PART)
         ]
     return (
         [("ratio", [float(alpha)]) for alpha in alphas]
@@ -108,9 +108,9 @@ def independent_parts(
     )
 
 
-def solve_part(problem: Problem, task: tuple[str, Sequence[float]]) -> None:
+def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
     """Evaluate one independent part of a problem's theory and store it in the problem's ``Nodes``."""
-    kind, values = task
+    kind, values = part
     if kind == "nodes":
         information_at(
             problem,
@@ -145,13 +145,13 @@ def theory_point(
             generalization_error_error={kind: e.error for kind, e in errors.items()},
             generalization_error_method=next(iter(errors.values())).method,
         )
-    second = np.diagonal(prior_moments(problem)[0])
-    if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
+    second_moment = np.diagonal(prior_moments(problem)[0])
+    if problem.model.rank != "low" or np.allclose(second_moment, 1, rtol=0, atol=1e-9):
         return point
     return replace(
         point,
-        squared_cosine=(np.diagonal(overlap) / second).tolist(),
-        squared_cosine_error=(np.asarray(prediction.error) / second).tolist(),
+        squared_cosine=(np.diagonal(overlap) / second_moment).tolist(),
+        squared_cosine_error=(np.asarray(prediction.error) / second_moment).tolist(),
     )
 
 
@@ -160,7 +160,7 @@ def point_document(problem: Problem, prediction: Prediction) -> JsonObject:
     return theory_point(problem, prediction).document()
 
 
-PREDICTIONS = 32
+MAX_SAMPLED_OVERLAPS = 32
 """Overlaps for which errors of prediction are sampled. Doubled: their mean is known 1.4 times better, in twice the time."""
 
 
@@ -187,21 +187,23 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
             for overlap_matrices in zip(truth, cross, gram)
         ]
         return Overlaps(*(np.stack(matrices) for matrices in zip(*batch)))
-    vectors = symmetric_root(np.block([[truth, cross.T], [cross, gram]])) * np.sqrt(
-        2 * P
-    )
+    signal_and_estimate = symmetric_root(
+        np.block([[truth, cross.T], [cross, gram]])
+    ) * np.sqrt(2 * P)
     if problem.model.rank == "extensive":
-        vectors = vectors[:, :, None] * np.eye(2 * P)
-    signal, estimate = vectors[:P], vectors[P:]
+        signal_and_estimate = signal_and_estimate[:, :, None] * np.eye(2 * P)
+    signal, estimate = signal_and_estimate[:P], signal_and_estimate[P:]
     model = getattr(
         problem.model, "model", problem.model
     )  # without weights of features
-    moved, inner = model.align(signal, estimate, symmetry), model.inner
+    aligned_estimate, inner = model.align(signal, estimate, symmetry), model.inner
     # What is given is not changed by rounding: the operation is read off, and applied to it.
-    move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(
+    transformation = np.asarray(inner(aligned_estimate, estimate)) @ np.linalg.pinv(
         np.asarray(inner(estimate, estimate)), rcond=1e-12
     )
-    return Overlaps(truth, move @ cross, move @ gram @ move.T)
+    return Overlaps(
+        truth, transformation @ cross, transformation @ gram @ transformation.T
+    )
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
@@ -257,20 +259,20 @@ def limit_point(
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
     """
     # Matrices of all evaluations and starts, (E, S, P, P) each.
-    stacked = []
+    overlap_arrays = []
     for k in range(3):
         matrices = [[overlaps[k] for overlaps in starts] for starts in evaluations]
-        stacked.append(np.array(matrices, dtype=float))
-    overlaps = aligned(problem, Overlaps(*stacked))
+        overlap_arrays.append(np.array(matrices, dtype=float))
+    overlaps = aligned(problem, Overlaps(*overlap_arrays))
     metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
     values = {name: value.mean(axis=0) for name, value in metrics.items()}
     errors = {name: np.zeros_like(value) for name, value in values.items()}
     for k, error in enumerate(uncertain or ()):
-        shifted = [
+        shifted_overlaps = [
             matrix + error if k == index else matrix
             for index, matrix in enumerate(overlaps)
         ]
-        for name, value in scores(Overlaps(*shifted)).items():
+        for name, value in scores(Overlaps(*shifted_overlaps)).items():
             errors[name] += np.abs(value.mean(axis=1).mean(axis=0) - values[name])
     count = len(evaluations)
     if count > 1:
@@ -279,19 +281,19 @@ def limit_point(
                 np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name]
             )
     names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
-    numbers: JsonObject = {name: values[name].tolist() for name in names}
-    numbers |= {f"{name}_error": errors[name].tolist() for name in names}
-    numbers |= {
+    document: JsonObject = {name: values[name].tolist() for name in names}
+    document |= {f"{name}_error": errors[name].tolist() for name in names}
+    document |= {
         "alpha": float(alpha),
         "overlap_error": per_component(errors["overlap"]),
     }
-    numbers["calibration"] = (
+    document["calibration"] = (
         None
         if V is None
         else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
     )
     if prediction:
-        numbers |= _errors_of_prediction(problem, overlaps, V)
+        document |= _generalization_errors(problem, overlaps, V)
     cross, gram = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
     return AlgorithmPrediction(
         values["mse"],
@@ -300,25 +302,26 @@ def limit_point(
         method,
         branch,
         own_overlap=gram,
-        more=numbers,
+        more=document,
     )
 
 
-def _errors_of_prediction(
+def _generalization_errors(
     problem: Problem, overlaps: Overlaps, V: Host | None
 ) -> JsonObject:
     """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P)."""
     starts = overlaps.truth.shape[1]
-    chosen = [
-        matrix[: max(1, PREDICTIONS // starts), :PREDICTIONS] for matrix in overlaps
+    sampled_overlaps = [
+        matrix[: max(1, MAX_SAMPLED_OVERLAPS // starts), :MAX_SAMPLED_OVERLAPS]
+        for matrix in overlaps
     ]
     evaluations = [
         [measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)]
-        for matrices in zip(*chosen)
+        for matrices in zip(*sampled_overlaps)
     ]
     # Evaluations differ by chance, starts do not, unless only some of them are looked at.
     groups = evaluations
-    if starts > PREDICTIONS:
+    if starts > MAX_SAMPLED_OVERLAPS:
         groups = [[errors] for errors in evaluations[0]]
     document: JsonObject = {
         "generalization_error": {},
@@ -326,12 +329,16 @@ def _errors_of_prediction(
     }
     for kind in evaluations[0][0]:
         means = [np.mean([errors[kind].value for errors in group]) for group in groups]
-        chance = np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
-        sampled = np.mean(
+        standard_error = (
+            np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
+        )
+        sampling_error = np.mean(
             [errors[kind].error for group in evaluations for errors in group]
         )
         document["generalization_error"][kind] = float(np.mean(means))
-        document["generalization_error_error"][kind] = float(np.hypot(chance, sampled))
+        document["generalization_error_error"][kind] = float(
+            np.hypot(standard_error, sampling_error)
+        )
     return document
 
 
@@ -354,34 +361,36 @@ def own_theory(
     """
     if reason := refusal(algorithm, problem):
         return reason
-    ask = algorithm.theory
-    if ask is None:
+    theory_method = algorithm.theory
+    if theory_method is None:
         return NO_THEORY
     options = {}
     if (
         isinstance(algorithm, AlgorithmWithAssumption)
         and (assumed := algorithm.assumed(problem)).is_assumed
     ):
-        if not takes(ask, "assumed"):
+        if not takes(theory_method, "assumed"):
             return f"no theory of {algorithm.name} with wrong assumptions is known"
         options = {"assumed": assumed}
-    wants_all = len(inspect.signature(ask).parameters.keys() - {"assumed"}) > 2
+    takes_conditions = (
+        len(inspect.signature(theory_method).parameters.keys() - {"assumed"}) > 2
+    )
     prediction: AlgorithmPrediction | str | None
     prediction = (
-        ask(problem, alpha, conditions, **options)
-        if wants_all
-        else ask(problem, alpha, **options)
+        theory_method(problem, alpha, conditions, **options)
+        if takes_conditions
+        else theory_method(problem, alpha, **options)
     )
     if prediction is None:
         return NO_THEORY
     if not isinstance(prediction, str) and (
-        complaint := _fault_of_prediction(prediction, problem.components)
+        complaint := _why_invalid(prediction, problem.components)
     ):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
     return prediction
 
 
-def _fault_of_prediction(prediction: object, P: int) -> str | None:
+def _why_invalid(prediction: object, P: int) -> str | None:
     """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid."""
     if not isinstance(prediction, AlgorithmPrediction):
         kind = type(prediction).__name__

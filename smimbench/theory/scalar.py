@@ -28,7 +28,7 @@ from smimbench.theory.curve import (
     Segment,
     TurningPoint,
     aitken,
-    branch_ends,
+    branch_crossings,
     thresholds_with_reasons,
 )
 from smimbench.theory.information import (
@@ -37,9 +37,9 @@ from smimbench.theory.information import (
     overlap_error_at,
     prior_moments,
 )
-from smimbench.theory.tracing import ComponentRatios, polynomial
+from smimbench.theory.tracing import ComponentRatios, interpolated_value
 from smimbench.theory.types import (
-    NOTHING,
+    NEGLIGIBLE,
     Bifurcation,
     Prediction,
     Threshold,
@@ -49,16 +49,16 @@ from smimbench.theory.types import (
 if TYPE_CHECKING:
     from scipy.interpolate import CubicSpline
 
-UNSURE = 0.5
-"""Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
-INTERPOLATION = 1e-3
-"""Relative error of alpha that is aimed at between nodes of a sampled curve, where chance leaves less; doubled, half as sure."""
-LATE, RISING = 3.0, 1.02
+LARGEST_RELATIVE_ERROR = 0.5
+"""Relative error of sampled information above which a curve ends; doubled, it ends later, at values that may be wrong."""
+INTERPOLATION_TOLERANCE = 1e-3
+"""Relative interpolation error of alpha at which a sampled curve is refined no more; doubled, fewer nodes."""
+RECOVERY_QHAT_FACTOR, LARGEST_RATIO_RISE = 3.0, 1.02
 """Whether the error falls to 0 at a finite alpha: by how much alpha may rise along the last factor of Qhat. The first doubled,
 earlier values count; the second, slower rises are taken for noise."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
-SMALL, SLOWEST = 1e-3, 0.5
+SMALL_ERROR, SLOWEST_FALL = 1e-3, 0.5
 """Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat; else the curve ends."""
 SMALL_QHAT = 4e-4
 """Qhat at which an overlap is tested for still having its lowest value; doubled, twice as large critical Qhat are missed."""
@@ -75,11 +75,11 @@ class ScalarCurve(Curve):
         log Qhat, the sample ratio and its error (interpolation included) at all nodes.
     """
 
-    lowest, highest, per_decade = 1e-9, 1e15, 8
+    lowest_qhat, highest_qhat, nodes_per_decade = 1e-9, 1e15, 8
     """Range of Qhat, and nodes in every factor of 10."""
-    faintest = 1e-150
-    """Error (of what the prior mean leaves) with which the curve ends."""
-    small_overlaps = 1e-4, 1e-5, 1e-6, 1e-7
+    smallest_error = 1e-150
+    """Smallest MSE, as a share of the prior variance, that the curve reaches."""
+    small_qhats = 1e-4, 1e-5, 1e-6, 1e-7
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
@@ -88,15 +88,22 @@ class ScalarCurve(Curve):
             float(problem.model.kappa),
             np.eye(problem.components),
         )
-        self.second, self.prior_mean_overlap = (
+        self.second_moment, self.prior_mean_overlap = (
             float(moment[0, 0]) for moment in prior_moments(problem)
         )
-        self.unknown = (
-            self.second - self.prior_mean_overlap
+        self.prior_variance = (
+            self.second_moment - self.prior_mean_overlap
         )  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
-        count = round(np.log10(self.highest / self.lowest) * self.per_decade) + 1
-        nodes = np.linspace(np.log(self.lowest), np.log(self.highest), count)
-        end = resolved(self._overlap(nodes)[1], nodes, self.unknown, self.faintest)
+        count = (
+            round(
+                np.log10(self.highest_qhat / self.lowest_qhat) * self.nodes_per_decade
+            )
+            + 1
+        )
+        nodes = np.linspace(np.log(self.lowest_qhat), np.log(self.highest_qhat), count)
+        end = resolved_count(
+            self._overlap(nodes)[1], nodes, self.prior_variance, self.smallest_error
+        )
         self.log_qhat = self._resolved_nodes(nodes, end)
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
@@ -113,6 +120,7 @@ class ScalarCurve(Curve):
     alpha_error = property(lambda self: self._table[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
+        """Overlap Q and error V of one component at log Qhat."""
         Q, V = overlap_at(
             self.problem,
             np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity,
@@ -120,6 +128,7 @@ class ScalarCurve(Curve):
         return Q[..., 0, 0], V[..., 0, 0]
 
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
+        """Information on one component at overlap Q and error V."""
         matrices = (
             np.asarray(values)[..., None, None] * self.identity for values in (Q, V)
         )
@@ -133,7 +142,7 @@ class ScalarCurve(Curve):
     @cached_property
     def _information_at_prior_mean(self) -> Uncertain:
         """Information at the prior mean, the lowest overlap."""
-        return self._information_at(self.prior_mean_overlap, self.unknown)
+        return self._information_at(self.prior_mean_overlap, self.prior_variance)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """Sample ratio alpha(Qhat) and its numerical error."""
@@ -147,14 +156,15 @@ class ScalarCurve(Curve):
         ) + 0.0
 
     def _alpha_at(self, log_qhat: float) -> float:
+        """Sample ratio alpha(Qhat) at one log Qhat."""
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
         """Nodes of log Qhat and their alpha, including turning points, so that alpha is monotonic in between."""
-        turning = [(x, point.threshold.value) for x, point in self._extrema]
+        extrema = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, ratios = np.hstack(
-            [[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T]
+            [[self.nodes, self.alpha], np.reshape(extrema, (-1, 2)).T]
         )
         order = np.argsort(nodes)
         return nodes[order], ratios[order]
@@ -165,100 +175,120 @@ class ScalarCurve(Curve):
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
         """Predict the fixed point of one branch at every sample ratio."""
-        ratios_asked = np.asarray(alphas, dtype=float)
+        requested_ratios = np.asarray(alphas, dtype=float)
         nodes, ratios = self._monotonic_nodes
-        upper = branch_ends(ratios, ratios_asked, branch)
+        upper_node = branch_crossings(ratios, requested_ratios, branch)
         if branch == "informed" and self.perfect is not None:
-            upper[ratios_asked >= self.perfect.value] = len(
+            upper_node[requested_ratios >= self.perfect.value] = len(
                 ratios
             )  # counting says where V = 0 is stable, whatever the last node is
-        inside = (upper > 0) & (upper < len(ratios))
-        log_qhat = np.where(upper == 0, -np.inf, np.inf)
-        if inside.any():
-            targets, end = np.log(ratios_asked[inside]), upper[inside]
-            log_qhat[inside] = bracketed_roots(
-                lambda x, index: np.log(self.alpha_of(x)[0]) - targets[index],
-                nodes[end - 1],
-                nodes[end],
+        has_node_pair = (upper_node > 0) & (upper_node < len(ratios))
+        log_qhat = np.where(upper_node == 0, -np.inf, np.inf)
+        if has_node_pair.any():
+            targets, upper_index = (
+                np.log(requested_ratios[has_node_pair]),
+                upper_node[has_node_pair],
+            )
+            log_qhat[has_node_pair] = bracketed_roots(
+                lambda position, index: (
+                    np.log(self.alpha_of(position)[0]) - targets[index]
+                ),
+                nodes[upper_index - 1],
+                nodes[upper_index],
                 values=(
-                    np.log(ratios[end - 1]) - targets,
-                    np.log(ratios[end]) - targets,
+                    np.log(ratios[upper_index - 1]) - targets,
+                    np.log(ratios[upper_index]) - targets,
                 ),
                 tolerance=ROUNDING,
             )
         on_curve = np.isfinite(log_qhat)
         predictions = iter(
-            self._on_curve(ratios_asked[on_curve], log_qhat[on_curve], branch)
+            self._predict_on_curve(
+                requested_ratios[on_curve], log_qhat[on_curve], branch
+            )
             if on_curve.any()
             else ()
         )
         return [
             next(predictions)
             if is_on_curve
-            else self._beyond(alpha, bool(x > 0), branch)
-            for alpha, x, is_on_curve in zip(ratios_asked, log_qhat, on_curve)
+            else self._predict_beyond_curve(alpha, bool(position > 0), branch)
+            for alpha, position, is_on_curve in zip(
+                requested_ratios, log_qhat, on_curve
+            )
         ]
 
-    def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
-        """Prediction at a sample ratio beyond an end of the curve."""
-        if informed:
+    def _predict_beyond_curve(
+        self, alpha: float, beyond_last_node: bool, branch: str
+    ) -> Prediction:
+        """Build the prediction at a sample ratio beyond either end of the curve."""
+        if beyond_last_node:
             Q, V = self._overlap(self.nodes[-1])
             if self.perfect is not None:
-                return self._build_prediction(alpha, self.second, 0.0, 0.0, 0.0, branch)
+                return self._build_prediction(
+                    alpha, self.second_moment, 0.0, 0.0, 0.0, branch
+                )
             return self._build_prediction(alpha, Q, V, V, 1.0, branch)
         # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
         information = self._information_at_prior_mean
-        if information.value > NOTHING:
+        if information.value > NEGLIGIBLE:
             Q, V = self._overlap(np.log(alpha * self.kappa * information.value))
-            relative = information.error / information.value
+            relative_error = information.error / information.value
             return self._build_prediction(
                 alpha,
                 Q,
                 V,
-                abs(Q - self.prior_mean_overlap) * relative,
-                relative,
+                abs(Q - self.prior_mean_overlap) * relative_error,
+                relative_error,
                 branch,
             )
         return self._build_prediction(
-            alpha, self.prior_mean_overlap, self.unknown, 0.0, 0.0, branch
+            alpha, self.prior_mean_overlap, self.prior_variance, 0.0, 0.0, branch
         )
 
-    def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
-        """Predictions at the points of the curve with given alpha; errors of V follow from those of log alpha."""
-        Q, V = self._overlap(x)
+    def _predict_on_curve(
+        self, alphas: Array, log_qhats: Array, branch: str
+    ) -> list[Prediction]:
+        """Build predictions at points of the curve (alpha, log Qhat); errors of V follow from those of log alpha."""
+        Q, V = self._overlap(log_qhats)
         step = 1e-3
-        nearby = x + step * np.array([-1.0, 1.0])[:, None]
+        neighbors = log_qhats + step * np.array([-1.0, 1.0])[:, None]
         alpha, errors = (
-            values.reshape(nearby.shape) for values in self.alpha_of(nearby.ravel())
+            values.reshape(neighbors.shape)
+            for values in self.alpha_of(neighbors.ravel())
         )
-        relative = np.max(errors / alpha, axis=0)
-        values = self._overlap(nearby.ravel())[1].reshape(nearby.shape)
-        slope, response = (
-            (pair[1] - pair[0]) / (2 * step) for pair in (np.log(alpha), values)
+        relative_error = np.max(errors / alpha, axis=0)
+        values = self._overlap(neighbors.ravel())[1].reshape(neighbors.shape)
+        alpha_slope, V_response = (
+            (neighbor_pair[1] - neighbor_pair[0]) / (2 * step)
+            for neighbor_pair in (np.log(alpha), values)
         )
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
         # What that makes of the information is an error of alpha, too.
-        stated = np.array(
-            [overlap_error_at(self.problem, qhat * self.identity) for qhat in np.exp(x)]
+        stated_error = np.array(
+            [
+                overlap_error_at(self.problem, qhat * self.identity)
+                for qhat in np.exp(log_qhats)
+            ]
         )
-        if stated.any():
-            move = np.minimum(stated, 0.5) * V
-            information, moved_information = (
+        if stated_error.any():
+            V_shift = np.minimum(stated_error, 0.5) * V
+            information, shifted_information = (
                 self._information_at(Q, V).value,
-                self._information_at(Q - move, V + move).value,
+                self._information_at(Q - V_shift, V + V_shift).value,
             )
             with np.errstate(divide="ignore", invalid="ignore"):
-                relative = relative + np.nan_to_num(
-                    np.abs(moved_information / information - 1)
+                relative_error = relative_error + np.nan_to_num(
+                    np.abs(shifted_information / information - 1)
                 )
-        relative = relative + ROUNDING
+        relative_error = relative_error + ROUNDING
         error = (
-            np.abs(response) * relative / np.maximum(np.abs(slope), 1e-12)
-            + (stated + 1e-10) * V
+            np.abs(V_response) * relative_error / np.maximum(np.abs(alpha_slope), 1e-12)
+            + (stated_error + 1e-10) * V
         )
         return [
-            self._build_prediction(*row, branch)
-            for row in zip(alphas, Q, V, error, relative)
+            self._build_prediction(*point, branch)
+            for point in zip(alphas, Q, V, error, relative_error)
         ]
 
     def _build_prediction(
@@ -267,14 +297,14 @@ class ScalarCurve(Curve):
         Q: Array,
         V: Array,
         error: Array,
-        relative: Array,
+        relative_error: Array,
         branch: str,
     ) -> Prediction:
         """Build the prediction at an overlap Q; ``relative`` is the error of log alpha there."""
         each_component = np.ones(len(self.identity))
         error, ratio_error = (
             float(error) * each_component,
-            float(alpha * relative) * each_component,
+            float(alpha * relative_error) * each_component,
         )
         matrices = float(Q) * self.identity, float(V) * self.identity
         return Prediction(
@@ -282,21 +312,21 @@ class ScalarCurve(Curve):
         )
 
     def segments(self) -> list[Segment]:
-        """Complete curve on one fine grid."""
-        x = np.linspace(self.nodes[0], self.nodes[-1], 2001)
-        relative = np.interp(
-            x,
+        """Return the complete curve as one segment on a fine grid."""
+        log_qhat = np.linspace(self.nodes[0], self.nodes[-1], 2001)
+        relative_error = np.interp(
+            log_qhat,
             self.nodes,
             self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0),
         )
         each_component = np.ones((1, len(self.identity)))
-        V = np.minimum.accumulate(self._overlap(x)[1])
+        V = np.minimum.accumulate(self._overlap(log_qhat)[1])
         return [
             Segment(
-                x,
-                np.log(self.alpha_of(x)[0]),
-                relative,
-                np.exp(x)[:, None] * each_component,
+                log_qhat,
+                np.log(self.alpha_of(log_qhat)[0]),
+                relative_error,
+                np.exp(log_qhat)[:, None] * each_component,
                 V[:, None] * each_component,
             )
         ]
@@ -327,8 +357,8 @@ class ScalarCurve(Curve):
         """
         information, P = self._information_at_prior_mean, self.problem.components
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
-        is_held = self._overlap(np.log(SMALL_QHAT))[1] >= self.unknown
-        if not is_held and information.value > max(NOTHING, 3 * information.error):
+        is_held = self._overlap(np.log(SMALL_QHAT))[1] >= self.prior_variance
+        if not is_held and information.value > max(NEGLIGIBLE, 3 * information.error):
             return None if self.prior_mean_overlap > 0 else Threshold(0.0, 0.0)
         if is_held or (
             self.prior_mean_overlap == 0
@@ -342,7 +372,7 @@ class ScalarCurve(Curve):
                 float(error[0] + (0.0 if is_held else ratios.response_error[0])),
             )
             return Threshold(value, value * relative) if np.isfinite(value) else None
-        log_overlaps = np.log(self.small_overlaps)
+        log_overlaps = np.log(self.small_qhats)
         limit = limit_of([self._alpha_at(x) for x in log_overlaps])
         return replace(
             limit,
@@ -351,34 +381,39 @@ class ScalarCurve(Curve):
 
     def _rounding(self, log_qhat: Array) -> Array:
         """Relative rounding error of alpha at small overlaps, which are differences of numbers of order 1."""
-        gained = np.maximum(
+        overlap_gain = np.maximum(
             self._overlap(log_qhat)[0] - self.prior_mean_overlap, np.finfo(float).tiny
         )
-        return 4 * np.finfo(float).eps * self.second / gained
+        return 4 * np.finfo(float).eps * self.second_moment / overlap_gain
 
     @cached_property
     def perfect(self) -> Threshold | None:
         """Perfect-recovery threshold, the limit of alpha as the error goes to 0; None if the error never vanishes."""
-        if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
+        if (
+            self.alpha[-1] < NEGLIGIBLE
+            and self._overlap(self.nodes[-1])[1] < NEGLIGIBLE
+        ):
             return Threshold(
                 0.0, 0.0
             )  # a discrete signal: once known, it stays known at any sample ratio
         # A prior may not know more than rounding allows: the sequence ends where it does.
-        end = min(1e10, float(np.exp(self.nodes[-1])))
-        (end_ratio, late_ratio), (error, _) = self.alpha_of(
-            np.log(end / np.array([1.0, LATE]))
+        end_qhat = min(1e10, float(np.exp(self.nodes[-1])))
+        (end_ratio, earlier_ratio), (error, _) = self.alpha_of(
+            np.log(end_qhat / np.array([1.0, RECOVERY_QHAT_FACTOR]))
         )
-        if not end_ratio <= max(RISING * late_ratio, late_ratio + 3 * error):
+        if not end_ratio <= max(
+            LARGEST_RATIO_RISE * earlier_ratio, earlier_ratio + 3 * error
+        ):
             return None  # noise decides at last, however little there is of it
-        values = [self._alpha_at(np.log(end / 10**k)) for k in range(5, -1, -1)]
-        if not (np.isfinite(values).all() and values[-1] <= 1.5 * values[-4]):
+        ratios = [self._alpha_at(np.log(end_qhat / 10**k)) for k in range(5, -1, -1)]
+        if not (np.isfinite(ratios).all() and ratios[-1] <= 1.5 * ratios[-4]):
             return None
-        limit = limit_of(values)
+        limit = limit_of(ratios)
         # A smooth sequence does not show an error of the prior's map that all of its terms share.
         return replace(
             limit,
             error=limit.error
-            + limit.value * overlap_error_at(self.problem, end * self.identity),
+            + limit.value * overlap_error_at(self.problem, end_qhat * self.identity),
         )
 
     @cached_property
@@ -387,9 +422,9 @@ class ScalarCurve(Curve):
         equations = self.problem.channel.equations
         if equations is not None:
             return float(equations) > 0
-        V = self.second * np.array([1e-6, 1e-8])
-        stated = V * self._information_at(self.second - V, V).value
-        return bool(stated[1] > max(0.5 * stated[0], 0.0))
+        V = self.second_moment * np.array([1e-6, 1e-8])
+        equation_counts = V * self._information_at(self.second_moment - V, V).value
+        return bool(equation_counts[1] > max(0.5 * equation_counts[0], 0.0))
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
@@ -415,26 +450,26 @@ class ScalarCurve(Curve):
         )
         noise = 3 * error + (1e-9 + self._rounding(nodes)) * alpha
         return [
-            self._extremum(nodes, alpha, error, j, is_peak)
-            for j, is_peak in turns(alpha, noise)
+            self._extremum(nodes, alpha, error, index, is_peak)
+            for index, is_peak in local_extrema(alpha, noise)
         ]
 
     def _extremum(
-        self, nodes: Host, alpha: Host, error: Host, j: int, is_peak: bool
+        self, nodes: Host, alpha: Host, error: Host, index: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
         """Refine the local extremum of alpha next to node j."""
         from scipy.optimize import minimize_scalar
 
         sign = -1.0 if is_peak else 1.0
-        lowest = minimize_scalar(
+        minimum = minimize_scalar(
             lambda x: sign * min(self._alpha_at(x), 1e300),
-            bounds=nodes[[j - 1, j + 1]],
+            bounds=nodes[[index - 1, index + 1]],
             method="bounded",
             options={"xatol": 1e-9},
         )
-        value = float(sign * lowest.fun)
-        uncertain = float(self.alpha_of(np.array([lowest.x]))[1][0]) + 1e-12 * value
-        return float(lowest.x), TurningPoint(Threshold(value, uncertain), is_peak)
+        value = float(sign * minimum.fun)
+        value_error = float(self.alpha_of(np.array([minimum.x]))[1][0]) + 1e-12 * value
+        return float(minimum.x), TurningPoint(Threshold(value, value_error), is_peak)
 
 
 class GridCurve(ScalarCurve):
@@ -443,48 +478,54 @@ class GridCurve(ScalarCurve):
     Sampling costs thousands of times more than a formula. The fit through sampled values of a channel is smooth, and is none.
     """
 
-    lowest, highest, per_decade = 1e-4, 1e8, 4
-    faintest = 1e-11
-    small_overlaps = 1e-1, 1e-2, 1e-3, 1e-4
+    lowest_qhat, highest_qhat, nodes_per_decade = 1e-4, 1e8, 4
+    smallest_error = 1e-11
+    small_qhats = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
         """Nodes of the curve whose information exceeds rounding; beyond them labels no longer change the posterior mean."""
-        inside, beyond = nodes[:end], nodes[end : end + 1]
-        level = self.faintest * self.unknown
-        if not len(beyond) or self._overlap(beyond)[1][0] >= level:
-            return inside
+        resolved_nodes, next_node = nodes[:end], nodes[end : end + 1]
+        resolution = self.smallest_error * self.prior_variance
+        if not len(next_node) or self._overlap(next_node)[1][0] >= resolution:
+            return resolved_nodes
 
-        def gap(x: Host, index: Host) -> Host:
+        def log_V_over_resolution(x: Host, index: Host) -> Host:
             V: Host = np.maximum(self._overlap(x)[1], 1e-300)
-            return np.log(V / level)
+            return np.log(V / resolution)
 
         # The error of a discrete signal falls by many orders of magnitude from one node to the next.
-        return np.append(inside, bracketed_roots(gap, inside[-1:], beyond))
+        return np.append(
+            resolved_nodes,
+            bracketed_roots(log_V_over_resolution, resolved_nodes[-1:], next_node),
+        )
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
         """Nodes with alpha and its error, refined until the interpolation is accurate."""
         alpha, error = super().alpha_of(self.log_qhat)
-        sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
-        end = int(sure[-1]) + 1 if len(sure) else len(alpha)
+        resolved_indices = np.flatnonzero(
+            np.isfinite(alpha) & (error < LARGEST_RELATIVE_ERROR * alpha)
+        )
+        end = int(resolved_indices[-1]) + 1 if len(resolved_indices) else len(alpha)
         table = np.array([self.log_qhat, alpha, error])[:, :end]
         for _ in range(3):
             nodes, alpha, error = table
-            doubt = interpolation_error(nodes, alpha)
-            poor = doubt > np.maximum(
-                INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0)
+            interpolation_errors = interpolation_error(nodes, alpha)
+            is_inaccurate = interpolation_errors > np.maximum(
+                INTERPOLATION_TOLERANCE,
+                error / np.where(np.isfinite(alpha), alpha, 1.0),
             )
-            gaps = np.flatnonzero(poor[:-1] | poor[1:])
-            if not len(gaps):
+            gap_indices = np.flatnonzero(is_inaccurate[:-1] | is_inaccurate[1:])
+            if not len(gap_indices):
                 break
-            between = (nodes[gaps] + nodes[gaps + 1]) / 2
-            table = np.hstack([table, [between, *super().alpha_of(between)]])
+            midpoints = (nodes[gap_indices] + nodes[gap_indices + 1]) / 2
+            table = np.hstack([table, [midpoints, *super().alpha_of(midpoints)]])
             table = table[:, np.argsort(table[0])]
         nodes, alpha, error = table
-        uncertain = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(
-            nodes, alpha
-        )
-        return nodes, alpha, np.hypot(error, uncertain)
+        interpolation_errors = np.where(
+            np.isfinite(alpha), alpha, 0.0
+        ) * interpolation_error(nodes, alpha)
+        return nodes, alpha, np.hypot(error, interpolation_errors)
 
     @cached_property
     def _interpolants(self) -> tuple[CubicSpline, Callable[[Array], Array]]:
@@ -497,16 +538,16 @@ class GridCurve(ScalarCurve):
             self.alpha[finite],
             self.alpha_error[finite],
         )
-        return CubicSpline(nodes, np.log(alpha)), lambda x: np.interp(
-            x, nodes, error / alpha
+        return CubicSpline(nodes, np.log(alpha)), lambda log_qhat: np.interp(
+            log_qhat, nodes, error / alpha
         )
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """Sample ratio alpha(Qhat) and its numerical error, interpolated between the nodes."""
-        curve, relative = self._interpolants
-        x = np.clip(log_qhat, curve.x[0], curve.x[-1])
-        alpha = np.exp(curve(x))
-        return alpha, alpha * relative(x)
+        log_alpha_spline, relative_error_at = self._interpolants
+        log_qhat = np.clip(log_qhat, log_alpha_spline.x[0], log_alpha_spline.x[-1])
+        alpha = np.exp(log_alpha_spline(log_qhat))
+        return alpha, alpha * relative_error_at(log_qhat)
 
 
 def scalar_curve(problem: Problem) -> ScalarCurve | None:
@@ -537,19 +578,21 @@ def limit_of(values: Sequence[float]) -> Threshold:
     return Threshold(limit, abs(limit - previous_limit) + 1e-12 * abs(limit))
 
 
-def turns(values: Array, noise: Array) -> list[tuple[int, bool]]:
+def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
     """Find the interior local extrema of a sequence: pairs of an index and whether it is a maximum.
 
     From each of them it moves away by more than its noise on both sides.
     """
     extrema: list[tuple[int, bool]] = []
-    direction, extreme = 1, 0
-    for j in range(1, len(values)):
-        if direction * (values[j] - values[extreme]) > 0:
-            extreme = j
-        elif abs(values[j] - values[extreme]) > max(noise[j], noise[extreme]):
-            extrema.append((extreme, direction > 0))
-            direction, extreme = -direction, j
+    direction, extreme_index = 1, 0
+    for index in range(1, len(values)):
+        if direction * (values[index] - values[extreme_index]) > 0:
+            extreme_index = index
+        elif abs(values[index] - values[extreme_index]) > max(
+            noise[index], noise[extreme_index]
+        ):
+            extrema.append((extreme_index, direction > 0))
+            direction, extreme_index = -direction, index
     # The first may be the beginning itself, or no further from it than noise.
     if extrema and abs(values[extrema[0][0]] - values[0]) <= max(
         noise[extrema[0][0]], noise[0]
@@ -564,20 +607,36 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """
     errors, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
-    x, y = nodes[finite], np.log(alpha[finite])
-    for i in range(1, len(x) - 1):
-        near = [k for k in range(max(0, i - 2), min(len(x), i + 3)) if k != i]
-        errors[finite[i]] = abs(float(polynomial(x[near], y[near], x[i])) - y[i]) / 8
+    log_qhat, log_alpha = nodes[finite], np.log(alpha[finite])
+    for index in range(1, len(log_qhat) - 1):
+        neighbors = [
+            neighbor
+            for neighbor in range(max(0, index - 2), min(len(log_qhat), index + 3))
+            if neighbor != index
+        ]
+        errors[finite[index]] = (
+            abs(
+                float(
+                    interpolated_value(
+                        log_qhat[neighbors], log_alpha[neighbors], log_qhat[index]
+                    )
+                )
+                - log_alpha[index]
+            )
+            / 8
+        )
     return errors
 
 
-def resolved(V: Array, log_qhat: Array, scale: float, faintest: float) -> int:
+def resolved_count(
+    V: Array, log_qhat: Array, prior_variance: float, smallest_error: float
+) -> int:
     """Number of nodes up to which V still decreases; beyond them double precision cannot resolve it."""
-    if not (SMALL * scale > V).any():
+    if not (SMALL_ERROR * prior_variance > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):
-        fall = -np.diff(np.log(V)) / np.diff(log_qhat)
-    is_unresolved = (V[1:] < SMALL * scale) & ~(
-        (fall > SLOWEST) & (V[1:] > faintest * scale)
+        fall_power = -np.diff(np.log(V)) / np.diff(log_qhat)
+    is_unresolved = (V[1:] < SMALL_ERROR * prior_variance) & ~(
+        (fall_power > SLOWEST_FALL) & (V[1:] > smallest_error * prior_variance)
     )
     return int(np.argmax(is_unresolved)) + 1 if is_unresolved.any() else len(V)

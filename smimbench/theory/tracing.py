@@ -23,10 +23,10 @@ from smimbench.theory.information import (
     prior_moments,
     susceptibility_at,
 )
-from smimbench.theory.types import NOTHING
+from smimbench.theory.types import NEGLIGIBLE
 
-ROOT = 0.02
-"""Shift of the coordinate of a component, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
+COORDINATE_SHIFT = 0.02
+"""Shift of the coordinate of a component, in log(1 + Qhat). With 11 nodes of two layers errors are 4e-4; without it, 4e-3."""
 
 
 @dataclass(frozen=True)
@@ -37,57 +37,57 @@ class TracingAccuracy:
 
     Attributes
     ----------
-    difference : float
+    difference_step : float
         Length of finite differences.
     first_step : float
         First step of a stage; doubled, one or two nodes fewer at its beginning.
-    shortest, longest : float
+    shortest_step, longest_step : float
         Bounds of a step from node to node.
-    mismatch : float
+    target_mismatch : float
         Wanted difference of log alpha at a new node from its extrapolation; it sets the step. Doubled, steps grow by 1.4.
-    correction : float
+    largest_correction : float
         Largest correction across the curve that is not evaluated again, but counted as an error.
-    known_correction, doubt : float
+    measured_correction, counted_share : float
         The same where the slope across the curve is measured at the node, and the share of such a correction that is counted;
         doubled, fewer evaluations and larger errors.
-    gap : float
+    bifurcation_gap : float
         Largest distance from a bifurcation, in log alpha.
-    gap_share : float
+    bifurcation_gap_share : float
         The same as a share of the error there.
-    highest : float
+    recovered_qhat : float
         Qhat above which a component counts as recovered.
-    growth : float
+    step_growth : float
         Largest factor from step to step. Doubled: fewer nodes, and more that are found too early.
     """
 
-    difference: float = 1e-3
+    difference_step: float = 1e-3
     first_step: float = 0.04
-    shortest: float = 2e-3
-    longest: float = 1.5
-    mismatch: float = 5e-4
-    correction: float = 1e-6
-    known_correction: float = 1e-6
-    doubt: float = 1.0
-    gap: float = 1e-8
-    gap_share: float = 0.1
-    highest: float = 1e8
-    growth: float = 2.0
+    shortest_step: float = 2e-3
+    longest_step: float = 1.5
+    target_mismatch: float = 5e-4
+    largest_correction: float = 1e-6
+    measured_correction: float = 1e-6
+    counted_share: float = 1.0
+    bifurcation_gap: float = 1e-8
+    bifurcation_gap_share: float = 0.1
+    recovered_qhat: float = 1e8
+    step_growth: float = 2.0
 
 
 EXACT = TracingAccuracy()
 SAMPLED = TracingAccuracy(
-    difference=0.15,
+    difference_step=0.15,
     first_step=0.15,
-    shortest=0.02,
-    longest=0.5,
-    mismatch=5e-3,
-    correction=2e-3,
-    known_correction=5e-3,
-    doubt=0.1,
-    gap=2e-4,
-    gap_share=0.7,
-    highest=1e6,
-    growth=1.6,
+    shortest_step=0.02,
+    longest_step=0.5,
+    target_mismatch=5e-3,
+    largest_correction=2e-3,
+    measured_correction=5e-3,
+    counted_share=0.1,
+    bifurcation_gap=2e-4,
+    bifurcation_gap_share=0.7,
+    recovered_qhat=1e6,
+    step_growth=1.6,
 )
 """For sampled information, which costs seconds and has errors of 1e-3."""
 
@@ -95,21 +95,21 @@ SAMPLED = TracingAccuracy(
 class ComponentRatios:
     """Sample ratios ``alpha_a`` of all components as functions of coordinates x of Qhat, for decoupled components.
 
-    The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + ROOT)
-    - sqrt(ROOT)``, ``l = log(1 + Qhat_aa - critical_a)``: beyond weak recovery alpha rises steeply at first, and a curve through
-    few nodes is smoother in a root.
+    The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + s) -
+    sqrt(s)``, ``l = log(1 + Qhat_aa - critical_a)`` and ``s = COORDINATE_SHIFT``: beyond weak recovery alpha rises steeply at
+    first, and a curve through few nodes is smoother as a function of a root.
 
     Attributes
     ----------
-    second, prior_mean_overlap : ndarray (P,)
+    second_moment, prior_mean_overlap : ndarray (P,)
         Diagonals of the second moment and of the overlap of the prior mean.
-    critical : ndarray (P,)
-        Critical information: the largest Qhat at which the overlap still has its lowest value.
+    critical_qhat : ndarray (P,)
+        The largest Qhat at which the overlap still has its lowest value.
     response : ndarray (P,)
         dQ/dQhat at the lowest overlap.
     response_error : ndarray (P,)
         Its relative error.
-    informative : set of int
+    informative_components : set of int
         Components that have information at the prior mean.
     methods : dict
         How the information was obtained, in the order of first use.
@@ -118,113 +118,132 @@ class ComponentRatios:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.kappa = float(problem.model.kappa)
-        self.second, self.prior_mean_overlap = (
+        self.second_moment, self.prior_mean_overlap = (
             np.diagonal(moment) for moment in prior_moments(problem)
         )
         self.methods: dict[str, None] = {}
-        self.informative: set[int] = set()
-        # Richardson's extrapolation to second order; the third one says how well it does.
-        slopes = [self._gained(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
+        self.informative_components: set[int] = set()
+        # Richardson's extrapolation to second order in the step; that from larger steps tells its error.
+        responses = [
+            self._overlap_gain(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)
+        ]
         previous_response, self.response = (
-            (slope - 6 * half_slope + 8 * quarter_slope) / 3
-            for slope, half_slope, quarter_slope in (slopes[:3], slopes[1:])
+            (at_step - 6 * at_half_step + 8 * at_quarter_step) / 3
+            for at_step, at_half_step, at_quarter_step in (responses[:3], responses[1:])
         )
-        next_order = np.abs(self.response - previous_response) / 7
+        extrapolation_error = np.abs(self.response - previous_response) / 7
         self.response_error = (
-            next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
+            extrapolation_error / np.where(self.response > 0, self.response, 1.0)
+            + 1e-11
         )
-        self.critical = np.zeros(len(self.response))
+        self.critical_qhat = np.zeros(len(self.response))
         for a in np.flatnonzero(self.response == 0):
-            self.critical[a] = self._critical(int(a))
+            self.critical_qhat[a] = self._critical_qhat_of(int(a))
 
-    def _gained(self, qhat: float) -> Host:
-        """Overlap gained over its lowest value (P,) if all components have this Qhat."""
+    def _overlap_gain(self, qhat: float) -> Host:
+        """Increase (P,) of the overlap over its lowest value if all components have this Qhat."""
         # V keeps its digits where Q - prior_mean_overlap does not
-        V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
-        gained: Host = np.maximum(self.second - self.prior_mean_overlap - V, 0.0)
-        return gained
+        V = np.diagonal(self.overlap(np.full(len(self.second_moment), qhat))[1])
+        overlap_gain: Host = np.maximum(
+            self.second_moment - self.prior_mean_overlap - V, 0.0
+        )
+        return overlap_gain
 
-    def _critical(self, a: int) -> float:
+    def _critical_qhat_of(self, a: int) -> float:
         """Largest Qhat at which a component's overlap still has its lowest value."""
         from scipy.optimize import brentq
 
-        def grown(log_qhat: float) -> float:
+        def sign_of_growth(log_qhat: float) -> float:
             Q = self.overlap(np.full(len(self.prior_mean_overlap), np.exp(log_qhat)))[0]
             return 1.0 if Q[a, a] > self.prior_mean_overlap[a] else -1.0
 
-        nodes = np.linspace(np.log(1e-9), np.log(1e15), 193)
-        end = next(
-            (k for k, node in enumerate(nodes) if grown(node) > 0), len(nodes) - 1
+        log_qhat_grid = np.linspace(np.log(1e-9), np.log(1e15), 193)
+        first_grown = next(
+            (
+                k
+                for k, log_qhat in enumerate(log_qhat_grid)
+                if sign_of_growth(log_qhat) > 0
+            ),
+            len(log_qhat_grid) - 1,
         )
-        return float(np.exp(brentq(grown, nodes[end - 1], nodes[end], xtol=1e-15)))
+        return float(
+            np.exp(
+                brentq(
+                    sign_of_growth,
+                    log_qhat_grid[first_grown - 1],
+                    log_qhat_grid[first_grown],
+                    xtol=1e-15,
+                )
+            )
+        )
 
     @property
-    def sampled(self) -> bool:
+    def uses_sampling(self) -> bool:
         """Whether the information is estimated as a mean over random labels."""
         return any(is_sampled(method) for method in self.methods)
 
     @property
     def accuracy(self) -> TracingAccuracy:
         """Numerical settings for tracing the curve of this problem."""
-        return SAMPLED if self.sampled else EXACT
+        return SAMPLED if self.uses_sampling else EXACT
 
-    def qhat(self, x: Host, learned: Sequence[int]) -> Host:
+    def qhat(self, x: Host, learned_components: Sequence[int]) -> Host:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
-        diagonal = np.zeros(x.shape)
-        for a in learned:
-            diagonal[..., a] = (
+        qhat_diagonal = np.zeros(x.shape)
+        for a in learned_components:
+            qhat_diagonal[..., a] = (
                 np.exp(x[..., a])
-                if a in self.informative
-                else self.critical[a] + self.gain(x[..., a])
+                if a in self.informative_components
+                else self.critical_qhat[a] + self.excess_qhat(x[..., a])
             )
-        return diagonal
+        return qhat_diagonal
 
-    def gain(self, x: Host) -> Host:
+    def excess_qhat(self, x: Host) -> Host:
         """Excess ``Qhat_aa - critical_a`` at coordinate x of a component without information at the prior mean."""
-        return np.asarray(np.expm1(x * (x + 2 * np.sqrt(ROOT))))
+        return np.asarray(np.expm1(x * (x + 2 * np.sqrt(COORDINATE_SHIFT))))
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:
         """Overlap Q and error V (..., P, P) of the prior at a diagonal Qhat (..., P)."""
         return overlap_at(self.problem, qhat[..., :, None] * np.eye(qhat.shape[-1]))
 
     @property
-    def has_rough(self) -> bool:
+    def has_rough_information(self) -> bool:
         """Whether the information is sampled and a cheaper estimate is accurate enough for finite differences."""
-        return self.sampled and offers_rough(self.problem)
+        return self.uses_sampling and offers_rough(self.problem)
 
     def log_ratios(
-        self, x: Host, learned: Sequence[int], *, rough: bool = False
+        self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
         """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.
         """
-        qhat = self.qhat(x, learned)
+        qhat = self.qhat(x, learned_components)
         Q, V = self.overlap(qhat)
         information = information_at(self.problem, Q, V, rough=rough)
         self.methods[information.method] = None
-        threshold = np.where(qhat > 0, qhat, self.critical)
-        waiting = threshold == 0
+        qhat_or_critical = np.where(qhat > 0, qhat, self.critical_qhat)
+        is_unlearned = qhat_or_critical == 0
         rate, error = (
-            column / np.where(waiting, 1.0, threshold)
+            column / np.where(is_unlearned, 1.0, qhat_or_critical)
             for column in diagonals(information)
         )
-        if waiting.any():
+        if is_unlearned.any():
             susceptibility = susceptibility_at(self.problem, Q, V, rough=rough)
             self.methods[susceptibility.method] = None
             growth, growth_error = (
                 column * self.response for column in diagonals(susceptibility)
             )
             rate, error = (
-                np.where(waiting, growth, rate),
-                np.where(waiting, growth_error, error),
+                np.where(is_unlearned, growth, rate),
+                np.where(is_unlearned, growth_error, error),
             )
         rate, error = self.kappa * rate, self.kappa * error
-        is_visible = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
-        safe = np.where(is_visible, rate, 1.0)
-        return np.where(is_visible, -np.log(safe), np.inf), np.where(
-            is_visible, error / safe, np.inf
+        is_resolved = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
+        positive_rate = np.where(is_resolved, rate, 1.0)
+        return np.where(is_resolved, -np.log(positive_rate), np.inf), np.where(
+            is_resolved, error / positive_rate, np.inf
         )
 
 
@@ -241,21 +260,27 @@ def components_decouple(problem: Problem) -> bool:
     if np.any(prior_mean_overlap != np.diag(np.diagonal(prior_mean_overlap))):
         return False
 
-    def information(probe: Host) -> Uncertain:
-        return information_at(problem, *overlap_at(problem, np.diag(probe)))
+    def information_at_qhat(qhat_diagonal: Host) -> Uncertain:
+        return information_at(problem, *overlap_at(problem, np.diag(qhat_diagonal)))
 
     if P > 1 and problem.channel.susceptibility is None:
-        value, error = diagonals(information(np.zeros(P)))
-        silent = value <= np.maximum(NOTHING, 4 * error)
+        value, error = diagonals(information_at_qhat(np.zeros(P)))
+        is_uninformative = value <= np.maximum(NEGLIGIBLE, 4 * error)
         for a in range(P):
-            value, error = diagonals(information(identity[a]))
-            is_taught = silent & (value > 4 * error + 1e-4 * value.max())
-            if np.delete(is_taught, a).any():
+            value, error = diagonals(information_at_qhat(identity[a]))
+            gains_information = is_uninformative & (
+                value > 4 * error + 1e-4 * value.max()
+            )
+            if np.delete(gains_information, a).any():
                 return False
     if problem.channel.symmetry in ("signs", "signed-permutations"):
         return True
-    for probe in (np.zeros(P), 0.7 * 1.9 ** np.arange(P), 5.0 / 1.7 ** np.arange(P)):
-        value, error, _ = information(probe)
+    for qhat_diagonal in (
+        np.zeros(P),
+        0.7 * 1.9 ** np.arange(P),
+        5.0 / 1.7 ** np.arange(P),
+    ):
+        value, error, _ = information_at_qhat(qhat_diagonal)
         scale = np.sqrt(np.outer(np.diagonal(value), np.diagonal(value)))
         if np.any((np.abs(value) > 4 * error + 1e-6 * scale + 1e-12) & (identity == 0)):
             return False
@@ -263,7 +288,7 @@ def components_decouple(problem: Problem) -> bool:
 
 
 Interpolant = Callable[..., Host]
-"""A curve as a function of its length; with 1 as second argument its derivative."""
+"""Function from arc length along a curve to its coordinates; with 1 as second argument, to their derivative."""
 
 
 @dataclass
@@ -276,22 +301,22 @@ class Node:
         Coordinates of Qhat.
     log_ratios, error : ndarray (P,)
         ``log alpha_a`` of each component and the error of the information in it.
-    slope : ndarray (P, P)
+    jacobian : ndarray (P, P)
         ``d log_ratios / dx``.
     log_alpha : float
     residual : ndarray (P,) or float
         How far ``log_ratios`` may be from ``log_alpha`` because the corrections ended there.
-    missed : ndarray (P,) or None
-        What few labels miss of ``log_ratios``, where they were asked.
+    rough_error : ndarray (P,) or None
+        ``log_ratios`` minus their rough estimate from few labels; None where there is none.
     """
 
     x: Host
     log_ratios: Host
     error: Host
-    slope: Host
+    jacobian: Host
     log_alpha: float
     residual: Host | float = 0.0
-    missed: Host | None = None
+    rough_error: Host | None = None
 
     @property
     def total_error(self) -> Host:
@@ -303,48 +328,46 @@ class Node:
 class Stage:
     """Stage of a traced curve: the part between two bifurcations, on which the same components are learned.
 
-    ``new_components`` determine its initial direction. The components ``perfect`` among the learned ones
-    have reached their end before the others; they stay where they are. Nodes ``ahead``, the farthest first, were found before
-    those that the curve needs on the way to them.
+    ``new_components`` determine its initial direction. Among the learned components,
+    ``recovered_components`` have reached perfect recovery before the others and keep their coordinates. ``nodes_ahead``, the
+    farthest first, were computed before the nodes that the curve needs on the way to them.
     """
 
-    learned: list[int]
+    learned_components: list[int]
     new_components: list[int]
     nodes: list[Node]
-    perfect: list[int]
+    recovered_components: list[int]
     step: float
     direction: Host | None = None
-    ahead: list[Node] = field(default_factory=list)
+    nodes_ahead: list[Node] = field(default_factory=list)
 
     @property
-    def moving(self) -> list[int]:
+    def moving_components(self) -> list[int]:
         """Learned components that have not yet reached perfect recovery."""
-        return [a for a in self.learned if a not in self.perfect]
+        return [
+            a for a in self.learned_components if a not in self.recovered_components
+        ]
 
     def mean_error(self, node: Node) -> float:
         """Error of ``log_alpha`` at a node, root mean square over the moving components."""
-        return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
+        return float(np.sqrt((node.total_error[self.moving_components] ** 2).mean()))
 
     def interpolants(self) -> tuple[Interpolant, Interpolant]:
-        """Two interpolants of the curve (x and log alpha) over arc length: a smooth one, a cautious one for its error."""
+        """Two interpolants of x and log alpha over arc length: the one to use, and another to estimate its error."""
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
-        s, values = (
-            lengths(self.nodes),
-            np.array([[*node.x, node.log_alpha] for node in self.nodes]),
-        )
-        if len(s) == 2:
-            s, values = (
-                np.insert(s, 1, (s[0] + s[1]) / 2),
-                np.insert(values, 1, values.mean(0), axis=0),
-            )
-        cautious = PchipInterpolator(s, values)
-        if len(s) <= 3:
-            return cautious, cautious
+        positions = arc_lengths(self.nodes)
+        node_values = np.array([[*node.x, node.log_alpha] for node in self.nodes])
+        if len(positions) == 2:
+            positions = np.insert(positions, 1, positions.mean())
+            node_values = np.insert(node_values, 1, node_values.mean(0), axis=0)
+        monotone = PchipInterpolator(positions, node_values)
+        if len(positions) <= 3:
+            return monotone, monotone
         # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
-        return CubicSpline(s, values), cautious if len(s) == 4 else LocalCubic(
-            s, values
-        )
+        local = LocalCubic(positions, node_values)
+        spline = CubicSpline(positions, node_values)
+        return spline, monotone if len(positions) == 4 else local
 
 
 @dataclass
@@ -360,11 +383,11 @@ class LocalCubic:
     def __call__(self, position: float) -> Host:
         """Interpolate the values at one position."""
         k = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
-        near = slice(max(0, k - 2), k + 2)
-        return polynomial(self.s[near], self.values[near], position)
+        neighbors = slice(max(0, k - 2), k + 2)
+        return interpolated_value(self.s[neighbors], self.values[neighbors], position)
 
 
-def lengths(nodes: list[Node]) -> Host:
+def arc_lengths(nodes: list[Node]) -> Host:
     """Arc lengths (n,) of the nodes, measured from the first node."""
     x = np.array([node.x for node in nodes])
     return np.concatenate(
@@ -372,16 +395,18 @@ def lengths(nodes: list[Node]) -> Host:
     )
 
 
-def polynomial(
-    t: Host, values: Host | Sequence[float] | Sequence[Host], end: float
+def interpolated_value(
+    nodes: Host, values: Host | Sequence[float] | Sequence[Host], position: float
 ) -> Host:
-    """Value at ``end`` of the polynomial through all points ``(t_k, values_k)``."""
+    """Value at ``position`` of the polynomial through all points ``(nodes_k, values_k)``."""
     from scipy.interpolate import krogh_interpolate
 
-    return np.asarray(krogh_interpolate(t, np.asarray(values, dtype=float), end))
+    return np.asarray(
+        krogh_interpolate(nodes, np.asarray(values, dtype=float), position)
+    )
 
 
-def change(start: Host, end: Host) -> Host:
+def finite_change(start: Host, end: Host) -> Host:
     """Elementwise difference end - start where both are finite, 0 elsewhere."""
     is_finite = np.isfinite(start) & np.isfinite(end)
     return np.where(
@@ -401,79 +426,112 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Set the slopes of log alpha_a at a node by finite differences, and return their base values.
+        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences; return the log alpha_a there.
 
-        Where information is sampled all of them come from few labels, the same at every overlap. A node where that has been done
-        for some components needs it for those that are ``new`` only.
+        Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
+        computed so, only the columns of new components are added.
         """
-        step, few = self.ratios.accuracy.difference, self.ratios.has_rough
-        centre = (
-            self.ratios.log_ratios(node.x, stage.learned, rough=True)[0]
-            if few
+        step, use_rough = (
+            self.ratios.accuracy.difference_step,
+            self.ratios.has_rough_information,
+        )
+        base_log_ratios = (
+            self.ratios.log_ratios(node.x, stage.learned_components, rough=True)[0]
+            if use_rough
             else node.log_ratios
         )
-        for a in stage.moving if node.missed is None else stage.new_components:
+        for a in (
+            stage.moving_components
+            if node.rough_error is None
+            else stage.new_components
+        ):
             x = node.x.copy()
             x[a] += step
-            node.slope[:, a] = (
-                change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0])
+            node.jacobian[:, a] = (
+                finite_change(
+                    base_log_ratios,
+                    self.ratios.log_ratios(
+                        x, stage.learned_components, rough=use_rough
+                    )[0],
+                )
                 / step
             )
-        return centre
+        return base_log_ratios
 
-    def tangent(self, stage: Stage, slope: Host) -> Host:
+    def tangent(self, stage: Stage, jacobian: Host) -> Host:
         """Unit tangent, the forward direction of the curve, at a node with this slope."""
-        moving = stage.moving
-        tangent = np.zeros(len(slope))
-        if len(moving) == 1:
-            tangent[moving] = 1.0
+        moving_components = stage.moving_components
+        tangent = np.zeros(len(jacobian))
+        if len(moving_components) == 1:
+            tangent[moving_components] = 1.0
             return tangent
-        block = slope[np.ix_(moving, moving)]
-        tangent[moving] = np.linalg.svd(block[1:] - block[:1])[2][-1]
-        forward = (
+        moving_jacobian = jacobian[np.ix_(moving_components, moving_components)]
+        tangent[moving_components] = np.linalg.svd(
+            moving_jacobian[1:] - moving_jacobian[:1]
+        )[2][-1]
+        forward_component = (
             tangent[stage.new_components].sum()
             if stage.direction is None
             else tangent @ stage.direction
         )
-        return tangent if forward > 0 else -tangent
+        return tangent if forward_component > 0 else -tangent
 
-    def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
-        """Linear system of a correction: slope differences of the moving components, and the tangent as last row."""
-        block = slope[np.ix_(moving, moving)]
-        return np.vstack([block[1:] - block[:1], tangent[moving]])
+    def _correction_system(
+        self, moving_components: list[int], jacobian: Host, tangent: Host
+    ) -> Host:
+        """Matrix of the linear system for a correction: differences of the Jacobian's rows, and the tangent as last row."""
+        moving_jacobian = jacobian[np.ix_(moving_components, moving_components)]
+        return np.vstack(
+            [moving_jacobian[1:] - moving_jacobian[:1], tangent[moving_components]]
+        )
 
-    def _noise(
-        self, moving: list[int], error: Host, slope: Host, tangent: Host
+    def _correction_noise(
+        self, moving_components: list[int], error: Host, jacobian: Host, tangent: Host
     ) -> float:
         """Standard error of a correction across the curve, from the standard error of the log alpha_a."""
-        if len(moving) < 2:
+        if len(moving_components) < 2:
             return 0.0
-        inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[
-            :, :-1
-        ]
+        inverse = np.linalg.pinv(
+            self._correction_system(moving_components, jacobian, tangent), rcond=1e-10
+        )[:, :-1]
         weights = np.hstack([inverse.sum(axis=1, keepdims=True), -inverse])
-        return float(np.sqrt((weights**2 @ error[moving] ** 2).max()))
+        return float(np.sqrt((weights**2 @ error[moving_components] ** 2).max()))
 
     def _correction(
-        self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host
+        self,
+        moving_components: list[int],
+        log_ratios: Host,
+        jacobian: Host,
+        tangent: Host,
     ) -> Host:
         """Newton step perpendicular to the curve that makes the moving components agree."""
-        step = np.zeros(len(log_ratios))
-        if len(moving) > 1:
-            differences = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
-            step[moving] = np.linalg.lstsq(
-                self._across(moving, slope, tangent), differences, rcond=1e-10
+        correction = np.zeros(len(log_ratios))
+        if len(moving_components) > 1:
+            differences = np.append(
+                log_ratios[moving_components[0]] - log_ratios[moving_components[1:]],
+                0.0,
+            )
+            correction[moving_components] = np.linalg.lstsq(
+                self._correction_system(moving_components, jacobian, tangent),
+                differences,
+                rcond=1e-10,
             )[0]
-        return step
+        return correction
 
-    def inside(self, stage: Stage, start: Host, end: Host) -> Host:
+    def step_within_bounds(self, stage: Stage, start: Host, end: Host) -> Host:
         """Limit a step so that a learned component moves at most two thirds of the way back to its lowest overlap."""
-        bounded = [a for a in stage.moving if a not in self.ratios.informative]
+        bounded_components = [
+            a
+            for a in stage.moving_components
+            if a not in self.ratios.informative_components
+        ]
         end = end.copy()
-        end[bounded] = np.maximum(end[bounded], start[bounded] / 3)
+        end[bounded_components] = np.maximum(
+            end[bounded_components], start[bounded_components] / 3
+        )
         return end
 
-    def attempt(
+    def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
         """Find the point of the curve near ``x``; return it and the largest correction beyond noise.
@@ -482,78 +540,109 @@ class Corrector:
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
         node, so that one evaluation with all labels is mostly enough.
         """
-        accuracy, moving, largest = self.ratios.accuracy, stage.moving, 0.0
-        slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
+        accuracy, moving_components, largest_correction = (
+            self.ratios.accuracy,
+            stage.moving_components,
+            0.0,
+        )
+        jacobian, last_x, last_ratios = (
+            origin.jacobian.copy(),
+            origin.x,
+            origin.log_ratios,
+        )
         # What is left is counted in full where the slope may be far off, and by a share where it is measured: there it may be as
         # large as the error.
-        is_slope_known = self.ratios.has_rough and len(moving) > 1
+        is_jacobian_measured = (
+            self.ratios.has_rough_information and len(moving_components) > 1
+        )
         rough_x, rough_ratios = x, None
         # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
-        if is_slope_known and origin.missed is not None and len(stage.nodes) > 1:
+        if (
+            is_jacobian_measured
+            and origin.rough_error is not None
+            and len(stage.nodes) > 1
+        ):
             rough_ratios = self.differentiate(
-                stage, Node(x, last_ratios, last_ratios, slope, np.nan)
+                stage, Node(x, last_ratios, last_ratios, jacobian, np.nan)
             )
-            step = self._correction(
-                moving, rough_ratios + origin.missed, slope, tangent
+            correction = self._correction(
+                moving_components, rough_ratios + origin.rough_error, jacobian, tangent
             )
-            size = float(np.abs(step).max())
-            if np.isfinite(size):
-                largest, x = (
-                    size,
-                    self.inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300))),
+            correction_size = float(np.abs(correction).max())
+            if np.isfinite(correction_size):
+                largest_correction, x = (
+                    correction_size,
+                    self.step_within_bounds(
+                        stage,
+                        x,
+                        x + correction * min(1.0, 1.0 / max(correction_size, 1e-300)),
+                    ),
                 )
         for trial in range(6):  # then the step is halved
-            log_ratios, error = self.ratios.log_ratios(x, stage.learned)
-            move = x - last_x
-            if is_slope_known and trial == 0:
+            log_ratios, error = self.ratios.log_ratios(x, stage.learned_components)
+            x_change = x - last_x
+            if is_jacobian_measured and trial == 0:
                 if rough_ratios is None:
                     rough_ratios = self.differentiate(
-                        stage, Node(x, log_ratios, error, slope, np.nan)
+                        stage, Node(x, log_ratios, error, jacobian, np.nan)
                     )
-            elif move @ move > 0:
-                slope = slope + np.outer(
-                    change(last_ratios, log_ratios) - slope @ move, move
-                ) / (move @ move)
-            step = self._correction(moving, log_ratios, slope, tangent)
-            size = float(np.abs(step).max())
-            if not np.isfinite(size):
-                return Node(x, log_ratios, error, slope, np.nan), np.inf
-            largest = max(largest, size - self._noise(moving, error, slope, tangent))
-            enough = (
-                max(accuracy.known_correction, float(error[moving].max()))
-                if is_slope_known
-                else accuracy.correction
+            elif x_change @ x_change > 0:
+                jacobian = jacobian + np.outer(
+                    finite_change(last_ratios, log_ratios) - jacobian @ x_change,
+                    x_change,
+                ) / (x_change @ x_change)
+            correction = self._correction(
+                moving_components, log_ratios, jacobian, tangent
             )
-            if size <= enough:
+            correction_size = float(np.abs(correction).max())
+            if not np.isfinite(correction_size):
+                return Node(x, log_ratios, error, jacobian, np.nan), np.inf
+            largest_correction = max(
+                largest_correction,
+                correction_size
+                - self._correction_noise(moving_components, error, jacobian, tangent),
+            )
+            tolerance = (
+                max(accuracy.measured_correction, float(error[moving_components].max()))
+                if is_jacobian_measured
+                else accuracy.largest_correction
+            )
+            if correction_size <= tolerance:
                 break
             last_x, last_ratios = x, log_ratios
-            target = x + step * min(1.0, 1.0 / size)
-            x = self.inside(stage, x, target)
+            target = x + correction * min(1.0, 1.0 / correction_size)
+            x = self.step_within_bounds(stage, x, target)
             if (x != target).any() and len(stage.nodes) == 1:
                 # Back to the lowest overlap where it has just been left: noise, for this step is too short.
-                step, largest, x = np.zeros_like(step), np.inf, last_x
+                correction, largest_correction, x = (
+                    np.zeros_like(correction),
+                    np.inf,
+                    last_x,
+                )
                 break
         else:
-            step, largest = np.zeros_like(step), np.inf
-        missed = (
+            correction, largest_correction = np.zeros_like(correction), np.inf
+        rough_error = (
             None
             if rough_ratios is None
-            else change(rough_ratios + slope @ (x - rough_x), log_ratios)
+            else finite_change(rough_ratios + jacobian @ (x - rough_x), log_ratios)
         )
-        moved = slope @ step
-        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
-        log_alpha = float(log_ratios[moving].mean())
+        ratio_change = jacobian @ correction
+        log_ratios = np.where(
+            np.isfinite(log_ratios), log_ratios + ratio_change, log_ratios
+        )
+        log_alpha = float(log_ratios[moving_components].mean())
         residual = np.zeros(len(x))
-        residual[moving] = (accuracy.doubt if is_slope_known else 1.0) * np.abs(moved)[
-            moving
-        ]
-        residual[moving] += np.abs(log_ratios[moving] - log_alpha)
+        residual[moving_components] = (
+            accuracy.counted_share if is_jacobian_measured else 1.0
+        ) * np.abs(ratio_change)[moving_components]
+        residual[moving_components] += np.abs(log_ratios[moving_components] - log_alpha)
         return Node(
-            self.inside(stage, x, x + step),
+            self.step_within_bounds(stage, x, x + correction),
             log_ratios,
             error,
-            slope,
+            jacobian,
             log_alpha,
             residual,
-            missed,
-        ), largest
+            rough_error,
+        ), largest_correction

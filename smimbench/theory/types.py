@@ -18,7 +18,7 @@ from smimbench.interfaces import Host
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem, Specification
-NOTHING = 1e-9
+NEGLIGIBLE = 1e-9
 """Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
 
 
@@ -107,22 +107,22 @@ class TheoryPoint:
     @classmethod
     def read(cls, document: JsonObject) -> Self:
         """Read a theory point from its JSON object."""
-        numbers = {
+        values = {
             field.name: document[field.name]
             for field in fields(cls)
             if field.name in document
         }
         for name in PER_COMPONENT:
-            numbers[name] = np.atleast_1d(np.asarray(numbers[name], dtype=float))
-        numbers["overlap"] = np.asarray(numbers["overlap"], dtype=float)
-        if numbers.get("free_entropy", 0.0) is None:
-            numbers["free_entropy"] = math.inf
-        return cls(**numbers)
+            values[name] = np.atleast_1d(np.asarray(values[name], dtype=float))
+        values["overlap"] = np.asarray(values["overlap"], dtype=float)
+        if values.get("free_entropy", 0.0) is None:
+            values["free_entropy"] = math.inf
+        return cls(**values)
 
     def document(self) -> JsonObject:
         """Convert the theory point to JSON."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
-        document = {k: number for k, number in numbers.items() if number is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {name: value for name, value in values.items() if value is not None}
         for name in PER_COMPONENT:
             document[name] = per_component(document[name])
         document["overlap"] = self.overlap.tolist()
@@ -238,16 +238,22 @@ class Thresholds:
     @classmethod
     def read(cls, document: JsonObject) -> Self:
         """Read thresholds from their JSON object."""
-        perfect = document["perfect_recovery"] or {}
-        ends = [Threshold.read(document[name]) for name in HARD_PHASE]
+        perfect_recovery = document["perfect_recovery"] or {}
+        hard_phase_thresholds = [Threshold.read(document[name]) for name in HARD_PHASE]
         return cls(
             Threshold.read(document["weak_recovery"]),
-            Threshold.read(perfect.get("informed") or perfect or None),
-            tuple(
-                Bifurcation(step["layer"] - 1, step["value"], step["error"])
-                for step in document["sequential"]
+            Threshold.read(
+                perfect_recovery.get("informed") or perfect_recovery or None
             ),
-            HardPhase(*(end for end in ends if end)) if all(ends) else None,
+            tuple(
+                Bifurcation(
+                    bifurcation["layer"] - 1, bifurcation["value"], bifurcation["error"]
+                )
+                for bifurcation in document["sequential"]
+            ),
+            HardPhase(*(threshold for threshold in hard_phase_thresholds if threshold))
+            if all(hard_phase_thresholds)
+            else None,
             document["reasons"],
         )
 
@@ -258,21 +264,24 @@ class Thresholds:
         the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
         list of ``{"layer", "value", "error"}``; ``hard_phase``: ``[from, to]`` or None; ``reasons``.
         """
-        thresholds = {name: at and at.document() for name, at in self.by_name().items()}
-        weak, recovery = (
+        thresholds = {
+            name: threshold and threshold.document()
+            for name, threshold in self.by_name().items()
+        }
+        weak_recovery, perfect_recovery = (
             thresholds.pop("weak_recovery"),
             thresholds.pop("perfect_recovery"),
         )
-        if self.late_recovery and recovery and self.perfect_recovery:
-            informed = self.perfect_recovery.document()
-            recovery |= {"branch": "uninformed", "informed": informed}
-        hard = self.hard_phase
+        if self.late_recovery and perfect_recovery and self.perfect_recovery:
+            informed_threshold = self.perfect_recovery.document()
+            perfect_recovery |= {"branch": "uninformed", "informed": informed_threshold}
+        hard_phase = self.hard_phase
         return {
-            "weak_recovery": weak,
-            "perfect_recovery": recovery,
-            "sequential": [step.document() for step in self.sequential],
+            "weak_recovery": weak_recovery,
+            "perfect_recovery": perfect_recovery,
+            "sequential": [bifurcation.document() for bifurcation in self.sequential],
             **thresholds,
-            "hard_phase": hard.ends if hard else None,
+            "hard_phase": hard_phase.ends if hard_phase else None,
             "reasons": self.reasons,
         }
 

@@ -36,7 +36,7 @@ from smimbench.numerics.statistics import (
     effective_sample_size,
 )
 from smimbench.problem.problem import Problem
-from smimbench.theory.generalization import FAINT
+from smimbench.theory.generalization import VANISHING_ESTIMATE
 from smimbench.theory.information import (
     channel_information,
     inverse_map,
@@ -46,25 +46,25 @@ from smimbench.theory.information import (
     prior_moments,
 )
 from smimbench.theory.tracing import ComponentRatios
-from smimbench.theory.types import NOTHING, TheoryPoint
+from smimbench.theory.types import NEGLIGIBLE, TheoryPoint
 
-RESOLVE, SECONDS = 0.02, 10.0
+RESOLVED_DEVIATION, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
 four times the draws."""
-FEWEST, LARGEST_DRAWS = 5_000, 1_000_000
+FIRST_DRAWS, MAX_DRAWS = 5_000, 1_000_000
 """Draws from which the spread is learned, and that are made at most. Doubled: it is known 1.4 times better; twice the memory."""
-CHUNK, SHARING = 5_000, 1_000
+CHUNK_DRAWS, DRAWS_PER_SAMPLER = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
 twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
 LARGEST_Z = 4.0
 """Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
-STEP = 0.05
+DERIVATIVE_STEP = 0.05
 """Half the relative step in Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
-SMALL = 1e-6
+NEAR_RECOVERY_SHARE = 1e-6
 """Share of the second moment that is unknown where the stability of perfect recovery is tested; doubled, so is the bias."""
 MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
-GOALS = ("MSE", "unlearned", "perfect recovery")
+DECISIVE_QUANTITIES = ("MSE", "unlearned", "perfect recovery")
 """Quantities whose precision decides how many draws are enough."""
 
 
@@ -89,7 +89,7 @@ class Check:
     draws : int
         How many were made at this point.
     stopped : bool
-        Whether they were ended by the clock, or by ``LARGEST_DRAWS``, before the point excluded what it should.
+        Whether they were ended by the clock, or by ``MAX_DRAWS``, before the point excluded what it should.
     alpha, branch : float or None, str
         Of the point; for an algorithm with wrong assumptions the branch is its label.
     """
@@ -153,24 +153,24 @@ class Check:
         largest_error = max(
             math.sqrt(max(largest_error**2 - self.error**2, 0.0)), self.error / 2
         )
-        holds = (
+        is_bound_satisfied = (
             self.bound and self.printed - self.drawn > DETECTED * self.standard_error
         )
         return (
             1.0
-            if holds or self.standard_error <= largest_error
+            if is_bound_satisfied or self.standard_error <= largest_error
             else (self.standard_error / largest_error) ** 2
         )
 
     def document(self) -> JsonObject:
         """Convert the check to JSON; components count from 1."""
         numbers = asdict(self)
-        place = {name: numbers.pop(name) for name in ("alpha", "branch")}
+        point = {name: numbers.pop(name) for name in ("alpha", "branch")}
         del numbers["effective"]
         if self.component is not None:
             numbers["component"] += 1
         z = self.z if self.has_enough_draws else None
-        return {**place, **numbers, "z": z, "excludes": self.excludes}
+        return {**point, **numbers, "z": z, "excludes": self.excludes}
 
 
 def compare(
@@ -183,7 +183,7 @@ def compare(
     **options: Any,
 ) -> Check:
     """Compare a printed number with the mean of independent samples (n,) of systematic error ``stated``."""
-    spread = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
+    standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     options = {"effective": effective_sample_size(samples)} | options
     return Check(
         quantity,
@@ -191,7 +191,7 @@ def compare(
         float(printed),
         float(error),
         float(samples.mean()),
-        spread,
+        standard_error,
         **options,
     )
 
@@ -199,7 +199,7 @@ def compare(
 def verify_point(
     problem: Problem,
     point: TheoryPoint,
-    resolve: float = RESOLVE,
+    resolve: float = RESOLVED_DEVIATION,
     *,
     seconds: float = SECONDS,
     clock: Callable[[], float] = lambda: 0.0,
@@ -233,24 +233,31 @@ def verify_point(
         raise ValueError(
             f"resolve must be between 0 and 1 (0.02 means 2%), got {resolve}"
         )
-    begin, draws, by_draws = clock(), FEWEST, PointByDraws(problem, point, on_draws)
+    start_time, draws, point_by_draws = (
+        clock(),
+        FIRST_DRAWS,
+        PointByDraws(problem, point, on_draws),
+    )
     while True:
-        start = clock()
-        checks = by_draws.checks(draws)
-        goals = [
+        iteration_start = clock()
+        checks = point_by_draws.checks(draws)
+        decisive_checks = [
             check for check in checks  # where hardly any draw carries a mean, no number of them decides
-            if (check.quantity in GOALS if check.has_enough_draws else check.effective * LARGEST_DRAWS > FEWEST_EFFECTIVE * draws)
+            if (
+                check.quantity in DECISIVE_QUANTITIES if check.has_enough_draws
+                else check.effective * MAX_DRAWS > FEWEST_EFFECTIVE * draws
+            )
         ]  # fmt: skip
         needed_draws = draws * max(
-            (check.draws_factor(resolve) for check in goals), default=1.0
+            (check.draws_factor(resolve) for check in decisive_checks), default=1.0
         )
         end = clock()
         possible_draws = (
-            draws * (seconds - (end - begin)) / (end - start)
-            if end > start
+            draws * (seconds - (end - start_time)) / (end - iteration_start)
+            if end > iteration_start
             else math.inf
         )
-        largest_draws = min(possible_draws, LARGEST_DRAWS)
+        largest_draws = min(possible_draws, MAX_DRAWS)
         if needed_draws <= draws or largest_draws < 1.2 * draws:
             return [
                 replace(check, draws=draws, stopped=needed_draws > draws)
@@ -271,30 +278,34 @@ class PointByDraws:
         self.problem, self.point, self.draws, self.on_draws = (
             problem,
             point,
-            FEWEST,
+            FIRST_DRAWS,
             on_draws,
         )
         self.alpha, self.Q, self.mse = point.alpha, point.overlap, point.mse
-        self.scale = float(problem.model.kappa) * self.alpha
-        self.second, self.prior_mean_overlap = prior_moments(problem)
-        self.V = self.second - self.Q
+        self.information_factor = float(problem.model.kappa) * self.alpha
+        self.second_moment, self.prior_mean_overlap = prior_moments(problem)
+        self.V = self.second_moment - self.Q
         np.fill_diagonal(
             self.V, self.mse
         )  # the difference has lost the digits of small errors
-        gained = np.diagonal(self.Q) - np.diagonal(self.prior_mean_overlap)
-        self.learned = [
-            int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))
+        overlap_gain = np.diagonal(self.Q) - np.diagonal(self.prior_mean_overlap)
+        self.learned_components = [
+            int(a)
+            for a in np.flatnonzero(
+                overlap_gain > NEGLIGIBLE * np.diagonal(self.second_moment)
+            )
         ]
         # Other points and problems get other draws: their deviations are independent.
         self.stream = words(f"{problem.identity} {self.alpha!r} {point.branch}", 2)
 
     def _rng(self, purpose: str, *index: int) -> np.random.Generator:
+        """Random generator of one purpose, different for every theory point."""
         return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
 
     @cached_property
     def qhat(self) -> Host:
         """Conjugate Qhat (P, P) at which the prior's map ``Qhat -> Q`` gives the overlap of the table."""
-        return inverse_map(self.problem, self.Q, self.V, self.learned)
+        return inverse_map(self.problem, self.Q, self.V, self.learned_components)
 
     def checks(self, draws: int) -> list[Check]:
         """Run all checks of this theory point with a given number of draws."""
@@ -302,7 +313,7 @@ class PointByDraws:
         if not self.mse.any():
             return [*self._perfect(), *self._predictions()]
         checks: list[Check] = []
-        if self.learned:
+        if self.learned_components:
             checks += [*self._fixed_point(), *self._signal()]
         if self.point.branch != "informed":
             checks += self._unlearned()
@@ -317,18 +328,18 @@ class PointByDraws:
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
-        resampled = None if channel.sampling is None else channel.sampling.resampled
-        size = CHUNK if resampled is None else SHARING
-        for chunk, start in enumerate(range(0, self.draws, size)):
+        resample = None if channel.sampling is None else channel.sampling.resampled
+        chunk_draws = CHUNK_DRAWS if resample is None else DRAWS_PER_SAMPLER
+        for chunk, start in enumerate(range(0, self.draws, chunk_draws)):
             normal = self._rng("latents", chunk).standard_normal(
-                (2, min(size, self.draws - start), *shape)
+                (2, min(chunk_draws, self.draws - start), *shape)
             )
-            omega, shift = root_Q @ normal[0], root_V @ normal[1]
-            y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
-            sampler = channel if resampled is None else resampled(chunk)
+            omega, z_minus_omega = root_Q @ normal[0], root_V @ normal[1]
+            y = channel.forward(omega + z_minus_omega, rng=self._rng("labels", chunk))
+            sampler = channel if resample is None else resample(chunk)
             yield (
                 omega,
-                shift,
+                z_minus_omega,
                 sampler.posterior(
                     y, omega, V, rng=self._rng("posterior", chunk), **options
                 ),
@@ -337,29 +348,37 @@ class PointByDraws:
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
         """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P), whose means are the information."""
-        inverse = np.linalg.inv(V)
-        by_posterior, by_teacher, stated = [], [], 0.0
-        for omega, shift, posterior in self._posteriors(Q, V):
-            g, h = inverse @ (np.asarray(posterior.mean) - omega), inverse @ shift
+        V_inverse = np.linalg.inv(V)
+        by_posterior, by_teacher, posterior_error = [], [], 0.0
+        for omega, z_minus_omega, posterior in self._posteriors(Q, V):
+            g, h = (
+                V_inverse @ (np.asarray(posterior.mean) - omega),
+                V_inverse @ z_minus_omega,
+            )
             by_posterior.append(g @ np.swapaxes(g, 1, 2))
             by_teacher.append(symmetric(g @ np.swapaxes(h, 1, 2)))
-            stated = max(stated, float(posterior.error))
+            posterior_error = max(posterior_error, float(posterior.error))
         # An error of the posterior mean adds its square to the mean square.
         return (
             np.concatenate(by_posterior),
             np.concatenate(by_teacher),
-            self.problem.model.sites * stated**2,
+            self.problem.model.sites * posterior_error**2,
         )
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
         """Entries (rows, columns) of Qhat that are compared; off-diagonal ones only if labels depend on signs."""
-        learned, diagonal = np.array(self.learned), np.diagonal(self.qhat)
-        mixed = np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
+        learned_components, diagonal = (
+            np.array(self.learned_components),
+            np.diagonal(self.qhat),
+        )
+        has_off_diagonal = (
+            np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
+        )
         rows, columns = (
-            learned[np.array(np.triu_indices(len(learned)))]
-            if mixed
-            else (learned, learned)
+            learned_components[np.array(np.triu_indices(len(learned_components)))]
+            if has_off_diagonal
+            else (learned_components, learned_components)
         )
         return rows, columns
 
@@ -369,7 +388,7 @@ class PointByDraws:
         rows, columns = self._entries
         channel: Any = self.problem.channel
 
-        def moved(step: Host) -> Host:
+        def information_and_mse(step: Host) -> Host:
             qhat = self.qhat.copy()
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
             Q, V = overlap_at(self.problem, qhat)
@@ -382,15 +401,19 @@ class PointByDraws:
             return np.concatenate(
                 [
                     np.asarray(information.value)[rows, columns],
-                    np.diagonal(V)[self.learned],
+                    np.diagonal(V)[self.learned_components],
                 ]
             )
 
-        slopes = _derivative(
-            moved, STEP * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns])
+        derivatives = _derivative(
+            information_and_mse,
+            DERIVATIVE_STEP
+            * np.sqrt(self.qhat[rows, rows] * self.qhat[columns, columns]),
         )
-        feedback: Host = np.eye(len(rows)) - self.scale * slopes[: len(rows)]
-        return slopes[len(rows) :] @ np.linalg.pinv(feedback)
+        feedback: Host = (
+            np.eye(len(rows)) - self.information_factor * derivatives[: len(rows)]
+        )
+        return derivatives[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
         """Check that the point is a fixed point: Qhat against two Monte Carlo means, MSE by a Newton step."""
@@ -398,39 +421,49 @@ class PointByDraws:
             self.draw(self.Q, self.V),
             self._entries,
         )
-        relative = self.point.alpha_error / self.alpha
+        relative_alpha_error = self.point.alpha_error / self.alpha
         checks = []
-        for source, samples, stated in (
+        for source, samples, bias_of_source in (
             ("posterior", by_posterior, bias),
             ("teacher", by_teacher, 0.0),
         ):
             for a, b in zip(rows.tolist(), columns.tolist()):
-                entry, component = ("", a) if a == b else (f" {a + 1}{b + 1}", None)
-                error = max(relative[a], relative[b]) * math.sqrt(
-                    self.qhat[a, a] * self.qhat[b, b]
+                entry_label, component = (
+                    ("", a) if a == b else (f" {a + 1}{b + 1}", None)
                 )
-                stated_here = (
-                    self.scale * stated / math.sqrt(self.V[a, a] * self.V[b, b])
+                error = max(
+                    relative_alpha_error[a], relative_alpha_error[b]
+                ) * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
+                scaled_bias = (
+                    self.information_factor
+                    * bias_of_source
+                    / math.sqrt(self.V[a, a] * self.V[b, b])
                 )
-                carried = min(effective_sample_size(samples[:, c, c]) for c in (a, b))
-                name, drawn = f"Qhat{entry} ({source})", self.scale * samples[:, a, b]
+                effective_draws = min(
+                    effective_sample_size(samples[:, c, c]) for c in (a, b)
+                )
+                name, drawn_qhat = (
+                    f"Qhat{entry_label} ({source})",
+                    self.information_factor * samples[:, a, b],
+                )
                 checks.append(
                     compare(
                         name,
                         component,
                         self.qhat[a, b],
                         error,
-                        drawn,
-                        stated_here,
-                        effective=carried,
+                        drawn_qhat,
+                        scaled_bias,
+                        effective=effective_draws,
                     )
                 )
         if not all(
             check.has_enough_draws for check in checks[: len(rows)]
         ):  # a step from means that are not known leads nowhere
             return checks
-        moves = (
-            self.scale * by_posterior[:, rows, columns] - self.qhat[rows, columns]
+        mse_changes = (
+            self.information_factor * by_posterior[:, rows, columns]
+            - self.qhat[rows, columns]
         ) @ self._response.T
         return checks + [
             compare(
@@ -438,31 +471,31 @@ class PointByDraws:
                 a,
                 self.mse[a],
                 self.point.mse_error[a],
-                self.V[a, a] + move,
+                self.V[a, a] + mse_change,
                 effective=math.inf,
             )
-            for a, move in zip(self.learned, moves.T)
+            for a, mse_change in zip(self.learned_components, mse_changes.T)
         ]
 
     def _unlearned(self) -> list[Check]:
         """Check that unlearned components are stable at this sample ratio."""
-        unlearned = [a for a in range(len(self.V)) if a not in self.learned]
+        unlearned = [a for a in range(len(self.V)) if a not in self.learned_components]
         if (
             not unlearned
             or np.abs(
                 self.Q[np.ix_(unlearned, unlearned)]
                 - self.prior_mean_overlap[np.ix_(unlearned, unlearned)]
             ).max()
-            > NOTHING
+            > NEGLIGIBLE
         ):
             return []
         ratios = ComponentRatios(self.problem)
-        held = [a for a in unlearned if ratios.critical[a] > 0]
+        held_components = [a for a in unlearned if ratios.critical_qhat[a] > 0]
         checks = []
-        if held:
+        if held_components:
             by_posterior, _, bias = self.draw(self.Q, self.V)
-            for a in held:
-                scale = self.scale / ratios.critical[a]
+            for a in held_components:
+                scale = self.information_factor / ratios.critical_qhat[a]
                 checks.append(
                     compare(
                         "unlearned",
@@ -474,29 +507,31 @@ class PointByDraws:
                         bound=True,
                     )
                 )
-        waiting = [a for a in unlearned if ratios.critical[a] == 0]
-        if waiting and self.problem.channel.symmetry in (
+        unstable_candidates = [a for a in unlearned if ratios.critical_qhat[a] == 0]
+        if unstable_candidates and self.problem.channel.symmetry in (
             "signs",
             "signed-permutations",
         ):
-            growth: dict[int, list[Host]] = {a: [] for a in waiting}
+            growth_rates: dict[int, list[Host]] = {a: [] for a in unstable_candidates}
             for omega, _, posterior in self._posteriors(
                 self.Q, self.V, second_moment=True
             ):
                 for (
                     a,
                     rates,
-                ) in growth.items():  # at which a small overlap creates information
+                ) in (
+                    growth_rates.items()
+                ):  # at which a small overlap creates information
                     G = np.asarray(posterior.second_moment)[:, a, :, a, :] / self.V[
                         a, a
                     ] - np.eye(omega.shape[2])
                     rates.append(
-                        self.scale
+                        self.information_factor
                         * ratios.response[a]
                         * (G * G).sum((1, 2))
                         / self.V[a, a] ** 2
                     )
-            for a, rates in growth.items():
+            for a, rates in growth_rates.items():
                 error, samples = (
                     self.point.alpha_error[a] / self.alpha,
                     np.concatenate(rates),
@@ -517,22 +552,22 @@ class PointByDraws:
     def _perfect(self) -> list[Check]:
         """Check that perfect recovery is stable: a small error shrinks under state evolution."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
-        V = SMALL * (self.second - self.prior_mean_overlap)
-        Q = self.second - V
+        V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
+        Q = self.second_moment - V
         by_posterior, _, bias = self.draw(Q, V)
-        inverse = (
-            self.scale
+        weight = (
+            self.information_factor
             * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V))))
             / len(V)
         )
-        stated = bias * float(np.trace(inverse @ np.linalg.inv(V)))
+        rate_bias = bias * float(np.trace(weight @ np.linalg.inv(V)))
         check = compare(
             "perfect recovery",
             None,
             1,
             0,
-            np.einsum("npq,qp->n", by_posterior, inverse),
-            stated,
+            np.einsum("npq,qp->n", by_posterior, weight),
+            rate_bias,
             bound=True,
         )
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
@@ -558,16 +593,16 @@ class PointByDraws:
         low = model.rank == "low"
         root = inverse_root(self.qhat, 1e-12)
 
-        def squares(dimension: int, index: int) -> Host:
+        def squared_errors_of(dimension: int, index: int) -> Host:
             """Squared errors of the denoised signal in one draw, (P, columns) or (P, 1)."""
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
-            single = low and self.problem.features is None
+            has_single_entries = low and self.problem.features is None
             return (
                 np.asarray(gap * gap)
-                if single
+                if has_single_entries
                 else np.diagonal(model.inner(gap, gap))[:, None]
             )
 
@@ -576,26 +611,30 @@ class PointByDraws:
         if self.problem.features is not None:  # weighted, and of its own size
             D = len(self.problem.features)
             samples = np.concatenate(
-                [squares(D, k) for k in range(max(2, self.draws // D))], axis=1
+                [squared_errors_of(D, k) for k in range(max(2, self.draws // D))],
+                axis=1,
             )
         elif low:
-            samples = squares(self.draws, 0)
+            samples = squared_errors_of(self.draws, 0)
         else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
-            small, large = (
+            small_D_errors, large_D_errors = (
                 np.concatenate(
-                    [squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1
+                    [squared_errors_of(factor * DIMENSION, k) for k in range(MATRICES)],
+                    axis=1,
                 )
                 for factor in (1, 2)
             )
             samples, bias, options = (
-                2 * large - small,
-                np.abs((large - small).mean(1)),
+                2 * large_D_errors - small_D_errors,
+                np.abs((large_D_errors - small_D_errors).mean(1)),
                 {"effective": math.inf},
             )
-        slack = overlap_error_at(self.problem, self.qhat) * self.mse
+        prior_error = overlap_error_at(self.problem, self.qhat) * self.mse
         return [
-            compare("signal", a, self.mse[a], slack[a], samples[a], bias[a], **options)
-            for a in self.learned
+            compare(
+                "signal", a, self.mse[a], prior_error[a], samples[a], bias[a], **options
+            )
+            for a in self.learned_components
         ]
 
     def _predictions(self) -> list[Check]:
@@ -605,24 +644,28 @@ class PointByDraws:
             return []
         P, C = self.problem.components, self.problem.model.sites
         root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
-        normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
-        omega = root_Q @ normal[0] + FAINT * normal[0]
-        truth, draw, plugin = (
+        normal_numbers = self._rng("prediction").standard_normal((3, self.draws, P, C))
+        omega = root_Q @ normal_numbers[0] + VANISHING_ESTIMATE * normal_numbers[0]
+        truth, posterior_draw, plugin = (
             [
                 np.asarray(y, dtype=float).reshape(self.draws, -1)
                 for y in predict_twice(self.problem.channel, z)
             ]
-            for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)
+            for z in (
+                omega + root_V @ normal_numbers[1],
+                omega + root_V @ normal_numbers[2],
+                omega,
+            )
         )
         constant = [y.mean(0) for y in truth]
-        bayes, plug_in, blind = (
+        bayes_losses, plugin_losses, constant_losses = (
             ((truth[0] - labels[0]) * (truth[1] - labels[1])).sum(1)
-            for labels in (draw, plugin, constant)
+            for labels in (posterior_draw, plugin, constant)
         )
         losses = {
-            "bayes": bayes / 2,
-            "plugin": plug_in,
-            "constant": blind * self.draws / (self.draws - 1),
+            "bayes": bayes_losses / 2,
+            "plugin": plugin_losses,
+            "constant": constant_losses * self.draws / (self.draws - 1),
         }
         errors = self.point.generalization_error_error or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
@@ -637,7 +680,7 @@ class PointByDraws:
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
     """Jacobian by central finite differences, one column per variable."""
     columns = [
-        (function(step) - function(-step)) / (2 * size)
-        for step, size in zip(np.diag(steps), steps)
+        (function(step) - function(-step)) / (2 * step_size)
+        for step, step_size in zip(np.diag(steps), steps)
     ]
     return np.stack(columns, axis=1)

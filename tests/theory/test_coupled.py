@@ -12,7 +12,7 @@ from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.coupled import free_entropy_between, linear_response
-from smimbench.theory.curve import perfect_limit
+from smimbench.theory.curve import perfect_recovery_threshold
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.predictions import competing, thresholds
@@ -297,10 +297,10 @@ def test_coupled_noiseless_labels_count_their_equations():
 
     # tr(V I) = 3 for every V, two unknowns: alpha = 2 / 3. The direction that balances V is found, not given.
     problem = Problem(Projection(), 2, 3)
-    limit = perfect_limit(problem)
+    limit = perfect_recovery_threshold(problem)
     assert limit.value == pytest.approx(2 / 3, rel=1e-3)
     problem.channel.equations = 3.0
-    assert perfect_limit(problem).value == pytest.approx(2 / 3, rel=1e-6)
+    assert perfect_recovery_threshold(problem).value == pytest.approx(2 / 3, rel=1e-6)
 
 
 class Noiseless(Channel):
@@ -363,7 +363,7 @@ class Sampled(Channel):
 
 def test_thresholds_from_a_posterior_alone():
     found = Continuation(Problem(Sampled(), 2, 2))
-    found.follow()
+    found.trace()
     assert [b.component for b in found.bifurcations] == [0, 1]
     for bifurcation in found.bifurcations:
         assert bifurcation.alpha == pytest.approx(1 / 6, rel=1e-3)

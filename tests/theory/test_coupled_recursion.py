@@ -54,7 +54,7 @@ def test_rough_values_lead_to_the_accurate_fixed_point(bias):
         log = symmetric_logarithm(found.qhat)
         left = np.abs(recursion.image(log)[0] - log).max()
         assert left <= 2 * found.residual + 1e-9
-        assert found.residual <= 0.02 * found.relative
+        assert found.residual <= 0.02 * found.relative_error
         assert found.method == "Monte Carlo"
         start, offset = found.qhat, found.offset
 
@@ -117,7 +117,7 @@ def test_what_does_not_settle_is_said():
             return found._replace(value=found.value * np.exp(0.4 * np.sin(40 * size)))
 
     found = Recursion(Problem(Wild(NOISES[1]), 2, 2), 1.0).fixed_point(np.eye(2))
-    assert UNFINISHED in found.method or found.residual <= 0.02 * found.relative
+    assert UNFINISHED in found.method or found.residual <= 0.02 * found.relative_error
 
 
 @pytest.mark.parametrize("end", [True, False])

@@ -11,10 +11,10 @@ from smimbench_attention.channels.sequence.perceptron import Probit
 from smimbench_attention.priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Overlap, Prior, Uncertain
-from smimbench.theory.curve import TurningPoint, perfect_limit
+from smimbench.theory.curve import TurningPoint, perfect_recovery_threshold
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing, thresholds
-from smimbench.theory.scalar import turns
+from smimbench.theory.scalar import local_extrema
 from smimbench.theory.types import HARD_PHASE, Prediction, Threshold
 from tests.theory.test_predictions import two_point_information
 
@@ -330,7 +330,7 @@ def test_thresholds_of_sampled_information_are_right_to_their_error(pair):
 def test_counting_of_several_sparse_components_states_what_it_leaves(rho):
     prior = Sparse()
     prior.rho = rho
-    found = perfect_limit(
+    found = perfect_recovery_threshold(
         Problem(SequenceLinear(tokens=1, components=2), Together(prior), components=2)
     )
     assert 0 < abs(found.value - rho) < 2 * found.error < 0.02
@@ -342,14 +342,14 @@ def test_several_discrete_components_are_found_at_any_sample_ratio(count):
     problem = Problem(
         SequenceLinear(tokens=2, components=count), prior, components=count, sites=2
     )
-    assert perfect_limit(problem) == Threshold(0.0, 0.0)
+    assert perfect_recovery_threshold(problem) == Threshold(0.0, 0.0)
     noisy = Problem(
         SequenceLinear(tokens=2, components=count, noise=1e-4),
         prior,
         components=count,
         sites=2,
     )
-    assert perfect_limit(noisy) is None
+    assert perfect_recovery_threshold(noisy) is None
     best = competing(problem, [0.1])[0][0]
     assert not best.V.any()
 
@@ -372,7 +372,7 @@ class Steps(Channel):
 
 def test_what_hardly_any_label_tells_ends_in_perfect_recovery_of_discrete_signals():
     problem = Problem(Steps(), Together(Binary()), components=2)
-    assert perfect_limit(problem) == Threshold(0.0, 0.0)
+    assert perfect_recovery_threshold(problem) == Threshold(0.0, 0.0)
     (low,), (high,) = competing(problem, [8.0])[0], competing(problem, [60.0])[0]
     for found in (low, high):
         assert found.branch == "unique"
@@ -414,12 +414,12 @@ def test_turns_are_told_from_noise(rng):
         (round(0.5 * math.pi / 7 * 199), True),
         (round(1.5 * math.pi / 7 * 199), False),
     ]
-    assert turns(wave, np.full(200, 1e-9)) == expected
+    assert local_extrema(wave, np.full(200, 1e-9)) == expected
     noisy = wave + 0.01 * rng.standard_normal(200)
-    found = turns(noisy, np.full(200, 0.05))
+    found = local_extrema(noisy, np.full(200, 0.05))
     assert [is_peak for _, is_peak in found] == [True, False]
     assert all(
         abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected)
     )
-    assert turns(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
-    assert turns(np.sort(noisy), np.full(200, 1e-9)) == []
+    assert local_extrema(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
+    assert local_extrema(np.sort(noisy), np.full(200, 1e-9)) == []

@@ -198,7 +198,9 @@ def test_the_curve_is_followed_to_less_than_the_noise_of_sampling(kind):
 
 
 def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
-    monkeypatch.setattr(tracing, "SAMPLED", replace(tracing.SAMPLED, correction=0.012))
+    monkeypatch.setattr(
+        tracing, "SAMPLED", replace(tracing.SAMPLED, largest_correction=0.012)
+    )
     deviations, stated = map(np.array, zip(*on_interacting_curve()))
     assert np.abs(deviations).max() > 5 * Interacting.noise
     assert (np.abs(deviations) < 2 * stated).all()
@@ -235,7 +237,7 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
     found, stated = [], []
     for signs in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
         curve = FixedPointCurve(Toy(Shifted(signs), 3, 1))
-        curve.follow()
+        curve.trace()
         third = curve.bifurcations[2]
         assert third.component == 2
         found.append(third.alpha)

@@ -11,7 +11,7 @@ from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAt
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import UNFINISHED, CoupledCurve
-from smimbench.theory.curve import perfect_limit
+from smimbench.theory.curve import perfect_recovery_threshold
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from tests.conftest import assert_placed
 
@@ -306,7 +306,7 @@ def test_information_near_perfect_recovery(beta, skip):
         shares.append(parts[0] / parts.sum())
     assert shares[0] > 0.6
     assert shares[0] > shares[1] > shares[2] < 0.1
-    limit = perfect_limit(problem)
+    limit = perfect_recovery_threshold(problem)
     assert abs(limit.value - 0.375) < 4 * limit.error
 
 
