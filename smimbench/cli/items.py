@@ -223,7 +223,7 @@ def _run_checks(
     contexts: list[CheckContext] = []
     for item_name in item_names:
         contexts += testing.contexts(item_name, seed=seed, parameters=parameters)
-    testing.refuse_unknown(check_ids, contexts)
+    testing.require_known_ids(check_ids, contexts)
     for context in contexts:
         models = list(context.model_names) if context.kind != "model" else []
         document: JsonObject = {

@@ -168,7 +168,7 @@ def check(
     """
     subjects = contexts(item, seed=seed, parameters=parameters)
     ids = None if only is None else set(only)
-    refuse_unknown(ids or (), subjects)
+    require_known_ids(ids or (), subjects)
     outcomes = []
     for context in subjects:
         for published_check in all_checks(context.kind):
@@ -192,7 +192,7 @@ def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     )
 
 
-def refuse_unknown(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
+def require_known_ids(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
     """Raise CheckError if one of the ids names no check of these items."""
     existing: set[str] = set()
     for context in subjects:
@@ -226,7 +226,7 @@ def contexts(
                 seed,
                 entry.distribution,
             )
-            for entry in _items_named(item, parameters)
+            for entry in _entries_accepting(item, parameters)
         ]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
@@ -243,29 +243,29 @@ def contexts(
     return [CheckContext(kind, item, seed)]
 
 
-def _items_named(name: str, parameters: Parameters | None) -> list[Entry]:
+def _entries_accepting(name: str, parameters: Parameters | None) -> list[Entry]:
     """Return the registered items of a name (there may be several) that accept the parameters."""
     entries = get_registry().entries_named(name)
     if not entries:
         names = {entry.name for entry in get_registry().entries()}
-        close = difflib.get_close_matches(name.rpartition(":")[2], names, 3)
+        similar_names = difflib.get_close_matches(name.rpartition(":")[2], names, 3)
         hint = "see 'smimbench list'"
-        if close:
-            hint = f"did you mean {' or '.join(map(repr, close))}?"
+        if similar_names:
+            hint = f"did you mean {' or '.join(map(repr, similar_names))}?"
         raise CheckError(f"no item is called {name!r}; {hint}")
-    written = set(parameters or ())
+    given_parameters = set(parameters or ())
     accepting_items = [
-        entry for entry in entries if written <= set(signature_of(entry.item))
+        entry for entry in entries if given_parameters <= set(signature_of(entry.item))
     ]
     if not accepting_items:
-        accepted: set[str] = set()
+        known_parameters: set[str] = set()
         for entry in entries:
-            accepted |= set(signature_of(entry.item))
-        for parameter in sorted(written - accepted):
+            known_parameters |= set(signature_of(entry.item))
+        for parameter in sorted(given_parameters - known_parameters):
             raise CheckError(
-                f"{name!r} has no parameter {parameter}; {suggestion(parameter, sorted(accepted))}"
+                f"{name!r} has no parameter {parameter}; {suggestion(parameter, sorted(known_parameters))}"
             )
         raise CheckError(
-            f"no item called {name!r} takes all of {', '.join(sorted(written))}; give parameters of one item only"
+            f"no item called {name!r} takes all of {', '.join(sorted(given_parameters))}; give parameters of one item only"
         )
     return accepting_items

@@ -55,7 +55,7 @@ from smimbench.testing.core import (
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.predictions import own_theory
 
-STEPS, STEPS_TO_LEARN = 3, 20
+MAX_STEPS, STEPS_TO_LEARN = 3, 20
 """Iterations that most checks look at, and those that let an algorithm learn."""
 
 REPORTED = (
@@ -85,7 +85,7 @@ class SmallProblem:
         return self.instance.data(get_backend("numpy", dtype))
 
     def estimate(
-        self, data: Data, rng: np.random.Generator, max_steps: int = STEPS
+        self, data: Data, rng: np.random.Generator, max_steps: int = MAX_STEPS
     ) -> Array:
         """Run the algorithm for a few steps and return its estimate, on its own device."""
         algorithm = self.context.item
@@ -93,19 +93,21 @@ class SmallProblem:
         state = self.proceed(data, state, max_steps)
         return algorithm.estimate(state)
 
-    def proceed(self, data: Data, state: object, max_steps: int = STEPS) -> Any:
+    def proceed(self, data: Data, state: object, max_steps: int = MAX_STEPS) -> Any:
         """Run a few more steps from a state and return the new state."""
         for _ in range(steps_of(self.context.item, data, max_steps)):
             state, _ = self.context.item.step(self.problem, data, state)
         return state
 
-    def run(self, seed: int, data: Data | None = None, max_steps: int = STEPS) -> Host:
+    def run(
+        self, seed: int, data: Data | None = None, max_steps: int = MAX_STEPS
+    ) -> Host:
         """Run the algorithm from a seed and return a copy of its estimate on the host."""
         rng = self.context.rng(seed)
         return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 
 
-def steps_of(algorithm: Algorithm, data: Data, max_steps: int = STEPS) -> int:
+def steps_of(algorithm: Algorithm, data: Data, max_steps: int = MAX_STEPS) -> int:
     """Number of steps to run: the number that the algorithm plans, but at most ``max_steps``."""
     steps = algorithm.plan(data).steps
     return max_steps if steps is None else max(1, min(int(steps), max_steps))
@@ -255,8 +257,8 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
     if not np.array_equal(estimate, small.run(32)):
         return
 
-    def expect_same(gap: Host, tolerance: float, reason: str) -> None:
-        if not np.linalg.norm(gap) <= tolerance * np.linalg.norm(estimate):
+    def expect_same(difference: Host, tolerance: float, reason: str) -> None:
+        if not np.linalg.norm(difference) <= tolerance * np.linalg.norm(estimate):
             raise CheckFailed(
                 f"the algorithm ignores its seed: every seed gives the same estimate, {reason} "
                 f"({small.name}); use the rng passed to init"
@@ -306,18 +308,18 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     problem, algorithm = small.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
     instance = problem.instance(alpha, D, 1, seed=context.seed)
-    larger = replace(small, instance=instance)
+    larger_problem = replace(small, instance=instance)
 
     def error(estimate: Host) -> float:
         return float(np.mean(instance.metrics(np.asarray(estimate, float))["mse"]))
 
-    state = algorithm.init(problem, larger.data(), context.rng(35))
-    initial = error(to_host(algorithm.estimate(state)))
-    final = error(larger.run(35, max_steps=STEPS_TO_LEARN))
-    if not final <= 2 * max(1.0, initial):
+    state = algorithm.init(problem, larger_problem.data(), context.rng(35))
+    initial_error = error(to_host(algorithm.estimate(state)))
+    final_error = error(larger_problem.run(35, max_steps=STEPS_TO_LEARN))
+    if not final_error <= 2 * max(1.0, initial_error):
         raise CheckFailed(
-            f"its error is {initial:.3g} at the start and {final:.3g} after some steps, and 1 at the prior mean ({small.name}, "
-            f"alpha = {alpha:g}, D = {D}): the steps go in the wrong direction, or the learning rate is too large"
+            f"its error is {initial_error:.3g} at the start and {final_error:.3g} after some steps, and 1 at the prior mean "
+            f"({small.name}, alpha = {alpha:g}, D = {D}): the steps go in the wrong direction, or the learning rate is too large"
         )
 
 
@@ -384,10 +386,10 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
             f"estimate ({small.name})", estimate, shape, "float64", data.inputs
         )
         with_numpy = small.run(71, max_steps=2)
-        gap = np.abs(to_host(estimate) - with_numpy).max()
-        if not gap <= 1e-6 * (1 + np.abs(with_numpy).max()):
+        largest_difference = np.abs(to_host(estimate) - with_numpy).max()
+        if not largest_difference <= 1e-6 * (1 + np.abs(with_numpy).max()):
             raise CheckFailed(
-                f"the estimate differs between NumPy and another array namespace by {gap:.2g} ({small.name})"
+                f"the estimate differs between NumPy and another array namespace by {largest_difference:.2g} ({small.name})"
             )
 
     on_another_device(context.item, compare)
@@ -443,17 +445,17 @@ def runs(context: CheckContext, small: SmallProblem) -> None:
             )
 
 
-SIZES = {
+RUNS_BY_DIMENSION = {
     "extensive": (0.16, {28: 12, 40: 8, 56: 6}),
     "low": (0.35, {40: 24, 80: 16, 160: 12}),
 }
 """By rank: sample ratio, and the runs at each dimension. No threshold is near. Twice the runs show a bias half as large."""
 
-METRICS = ("mse", "nishimori")
+COMPARED_METRICS = ("mse", "nishimori")
 """Metrics that must agree with theory: the error, and for posterior means the Nishimori ratio, which a mistake changes at first
 order where it changes the error at second."""
 
-LIMITS = RunOptions(max_iterations=200, timeout=6.0)
+RUN_LIMITS = RunOptions(max_iterations=200, timeout=6.0)
 """Limits of each run; if they are doubled, slow algorithms come closer to convergence."""
 
 
@@ -464,11 +466,11 @@ def _problems_with_theory(
     if context.item.theory is None:
         raise CheckSkipped("the algorithm has no method theory")
     reason = "the algorithm refuses all shipped problems"
-    checked = 0
+    checked_count = 0
     for model in context.models:
-        if model.rank not in SIZES:
+        if model.rank not in RUNS_BY_DIMENSION:
             continue
-        alpha, sizes = SIZES[model.rank]
+        alpha, sizes = RUNS_BY_DIMENSION[model.rank]
         problems = [p for p in context.problems(model) if not context.item.refuses(p)]
         for problem in sorted(problems, key=_is_uninformative_at_start)[:1]:
             branches = TheorySolver().points(problem, [alpha])[0]
@@ -478,9 +480,9 @@ def _problems_with_theory(
             if isinstance(prediction, str):
                 reason = prediction
             else:
-                checked += 1
+                checked_count += 1
                 yield problem, conditions
-    if not checked:
+    if not checked_count:
         raise CheckSkipped(
             f"the algorithm has no theory for the problems of this check: {reason}"
         )
@@ -507,7 +509,7 @@ def _runs_at_dimension(
             instance.data(backend),
             context.item,
             rng,
-            LIMITS,
+            RUN_LIMITS,
             backend,
         )
         if result.status is Status.DIVERGED:
@@ -527,21 +529,23 @@ def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
     """Check that error and Nishimori ratio, extrapolated in 1/D from three dimensions, match the algorithm's theory."""
-    alpha, sizes = SIZES[problem.model.rank]
+    alpha, sizes = RUNS_BY_DIMENSION[problem.model.rank]
     runs = {
         D: list(_runs_at_dimension(context, problem, alpha, D, count))
         for D, count in sizes.items()
     }
     starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
     conditions = conditions._replace(starts=starts)
-    point: Any = own_theory(context.item, problem, alpha, conditions)
+    prediction_point: Any = own_theory(context.item, problem, alpha, conditions)
     place = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
-    for name in METRICS:
+    for name in COMPARED_METRICS:
         metric = find_metric(name, problem.model.name)
-        predictions, errors = theory_of(metric, problem, point, problem.components)
+        predictions, errors = theory_of(
+            metric, problem, prediction_point, problem.components
+        )
         if predictions[0] is None:
             continue
-        measured = [
+        metrics_by_size = [
             np.array(
                 [
                     instance.measure([name], result.estimate, result.V).values[name]
@@ -550,17 +554,22 @@ def lands_on_theory(
             )
             for results in runs.values()
         ]
-        for k, (prediction, error) in enumerate(zip(predictions, errors)):
-            values = [array[:, k] for array in measured]
+        for component, (prediction, error) in enumerate(zip(predictions, errors)):
+            metric_values = [array[:, component] for array in metrics_by_size]
             noise, dof = pooled_errors(
-                list(sizes), [v.std(ddof=1) for v in values], list(map(len, values))
+                list(sizes),
+                [values.std(ddof=1) for values in metric_values],
+                list(map(len, metric_values)),
             )
-            limit = extrapolate(
-                list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof
+            extrapolated = extrapolate(
+                list(sizes),
+                [values.mean() for values in metric_values],
+                np.maximum(noise, 1e-12),
+                dof,
             )
             expect_value(
-                f"{name} of component {k + 1} {place}",
-                limit.limit,
+                f"{name} of component {component + 1} {place}",
+                extrapolated.limit,
                 prediction,
-                np.hypot(limit.error, error or 0.0),
+                np.hypot(extrapolated.error, error or 0.0),
             )

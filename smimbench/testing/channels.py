@@ -23,7 +23,7 @@ from smimbench.testing.core import (
     CheckFailed,
     CheckSkipped,
     Draw,
-    Refused,
+    RefusedCall,
     each_model,
     expect_array,
     published,
@@ -37,13 +37,13 @@ OVERLAP, ERROR = 0.8, 0.4
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
     """Yield each supported model with the channel, completed by the methods that the engine derives."""
     for model in context.models:
-        yield model, context.completed(model)
+        yield model, context.completed_item(model)
 
 
 channel_check = partial(published, ("channel",), cases=_cases)
 
 
-def drawn(
+def draw_samples(
     context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
     """Draw covariance V, means omega, latents ``z ~ N(omega, V)`` and labels y of n samples."""
@@ -72,10 +72,12 @@ def _posterior(
 def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of a channel that take arrays."""
     for model, channel in _cases(context):
-        V, omega, z, y = drawn(context, model, 30, 41)
+        V, omega, z, y = draw_samples(context, model, 30, 41)
         forward = partial(_seeded_labels, context, channel)
-        yield Call("forward: labels", forward, (z,), double=1e-7, typical=True)
-        slack = 20 * float(_posterior(context, channel, "error", y, omega, V))
+        yield Call(
+            "forward: labels", forward, (z,), double_tolerance=1e-7, uses_median=True
+        )
+        own_error = 20 * float(_posterior(context, channel, "error", y, omega, V))
         scale = math.sqrt(np.trace(V) / len(V))
         for field in ("mean", "covariance", "second_moment"):
             yield Call(
@@ -83,17 +85,19 @@ def calls(context: CheckContext) -> Iterator[Call]:
                 partial(_posterior, context, channel, field),
                 (y, omega, V),
                 scale=scale,
-                slack=slack,
-                single=2e-3,
-                double=1e-6,
-                typical=True,
+                own_error=own_error,
+                single_tolerance=2e-3,
+                double_tolerance=1e-6,
+                uses_median=True,
                 any_namespace=field != "second_moment",
             )
-        on_host: list[tuple[str, Callable[..., object] | None, tuple[Array, ...]]] = [
+        host_methods: list[
+            tuple[str, Callable[..., object] | None, tuple[Array, ...]]
+        ] = [
             ("log_partition", channel.log_partition, (y, omega, V)),
             ("vjp", channel.vjp, (z, np.ones(observable(channel, y).shape))),
         ]
-        for name, method, arrays in on_host:
+        for name, method, arrays in host_methods:
             if method is not None:
                 yield Call(name, method, arrays, any_namespace=False)
 
@@ -106,25 +110,27 @@ def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Yield the methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
     for model, channel in _cases(context):
-        V, omega, z, y = drawn(context, model, 30, 31)
+        V, omega, z, y = draw_samples(context, model, 30, 31)
         yield Draw("forward: labels", partial(_labels, channel, z))
         yield Draw("posterior: mean", partial(_mean, channel, y, omega, V))
 
 
 def _labels(channel: Channel, z: Array, rng: np.random.Generator) -> Array:
+    """Draw the labels of latents z."""
     return channel.forward(z, rng=rng)
 
 
 def _mean(
     channel: Channel, y: Array, omega: Array, V: Array, rng: np.random.Generator
 ) -> Array:
+    """Return the posterior mean of the latents."""
     return channel.posterior(y, omega, V, rng=rng).mean
 
 
-def refused(context: CheckContext) -> Iterator[Refused]:
+def refused(context: CheckContext) -> Iterator[RefusedCall]:
     """Yield calls that must raise an error: noise without a generator, and fewer labels than samples."""
     for model, channel in _cases(context):
-        V, omega, z, y = drawn(context, model, 6, 71)
+        V, omega, z, y = draw_samples(context, model, 6, 71)
         if is_noisy(channel, z):
             yield "forward draws noise without rng", partial(channel.forward, z)
         yield (
@@ -142,7 +148,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 def labels(context: CheckContext, model: Model) -> None:
     """Check that labels have shape (n, ...) and are finite real numbers, also for a single sample."""
     for n in (5, 1):
-        y = drawn(context, model, n, n)[3]
+        y = draw_samples(context, model, n, n)[3]
         if y.shape[:1] != (n,) or not is_real(y) or describe_nonfinite(y):
             got = describe_nonfinite(y) if is_real(y) else dtype_name(y)
             raise CheckFailed(
@@ -161,7 +167,7 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
     channel = context.item
     if channel.log_likelihood is None:
         return
-    _, _, z, y = drawn(context, model, 6, 51)
+    _, _, z, y = draw_samples(context, model, 6, 51)
     likelihood = np.asanyarray(channel.log_likelihood(y, z))
     if likelihood.shape != (6,) or not is_real(likelihood):
         got = f"{dtype_name(likelihood)} {likelihood.shape}"
@@ -179,7 +185,7 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
 )
 def likelihood(context: CheckContext, model: Model) -> None:
     """Check that ``E p(y | z') / p(y | z) = 1`` over labels y drawn given z, whatever the normalization in y."""
-    context.consistent(model, require_likelihood)
+    context.require_consistency(model, require_likelihood)
 
 
 @channel_check(
@@ -189,7 +195,7 @@ def likelihood(context: CheckContext, model: Model) -> None:
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check the posterior's shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
     for n in (5, 1):
-        V, omega, _, y = drawn(context, model, n, n)
+        V, omega, _, y = draw_samples(context, model, n, n)
         posterior = channel.posterior(
             y, omega, V, second_moment=True, rng=context.rng(2)
         )
@@ -208,8 +214,8 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
             raise CheckFailed(
                 f"posterior: the field error must be a float >= 0, got {error_estimate!r}"
             )
-        symmetric = np.allclose(covariance, covariance.T)
-        if not symmetric or np.linalg.eigvalsh(covariance).min() < -1e-9:
+        is_symmetric = np.allclose(covariance, covariance.T)
+        if not is_symmetric or np.linalg.eigvalsh(covariance).min() < -1e-9:
             raise CheckFailed(
                 "posterior: the covariance must be symmetric and positive semidefinite"
             )
@@ -221,45 +227,45 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
 )
 def symmetry(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check that the declared symmetry is the one found by flipping and permuting components of the latents."""
-    stated = channel.symmetry
-    if stated not in SYMMETRIES:
+    declared = channel.symmetry
+    if declared not in SYMMETRIES:
         raise CheckFailed(
-            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out so that the engine finds it, got {stated!r}"
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out so that the engine finds it, got {declared!r}"
         )
-    measured = symmetry_of_labels(channel, model.sites)
+    detected = symmetry_of_labels(channel, model.sites)
     # A single component has no permutations: only whether its sign can be seen matters.
     symmetries_with_signs = ("none", "permutations")
-    if (stated in symmetries_with_signs) != (measured in symmetries_with_signs) or (
-        stated != measured and channel.components > 1
+    if (declared in symmetries_with_signs) != (detected in symmetries_with_signs) or (
+        declared != detected and channel.components > 1
     ):
         raise CheckFailed(
-            f"the channel declares symmetry {stated!r}, but its labels have symmetry {measured!r}"
+            f"the channel declares symmetry {declared!r}, but its labels have symmetry {detected!r}"
         )
 
 
-DIFFERENCES = {1: 0.75, 2: -0.15, 3: 1 / 60, -1: -0.75, -2: 0.15, -3: -1 / 60}
+DIFFERENCE_WEIGHTS = {1: 0.75, 2: -0.15, 3: 1 / 60, -1: -0.75, -2: 0.15, -3: -1 / 60}
 """Weights of central differences of sixth order, by the number of steps."""
 
 
 def _expect_slope(
     name: str,
     function: Callable[[Array], Array],
-    at: Array,
+    z: Array,
     step: Array,
-    slope: Array,
+    derivatives: Array,
     error: float,
     tolerance: float,
 ) -> None:
     """Check directional derivatives ``slope`` (n,) along a small step (n, P, C) against finite differences."""
-    differences = np.zeros(len(at))
-    for k, weight in DIFFERENCES.items():
-        values = np.asarray(function(at + k * step), dtype=float)
-        differences += weight * values.reshape(len(at), -1).sum(axis=1)
-    median_deviation = np.median(np.abs(differences - slope))
-    size = np.sqrt(np.mean(differences**2))
-    if not median_deviation <= tolerance * size + error:
+    differences = np.zeros(len(z))
+    for k, weight in DIFFERENCE_WEIGHTS.items():
+        values = np.asarray(function(z + k * step), dtype=float)
+        differences += weight * values.reshape(len(z), -1).sum(axis=1)
+    median_deviation = np.median(np.abs(differences - derivatives))
+    root_mean_square = np.sqrt(np.mean(differences**2))
+    if not median_deviation <= tolerance * root_mean_square + error:
         raise CheckFailed(
-            f"{name} changes by {size:.4g} along a small step, but its derivative is off by {median_deviation:.2g}"
+            f"{name} changes by {root_mean_square:.4g} along a small step, but its derivative is off by {median_deviation:.2g}"
         )
 
 
@@ -270,21 +276,25 @@ def _expect_slope(
 )
 def gradient(context: CheckContext, model: Model) -> None:
     """Check that ``V^-1 (mean - omega)`` is the gradient of ``log_partition``, by finite differences."""
-    channel, width = context.item, math.sqrt(ERROR)
+    channel, standard_deviation = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
         raise CheckSkipped("the channel has no method log_partition")
-    V, omega, _, y = drawn(context, model, 24, 91)
-    omega = omega + 0.5 * width * context.rng(92).standard_normal(omega.shape)
+    V, omega, _, y = draw_samples(context, model, 24, 91)
+    omega = omega + 0.5 * standard_deviation * context.rng(92).standard_normal(
+        omega.shape
+    )
     posterior = channel.posterior(y, omega, V, rng=context.rng(93))
     step = context.rng(94).standard_normal(omega.shape)
-    step *= 0.05 * width / math.sqrt(step[0].size)
-    slope = np.sum(np.linalg.inv(V) @ (posterior.mean - omega) * step, axis=(1, 2))
+    step *= 0.05 * standard_deviation / math.sqrt(step[0].size)
+    derivatives = np.sum(
+        np.linalg.inv(V) @ (posterior.mean - omega) * step, axis=(1, 2)
+    )
     _expect_slope(
         "log_partition",
-        lambda at: channel.log_partition(y, at, V),
+        lambda shifted_omega: channel.log_partition(y, shifted_omega, V),
         omega,
         step,
-        slope,
+        derivatives,
         error=1e-9 + float(posterior.error),
         tolerance=1e-4,
     )
@@ -295,14 +305,14 @@ def vjp(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check ``vjp(z, cotangent)`` against finite differences of the noiseless label along random directions."""
     if channel.vjp is None:
         raise CheckSkipped("the channel has no vjp, and its labels have no derivative")
-    z = drawn(context, model, 40, 111)[2]
+    z = draw_samples(context, model, 40, 111)[2]
     step = 1e-4 * context.rng(112).standard_normal(z.shape)
     cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
     product = channel.vjp(z, cotangent)
     expect_array("vjp", product, z.shape, "float64", z)
     _expect_slope(
         "vjp",
-        lambda at: predict(channel, at) * cotangent,
+        lambda shifted_z: predict(channel, shifted_z) * cotangent,
         z,
         step,
         (product * step).sum((1, 2)),

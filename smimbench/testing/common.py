@@ -34,7 +34,7 @@ from smimbench.testing.core import (
     Call,
     CheckFailed,
     Draw,
-    Refused,
+    RefusedCall,
     expect_array,
     expect_pure,
     on_another_device,
@@ -68,15 +68,15 @@ def declaration(context: CheckContext) -> None:
         raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {dtypes}")
 
 
-def _rebuilt(context: CheckContext, parameters: Parameters) -> Any:
+def _rebuild(context: CheckContext, parameters: Parameters) -> Any:
     """Build an item of the same class from parameters, with those that the engine takes from the model."""
     item, kind = context.item, context.kind
-    filled = {
+    engine_parameters = {
         name: getattr(item, name)
         for name in ENGINE_FILLED.get(kind, ())
         if hasattr(item, name)
     }
-    return build(type(item), kind, parameters, filled)
+    return build(type(item), kind, parameters, engine_parameters)
 
 
 @published(
@@ -87,26 +87,30 @@ def _rebuilt(context: CheckContext, parameters: Parameters) -> Any:
 def parameters(context: CheckContext) -> None:
     """Check that an item's parameters are JSON values and suffice to rebuild it."""
     item, kind = context.item, context.kind
-    missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
-    if missing:
+    missing_attributes = [
+        name for name in signature_of(type(item)) if not hasattr(item, name)
+    ]
+    if missing_attributes:
         raise CheckFailed(
-            f"the item takes the parameter {missing[0]!r} but has no attribute of that name"
+            f"the item takes the parameter {missing_attributes[0]!r} but has no attribute of that name"
         )
     try:
-        text = canonical_json(parameters_of(kind, item))
+        parameters_json = canonical_json(parameters_of(kind, item))
     except (TypeError, ValueError) as error:
         raise CheckFailed(
             f"a parameter of the item is not a JSON value: {error}"
         ) from error
     try:
-        again = parameters_of(kind, _rebuilt(context, json.loads(text)))
+        rebuilt_parameters = parameters_of(
+            kind, _rebuild(context, json.loads(parameters_json))
+        )
     except ParameterError as error:
         raise CheckFailed(
-            f"the item cannot be rebuilt from its own parameters {text}: {error}"
+            f"the item cannot be rebuilt from its own parameters {parameters_json}: {error}"
         ) from error
-    if canonical_json(again) != text:
+    if canonical_json(rebuilt_parameters) != parameters_json:
         raise CheckFailed(
-            f"the item was rebuilt from the parameters {text}, but then has {again}"
+            f"the item was rebuilt from the parameters {parameters_json}, but then has {rebuilt_parameters}"
         )
 
 
@@ -118,12 +122,14 @@ def parameters(context: CheckContext) -> None:
 def bad_parameters(context: CheckContext) -> None:
     """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
     valid_parameters = parameters_of(context.kind, context.item)
-    cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
+    rejected_cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
     for name, value in valid_parameters.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            cases += [(name, type(value)(number)) for number in (-1, -1.5, 0, 10**9)]
-    for name, value in cases:
-        item, error = attempt(_rebuilt, context, {**valid_parameters, name: value})
+            rejected_cases += [
+                (name, type(value)(number)) for number in (-1, -1.5, 0, 10**9)
+            ]
+    for name, value in rejected_cases:
+        item, error = attempt(_rebuild, context, {**valid_parameters, name: value})
         if error is None:
             if name not in valid_parameters:
                 raise CheckFailed(
@@ -156,7 +162,7 @@ def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
         draw = partial(item.sample, rng, 1, 12)
     else:
         return
-    numbers, error = attempt(lambda: np.asarray(draw()))
+    drawn_numbers, error = attempt(lambda: np.asarray(draw()))
     # A ParameterError says that nothing can be drawn, as a limit of theory does.
     if isinstance(error, ParameterError):
         return
@@ -165,13 +171,13 @@ def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
         raise CheckFailed(
             f"{parameter} is accepted but later raises {error_line(error)}; {advice}"
         ) from error
-    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+    if drawn_numbers.dtype.kind == "f" and not np.isfinite(drawn_numbers).all():
         raise CheckFailed(
             f"{parameter} is accepted but gives numbers that are not finite; {advice}"
         )
 
 
-MODULES: dict[str, ModuleType] = {
+CHECK_MODULES: dict[str, ModuleType] = {
     "model": models,
     "inputs": inputs,
     "channel": channels,
@@ -182,9 +188,9 @@ MODULES: dict[str, ModuleType] = {
 
 def _cases_of_kind(
     function: str, context: CheckContext
-) -> Iterator[tuple[Call | Draw | Refused]]:
+) -> Iterator[tuple[Call | Draw | RefusedCall]]:
     """Yield the test cases of an item that the module of its kind lists under ``calls``, ``draws`` or ``refused``."""
-    for case in getattr(MODULES[context.kind], function)(context):
+    for case in getattr(CHECK_MODULES[context.kind], function)(context):
         yield (case,)
 
 
@@ -196,7 +202,7 @@ array_check = partial(
 
 
 @published(
-    tuple(MODULES),
+    tuple(CHECK_MODULES),
     "The same seed gives different numbers, another seed gives the same inputs or signals, or noise is not drawn from the rng "
     "that is passed in: runs cannot be repeated, or all runs are identical.",
     cases=partial(_cases_of_kind, "draws"),
@@ -205,12 +211,12 @@ def determinism(context: CheckContext, draw: Draw) -> None:
     """Check that equal seeds give equal draws, different seeds different ones, and that no global generator is used."""
     with private_randomness(draw.name):
         numbers = np.asarray(draw.function(context.rng(31)))
-        again = np.asarray(draw.function(context.rng(31)))
-    if not np.array_equal(numbers, again, equal_nan=numbers.dtype.kind == "f"):
+        numbers_again = np.asarray(draw.function(context.rng(31)))
+    if not np.array_equal(numbers, numbers_again, equal_nan=numbers.dtype.kind == "f"):
         raise CheckFailed(
             f"{draw.name}: the same seed gives different numbers; draw only from the rng that is passed in"
         )
-    if draw.varies and np.array_equal(numbers, draw.function(context.rng(32))):
+    if draw.depends_on_seed and np.array_equal(numbers, draw.function(context.rng(32))):
         raise CheckFailed(
             f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in"
         )
@@ -221,9 +227,9 @@ def determinism(context: CheckContext, draw: Draw) -> None:
     "Arguments that do not fit together give meaningless numbers instead of an error.",
     cases=partial(_cases_of_kind, "refused"),
 )
-def bad_input(_: CheckContext, refused: Refused) -> None:
+def bad_input(_: CheckContext, refused_call: RefusedCall) -> None:
     """Check that wrong shapes, and a noisy channel without a generator, raise an error."""
-    mistake, function = refused
+    mistake, function = refused_call
     array, error = attempt(function)
     if error is None:
         raise CheckFailed(
@@ -245,7 +251,7 @@ def nishimori(context: CheckContext, model: Model, components: int | None) -> No
 
     Tests ``E[f(data) (x - mean)] = 0``, covariance, moments and formulas at three levels of information.
     """
-    context.consistent(
+    context.require_consistency(
         model,
         kinds=(context.kind,),
         components=components,
@@ -262,16 +268,22 @@ def purity(_: CheckContext, call: Call) -> None:
 
 
 def _expect_close(
-    call: Call, array: Array, exact: Host, dtype: str, like: Array | None = None
+    call: Call, array: Array, reference: Host, dtype: str, like: Array | None = None
 ) -> None:
     """Check type and accuracy of an array computed in another precision or array namespace."""
-    numbers = exact.dtype.kind == "f"  # labels may be true or false
-    expect_array(call.name, array, exact.shape, dtype if numbers else None, like)
-    gap = np.abs(np.subtract(to_host(array), exact, dtype=float))
-    single = dtype == "float32"
-    deviation = float(np.median(gap) if single and call.typical else gap.max())
-    deviation /= call.scale or float(np.abs(exact).max()) or 1.0
-    if deviation > (call.single if single else call.double) + call.slack:
+    is_numeric = reference.dtype.kind == "f"  # labels may be true or false
+    expect_array(call.name, array, reference.shape, dtype if is_numeric else None, like)
+    differences = np.abs(np.subtract(to_host(array), reference, dtype=float))
+    is_single = dtype == "float32"
+    deviation = float(
+        np.median(differences) if is_single and call.uses_median else differences.max()
+    )
+    deviation /= call.scale or float(np.abs(reference).max()) or 1.0
+    if (
+        deviation
+        > (call.single_tolerance if is_single else call.double_tolerance)
+        + call.own_error
+    ):
         raise CheckFailed(
             f"{call.name}: in {dtype} with another precision or array namespace, numbers are off by {deviation:.2g}"
         )
@@ -284,15 +296,16 @@ def dtypes(context: CheckContext, call: Call) -> None:
     """Check that float32 arguments give float32 results close to those in float64."""
     require_single_precision(context.item)
     if call.any_namespace:
-        single = [
+        single_arguments = [
             np.float32(array) if array.dtype.kind == "f" else array
             for array in call.arguments
         ]
-        double = [
-            np.float64(array) if array.dtype.kind == "f" else array for array in single
+        double_arguments = [
+            np.float64(array) if array.dtype.kind == "f" else array
+            for array in single_arguments
         ]
-        exact = np.asarray(call.function(*double))
-        _expect_close(call, call.function(*single), exact, "float32")
+        reference = np.asarray(call.function(*double_arguments))
+        _expect_close(call, call.function(*single_arguments), reference, "float32")
 
 
 @array_check(
@@ -303,8 +316,8 @@ def namespace(context: CheckContext, call: Call) -> None:
 
     def compare(backend: Backend) -> None:
         arrays = [backend.asarray(array) for array in call.arguments]
-        exact = np.asarray(call.function(*call.arguments))
-        _expect_close(call, call.function(*arrays), exact, "float64", arrays[0])
+        reference = np.asarray(call.function(*call.arguments))
+        _expect_close(call, call.function(*arrays), reference, "float64", arrays[0])
 
     if call.any_namespace:
         on_another_device(context.item, compare)

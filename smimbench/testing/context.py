@@ -61,13 +61,13 @@ class CheckContext:
     @property
     def label(self) -> str:
         """Name of the item with its non-default parameters, as part of a test's name."""
-        words = [str(getattr(self.item, "name", type(self.item).__name__))]
+        label_parts = [str(getattr(self.item, "name", type(self.item).__name__))]
         for name, parameter in signature_of(type(self.item)).items():
             value = getattr(self.item, name, None)
             if value != parameter.default:
-                word = value.get("name", "") if isinstance(value, dict) else value
-                words.append(f"{name}{word}")
-        return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(words)).strip("_")
+                value_text = value.get("name", "") if isinstance(value, dict) else value
+                label_parts.append(f"{name}{value_text}")
+        return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(label_parts)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
         """Return a new random generator, derived from the seed and a key."""
@@ -101,22 +101,22 @@ class CheckContext:
         """Return the named model with a number of tokens that the item accepts, or None after adding to ``refusals``."""
         entry = get_registry().get("model", name)
         is_channel = self.kind == "channel"
-        fixed = getattr(self.item, "tokens", None) if is_channel else None
-        for tokens in TOKENS if fixed is None else (fixed,):
+        required_tokens = getattr(self.item, "tokens", None) if is_channel else None
+        for tokens in TOKENS if required_tokens is None else (required_tokens,):
             model: Model | None = _with_engine_parameters(
                 entry, {"tokens": tokens, "symmetric": is_symmetric(self.item)}
             )
             if model is None:
                 continue
             refusal = ""
-            if is_channel and fixed is None:
+            if is_channel and required_tokens is None:
                 refusal = _why_refused(self.item, model)
             if not refusal:
                 return model
             refusals.append(refusal)
         return None
 
-    def completed(self, model: Model) -> Any:
+    def completed_item(self, model: Model) -> Any:
         """Return the item as the engine completes it for a model, with all derived methods; computed once."""
         completions: dict[str, Callable[[Any, Model], Any]] = {
             "channel": complete_channel,
@@ -127,7 +127,7 @@ class CheckContext:
             return self.item
         try:
             return cached_on(
-                self, "completed", lambda: complete(self.item, model), id(model)
+                self, "completed_item", lambda: complete(self.item, model), id(model)
             )
         except ParameterError as error:
             raise CheckFailed(str(error)) from None
@@ -138,13 +138,13 @@ class CheckContext:
         for model in models:
             channels, priors = [self.item], [self.item]
             if self.kind != "channel":
-                channels = shipped("channel", model)
+                channels = shipped_items("channel", model)
             if self.kind != "prior":
-                priors = shipped("prior", model)[:1]
+                priors = shipped_items("prior", model)[:1]
             for channel, prior in itertools.product(channels, priors):
                 yield _problem_from_instances(model=model, channel=channel, prior=prior)
 
-    def consistent(
+    def require_consistency(
         self,
         model: Model,
         test: Callable[..., None] = require_consistent,
@@ -200,24 +200,30 @@ class OverlayRegistry:
         return self.registry.entries(kind)
 
 
-def _with_engine_parameters(entry: Entry, filled: Mapping[str, Any]) -> Any:
+def _with_engine_parameters(entry: Entry, engine_parameters: Mapping[str, Any]) -> Any:
     """Create an item from its class's ``example`` parameters and those taken from the model; None if it needs others."""
     parameters = signature_of(entry.item)
-    accepted = {name: value for name, value in filled.items() if name in parameters}
+    accepted_parameters = {
+        name: value for name, value in engine_parameters.items() if name in parameters
+    }
     try:
-        return entry.item(**{**entry.item.example, **accepted})
+        return entry.item(**{**entry.item.example, **accepted_parameters})
     except (ParameterError, TypeError):
         return None
 
 
-def shipped(kind: str, model: Model) -> list[Any]:
+def shipped_items(kind: str, model: Model) -> list[Any]:
     """Return shipped items for a model, with default parameters; for a third-party model, all that fit."""
     symmetric = is_symmetric(model)
-    filled = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
-    entries = [e for e in get_registry().entries(kind) if e.supports_model(model.name)]
-    entries = [e for e in entries if e.distribution == BUILT_IN] or entries
+    engine_parameters = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
+    entries = [
+        entry
+        for entry in get_registry().entries(kind)
+        if entry.supports_model(model.name)
+    ]
+    entries = [entry for entry in entries if entry.distribution == BUILT_IN] or entries
     items = [
-        _with_engine_parameters(entry, filled)
+        _with_engine_parameters(entry, engine_parameters)
         for entry in entries
         if symmetric or "symmetric" in signature_of(entry.item)
     ]
@@ -229,13 +235,11 @@ def _why_refused(channel: Channel, model: Model) -> str:
     shape = (3, int(channel.components), model.sites)
     z = monte_carlo_rng("checks: latents").standard_normal(shape)
     rng = monte_carlo_rng("checks: labels")
-    y, error = attempt(lambda: np.asarray(channel.forward(z, rng=rng)))
+    labels, error = attempt(lambda: np.asarray(channel.forward(z, rng=rng)))
     if error is not None:  # another number of tokens may do
         return f"forward raised {error_line(error)} for latents of shape {z.shape}"
-    if y.shape[:1] != (3,):
-        return (
-            f"forward of 3 samples must return labels of shape (3, ...), got {y.shape}"
-        )
+    if labels.shape[:1] != (3,):
+        return f"forward of 3 samples must return labels of shape (3, ...), got {labels.shape}"
     return ""
 
 
@@ -247,7 +251,7 @@ def kind_of(item: Any) -> str:
     CheckError
         If it has none of their methods.
     """
-    signs = {
+    methods_by_kind = {
         "model": ("adjoint",),
         "inputs": ("draw", "transform"),
         "channel": ("posterior", "log_likelihood"),
@@ -256,11 +260,13 @@ def kind_of(item: Any) -> str:
         "algorithm": ("step", "fit"),
     }
     for kind in KINDS:
-        if any(hasattr(item, name) for name in signs[kind]):
+        if any(hasattr(item, name) for name in methods_by_kind[kind]):
             return kind
-    listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
+    method_list = "; ".join(
+        f"{kind}: {' or '.join(names)}" for kind, names in methods_by_kind.items()
+    )
     raise CheckError(
-        f"{item!r} is not an item: it has none of the methods that tell the kind ({listed})"
+        f"{item!r} is not an item: it has none of the methods that tell the kind ({method_list})"
     )
 
 
@@ -275,33 +281,46 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
     cls = with_defaults(
         BASES[kind], algorithm_class(cls) if kind == "algorithm" else cls
     )
-    written = {**cls.example, **(parameters or {})}
+    given_parameters = {**cls.example, **(parameters or {})}
     signature = signature_of(cls)
-    required = [
+    missing_parameters = [
         name
         for name, parameter in signature.items()
-        if parameter.default is parameter.empty and name not in {*written, "tokens"}
+        if parameter.default is parameter.empty
+        and name not in {*given_parameters, "tokens"}
     ]
     name = getattr(cls, "name", cls.__name__)
-    if required:
+    if missing_parameters:
         raise CheckError(
-            f"{kind} {name!r} needs a value for {', '.join(required)}: set it with --set {required[0]}=VALUE, or give the class "
-            f"an attribute example = {{'{required[0]}': ...}}"
+            f"{kind} {name!r} needs a value for {', '.join(missing_parameters)}: set it with --set "
+            f"{missing_parameters[0]}=VALUE, or give the class an attribute example = {{'{missing_parameters[0]}': ...}}"
         )
-    attempts = [written]
-    if "tokens" in signature and "tokens" not in written:
-        attempts = [{"tokens": tokens, **written} for tokens in TOKENS]
+    attempted_parameter_sets = [given_parameters]
+    if "tokens" in signature and "tokens" not in given_parameters:
+        attempted_parameter_sets = [
+            {"tokens": tokens, **given_parameters} for tokens in TOKENS
+        ]
     reasons = []
-    for values in attempts:
-        filled = {k: values[k] for k in ENGINE_FILLED.get(kind, ()) if k in values}
-        chosen = {k: value for k, value in values.items() if k not in filled}
+    for attempted_parameters in attempted_parameter_sets:
+        engine_parameters = {
+            k: attempted_parameters[k]
+            for k in ENGINE_FILLED.get(kind, ())
+            if k in attempted_parameters
+        }
+        own_parameters = {
+            k: value
+            for k, value in attempted_parameters.items()
+            if k not in engine_parameters
+        }
         try:
-            return build(cls, kind, chosen, filled)
+            return build(cls, kind, own_parameters, engine_parameters)
         except ParameterError as error:
             reasons.append(str(error))
         except BaseException as error:  # a constructor may raise anything
             if isinstance(error, KeyboardInterrupt):
                 raise
-            where = f"{error_line(error)} ({error_place(error)})"
-            raise CheckError(f"{kind} {name!r} cannot be created: {where}") from error
+            error_description = f"{error_line(error)} ({error_place(error)})"
+            raise CheckError(
+                f"{kind} {name!r} cannot be created: {error_description}"
+            ) from error
     raise CheckError(f"{kind} {name!r} cannot be created: {reasons[0]}")

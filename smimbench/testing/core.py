@@ -125,16 +125,21 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def raise_at_limit(number: int, frame: object) -> None:
         raise _TimeIsUp
 
-    begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, raise_at_limit)
-    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    start_time, outer_handler = (
+        time.monotonic(),
+        signal.signal(signal.SIGALRM, raise_at_limit),
+    )
+    outer_remaining, outer_interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if remaining:  # of whoever watches us
-            remaining = max(remaining - (time.monotonic() - begin), 1e-3)
-            signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+        signal.signal(signal.SIGALRM, outer_handler)
+        if outer_remaining:  # of whoever watches us
+            outer_remaining = max(
+                outer_remaining - (time.monotonic() - start_time), 1e-3
+            )
+            signal.setitimer(signal.ITIMER_REAL, outer_remaining, outer_interval)
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class Outcome:
 
 def run_check(check: Check, context: Any) -> Outcome:
     """Run a check and return its outcome."""
-    begin = time.perf_counter()
+    start_time = time.perf_counter()
     status, message = "passed", ""
     try:
         check(context)
@@ -163,7 +168,7 @@ def run_check(check: Check, context: Any) -> Outcome:
         status, message = "failed", str(error)
     except CheckSkipped as error:
         status, message = "skipped", str(error)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start_time
     return Outcome(context.label, check.id, status, message, check.meaning, seconds)
 
 
@@ -230,9 +235,11 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
     """
-    promised = capabilities_of(item).backends
-    if "*" not in promised:
-        raise CheckSkipped(f"the item supports only the backends {', '.join(promised)}")
+    promised_backends = capabilities_of(item).backends
+    if "*" not in promised_backends:
+        raise CheckSkipped(
+            f"the item supports only the backends {', '.join(promised_backends)}"
+        )
     try:
         import array_api_strict as strict
     except ImportError:
@@ -252,9 +259,9 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
         run(Backend(name, strict, "float64"))
 
 
-BEYOND = 6.0
-"""Standard errors that a mean may be away from its value; doubled, biases twice as large go unseen. Means are not quite Gaussian:
-chance is that far off more often than once in 10^9 numbers, but less often than ``FALSE_ALARM`` in a check."""
+LARGEST_Z = 6.0
+"""Standard errors by which a mean may differ from its value; doubled, biases twice as large pass. Means are not quite Gaussian:
+chance exceeds it more often than once in 10^9 numbers, but less often than ``FALSE_ALARM`` in a check."""
 
 
 def expect_mean(
@@ -272,13 +279,13 @@ def expect_value(
     """Check that ``value`` equals ``target`` within a number of standard errors and ``allowance``; all may be arrays."""
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
     # Numbers of order one: less than 1e-12 is rounding.
-    within = np.abs(value - target) <= BEYOND * error + allowance + 1e-12
-    if not within.all():
-        excess = np.abs(value - target) - BEYOND * error
-        k = int(np.argmax(np.where(np.isnan(excess), np.inf, excess)))
+    is_within = np.abs(value - target) <= LARGEST_Z * error + allowance + 1e-12
+    if not is_within.all():
+        excess = np.abs(value - target) - LARGEST_Z * error
+        worst = int(np.argmax(np.where(np.isnan(excess), np.inf, excess)))
         raise CheckFailed(
-            f"{name} is {value[k]:.4g} +- {error[k]:.1g}, must be {target[k]:.4g}: {np.sum(~within)} of {len(within)} numbers "
-            f"are more than {BEYOND:g} standard errors away"
+            f"{name} is {value[worst]:.4g} +- {error[worst]:.1g}, must be {target[worst]:.4g}: {np.sum(~is_within)} of "
+            f"{len(is_within)} numbers are more than {LARGEST_Z:g} standard errors away"
         )
 
 
@@ -289,12 +296,12 @@ class Call(NamedTuple):
     ----------
     scale : float
         What differences are relative to; 0: the largest number.
-    slack : float
+    own_error : float
         Its own numerical error, relative to that.
-    single, double : float
+    single_tolerance, double_tolerance : float
         Largest difference of float32 from float64, and of another namespace from NumPy.
-    typical : bool
-        Whether ``single`` is for the median of differences.
+    uses_median : bool
+        Whether ``single_tolerance`` is for the median of differences.
     any_namespace : bool
         Whether it is called with other types and namespaces, too.
     """
@@ -303,10 +310,10 @@ class Call(NamedTuple):
     function: Callable[..., object]
     arguments: tuple[Array, ...]
     scale: float = 0.0
-    slack: float = 0.0
-    single: float = 1e-4
-    double: float = 1e-8
-    typical: bool = False
+    own_error: float = 0.0
+    single_tolerance: float = 1e-4
+    double_tolerance: float = 1e-8
+    uses_median: bool = False
     any_namespace: bool = True
 
 
@@ -315,10 +322,10 @@ class Draw(NamedTuple):
 
     name: str
     function: Callable[[np.random.Generator], Array]
-    varies: bool = False
+    depends_on_seed: bool = False
 
 
-Refused = tuple[str, Callable[[], Array]]
+RefusedCall = tuple[str, Callable[[], Array]]
 """A mistake in the arguments of a method, and the call with that mistake, which must raise an error."""
 
 
@@ -327,16 +334,16 @@ def expect_pure(name: str, function: Callable[..., object], *arrays: Array) -> N
     arguments = [np.array(array) for array in arrays]
     for argument in arguments:
         argument.flags.writeable = False
-    mistake = f"{name} writes into its arguments; work on a copy"
+    complaint = f"{name} writes into its arguments; work on a copy"
     try:
         function(*arguments)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"{mistake}: {error}") from error
+        raise CheckFailed(f"{complaint}: {error}") from error
     for argument, array in zip(arguments, arrays):
         if not np.array_equal(argument, array, equal_nan=argument.dtype.kind == "f"):
-            raise CheckFailed(mistake)
+            raise CheckFailed(complaint)
 
 
 def expect_array(
@@ -380,10 +387,10 @@ def private_randomness(name: str) -> Iterator[None]:
             "Python's random module": str(random.getstate()),
         }
 
-    initial = states()
+    initial_states = states()
     yield
     for generator, state in states().items():
-        if state != initial[generator]:
+        if state != initial_states[generator]:
             raise CheckFailed(
                 f"{name} draws from {generator}: take every random number from the rng that is passed in"
             )

@@ -23,7 +23,7 @@ from smimbench.testing.core import (
 inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.item,)])
 
 
-def size(item: Inputs) -> tuple[int, int]:
+def token_shape(item: Inputs) -> tuple[int, int]:
     """Number of tokens T and dimension D that checks draw."""
     return item.shape[0] or 3, item.shape[1] or 8
 
@@ -32,22 +32,22 @@ def tokens(
     item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
     """Draw tokens (n, T, D) as the engine does."""
-    out = np.empty((n, *size(item)), dtype=dtype)
-    fill_with_tokens(out, item, rng)
-    return out
+    X = np.empty((n, *token_shape(item)), dtype=dtype)
+    fill_with_tokens(X, item, rng)
+    return X
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
-        noise = context.rng(1).standard_normal((6, *size(item)))
+        noise = context.rng(1).standard_normal((6, *token_shape(item)))
         yield Call("transform", item.transform, (noise,))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Yield the draw of tokens, whose randomness is checked."""
-    yield Draw("tokens", partial(tokens, context.item, 6), varies=True)
+    yield Draw("tokens", partial(tokens, context.item, 6), depends_on_seed=True)
 
 
 @inputs_check(
@@ -55,7 +55,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 )
 def shapes(context: CheckContext, item: Inputs) -> None:
     """Check shapes of tokens (n, T, D), token covariance (T, T) and feature variances (D,), and that both are positive."""
-    T, D = size(item)
+    T, D = token_shape(item)
     expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
     if item.token_covariance is not None:
         C = np.asarray(item.token_covariance(T))
@@ -81,7 +81,7 @@ def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
         raise CheckSkipped(
             "the inputs declare neither a covariance nor Gaussian tokens, so no theory is claimed"
         )
-    T, D = size(item)
+    T, D = token_shape(item)
     C, v = item.token_covariance, item.feature_variances
     covariance = np.eye(T) if C is None else np.asarray(C(T))
     variances = np.ones(D) if v is None else np.asarray(v(D))
@@ -96,10 +96,10 @@ def covariance(context: CheckContext, item: Inputs) -> None:
     C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(3))
     expect_mean("mean of the tokens", X)
-    flat = X.reshape(len(X), -1)
+    flat_tokens = X.reshape(len(X), -1)
     expect_mean(
         "covariance of the tokens",
-        flat[:, :, None] * flat[:, None, :],
+        flat_tokens[:, :, None] * flat_tokens[:, None, :],
         np.kron(C, np.diag(v)),
     )
 
@@ -113,10 +113,14 @@ def gaussianity(context: CheckContext, item: Inputs) -> None:
         raise CheckSkipped("the inputs do not declare their tokens Gaussian")
     C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(4))
-    flat = (np.linalg.solve(np.linalg.cholesky(C), X) / np.sqrt(v)).reshape(len(X), -1)
-    N = flat.shape[1]
-    length = np.sum(flat * flat, axis=1)
-    expect_mean("variance of the squared length", (length - N) ** 2 / (2 * N), 1.0)
+    whitened_tokens = (np.linalg.solve(np.linalg.cholesky(C), X) / np.sqrt(v)).reshape(
+        len(X), -1
+    )
+    N = whitened_tokens.shape[1]
+    squared_lengths = np.sum(whitened_tokens * whitened_tokens, axis=1)
+    expect_mean(
+        "variance of the squared length", (squared_lengths - N) ** 2 / (2 * N), 1.0
+    )
     directions = context.rng(5).standard_normal((N, 4))
-    projected = flat @ (directions / np.linalg.norm(directions, axis=0))
-    expect_mean("fourth power of projections", projected**4, 3.0)
+    projections = whitened_tokens @ (directions / np.linalg.norm(directions, axis=0))
+    expect_mean("fourth power of projections", projections**4, 3.0)

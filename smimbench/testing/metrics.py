@@ -28,8 +28,12 @@ def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
     """Yield for each model one instance of the first problem and one of the first problem with a symmetry."""
     for model in context.models:
         problems = list(context.problems(model))
-        symmetric = [p for p in problems if p.channel.symmetry != "none"]
-        for problem in {id(p): p for p in (*problems[:1], *symmetric[:1])}.values():
+        symmetric_problems = [
+            problem for problem in problems if problem.channel.symmetry != "none"
+        ]
+        for problem in {
+            id(problem): problem for problem in (*problems[:1], *symmetric_problems[:1])
+        }.values():
             yield (problem.instance(1.0, DIMENSION, seed=context.seed),)
 
 
@@ -64,16 +68,16 @@ def _measure(
 )
 def values(context: CheckContext, instance: Instance) -> None:
     """Check that a metric returns the right number of finite values, with and without a claimed error."""
-    count = instance.problem.components if context.item.per_component else 1
+    expected_count = instance.problem.components if context.item.per_component else 1
     estimate, claim = _partial_estimate(instance, context)
     for V in (None, claim):
-        argument = estimate.copy()
-        numbers = _measure(context.item, instance, argument, V)
-        if not np.array_equal(estimate, argument):
+        estimate_argument = estimate.copy()
+        numbers = _measure(context.item, instance, estimate_argument, V)
+        if not np.array_equal(estimate, estimate_argument):
             raise CheckFailed("measure writes into the estimate; work on a copy")
-        if numbers is not None and len(numbers) != count:
+        if numbers is not None and len(numbers) != expected_count:
             raise CheckFailed(
-                f"measure returns {len(numbers)} numbers, but per_component asks for {count}"
+                f"measure returns {len(numbers)} numbers, but per_component asks for {expected_count}"
             )
         try:
             json.dumps(numbers, allow_nan=False)
@@ -85,14 +89,14 @@ def values(context: CheckContext, instance: Instance) -> None:
 
 def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
     """Yield instances whose labels have a symmetry, each with a matrix (P, P) that flips or permutes components."""
-    symmetric = [
+    symmetric_instances = [
         instance
         for (instance,) in _instances(context)
         if instance.problem.channel.symmetry != "none"
     ]
-    if not symmetric:
+    if not symmetric_instances:
         raise CheckSkipped("no channel that this metric supports has a symmetry")
-    for instance in symmetric:
+    for instance in symmetric_instances:
         identity = np.eye(instance.problem.components)
         permutes = instance.problem.channel.symmetry.startswith("permutations")
         yield instance, identity[::-1] if permutes else -identity
@@ -129,18 +133,18 @@ def invariance(
 
 def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
     """Yield the values of a metric at the teacher and at the prior mean."""
-    compared = 0
+    compared_count = 0
     for (instance,) in _instances(context):
         prior, P = instance.problem.prior, instance.problem.components
         mean = np.asarray(prior.mean(P, DIMENSION), dtype=float)
         V = np.asarray(prior.second_moment(P), dtype=float)
         at_teacher = _measure(context.item, instance, instance.signal, 0 * V)
         at_mean = _measure(context.item, instance, mean, V)
-        for pair in zip(at_teacher or (), at_mean or ()):
-            if all(map(math.isfinite, pair)):
-                compared += 1
-                yield pair
-    if not compared:
+        for score_pair in zip(at_teacher or (), at_mean or ()):
+            if all(map(math.isfinite, score_pair)):
+                compared_count += 1
+                yield score_pair
+    if not compared_count:
         raise CheckSkipped(
             "the metric has no value at the teacher or at the prior mean"
         )
@@ -153,10 +157,10 @@ def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, flo
 )
 def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
     """Check that a metric does not score the teacher worse than the prior mean."""
-    difference = abs(at_teacher - at_mean)
+    score_difference = abs(at_teacher - at_mean)
     if is_worse(
         context.item, at_mean, at_teacher
-    ) and difference > SYMMETRY_TOLERANCE * abs(at_mean):
+    ) and score_difference > SYMMETRY_TOLERANCE * abs(at_mean):
         raise CheckFailed(
             f"the metric is {at_teacher:.4g} at the teacher, worse than {at_mean:.4g} at the prior mean "
             f"({context.item.direction} is better)"
@@ -171,22 +175,22 @@ def theory(context: CheckContext, instance: Instance) -> None:
     if context.item.theory is None:
         raise CheckSkipped("the metric has no method theory")
     problem, P = instance.problem, instance.problem.components
-    second, low = prior_moments(problem)
-    V = np.diagonal(second - low) / 2
+    second_moment, prior_mean_overlap = prior_moments(problem)
+    V = np.diagonal(second_moment - prior_mean_overlap) / 2
     point = {
         "alpha": 1.0,
         "mse": per_component(V),
         "mse_error": per_component(0 * V),
-        "overlap": (second - np.diag(V)).tolist(),
+        "overlap": (second_moment - np.diag(V)).tolist(),
         "branch": "unique",
         "method": "made up",
     }
     # As it is, before the engine leaves out what is wrong.
     numbers, errors = context.item.theory(problem, point)
-    count = P if context.item.per_component else 1
-    if len(numbers) != count or len(errors) != count:
+    expected_count = P if context.item.per_component else 1
+    if len(numbers) != expected_count or len(errors) != expected_count:
         raise CheckFailed(
-            f"the metric's theory returns {len(numbers)} values and {len(errors)} errors instead of {count} each"
+            f"the metric's theory returns {len(numbers)} values and {len(errors)} errors instead of {expected_count} each"
         )
     for number, error in zip(numbers, errors):
         if number is None:

@@ -10,12 +10,12 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Model, is_symmetric
-from smimbench.testing.context import CheckContext, shipped
+from smimbench.testing.context import CheckContext, shipped_items
 from smimbench.testing.core import (
     Call,
     CheckFailed,
     Draw,
-    Refused,
+    RefusedCall,
     expect_array,
     expect_mean,
     published,
@@ -28,11 +28,14 @@ def signal(
     model: Model, components: int, dimension: int, rng: np.random.Generator
 ) -> Array:
     """Draw a signal from a shipped prior of the model, or from the model's noise if there is none."""
-    draws = [*(prior.sample for prior in shipped("prior", model)), model.draw_noise]
-    return np.asarray(draws[0](rng, components, dimension), dtype=float)
+    samplers = [
+        *(prior.sample for prior in shipped_items("prior", model)),
+        model.draw_noise,
+    ]
+    return np.asarray(samplers[0](rng, components, dimension), dtype=float)
 
 
-def drawn(
+def draw_data(
     context: CheckContext, n: int, P: int, D: int, seed: int
 ) -> tuple[Array, Array, Array]:
     """Draw inputs (n, T, D), a signal, and random numbers (n, P, C) that play the role of latents."""
@@ -45,7 +48,7 @@ def drawn(
 def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of a model that take arrays."""
     model = context.item
-    X, S, g = drawn(context, 8, 2, 9, 71)
+    X, S, g = draw_data(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
     yield Call("adjoint", model.adjoint, (X, g))
     for name in ("inner", "squared_error", "overlap"):
@@ -56,12 +59,14 @@ def calls(context: CheckContext) -> Iterator[Call]:
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Yield the methods of a model that draw random numbers."""
     model = context.item
-    yield Draw("draw_noise", lambda rng: model.draw_noise(rng, 1, 5), varies=True)
+    yield Draw(
+        "draw_noise", lambda rng: model.draw_noise(rng, 1, 5), depends_on_seed=True
+    )
 
 
-def refused(context: CheckContext) -> Iterator[Refused]:
+def refused(context: CheckContext) -> Iterator[RefusedCall]:
     """Yield calls that must raise an error: inputs with a wrong number of dimensions, tokens or axes."""
-    X, S, _ = drawn(context, 8, 1, 9, 111)
+    X, S, _ = draw_data(context, 8, 1, 9, 111)
     for axis, inputs in (
         ("dimensions", X[:, :, :5]),
         ("tokens", np.concatenate([X, X], axis=1)),
@@ -77,7 +82,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
 def shapes(context: CheckContext, model: Model) -> None:
     """Check shapes of latents (n, P, C), signals, inner products (P, P), and errors and overlaps (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
-        X, S, g = drawn(context, n, P, D, 1)
+        X, S, g = draw_data(context, n, P, D, 1)
         signal_shape = tuple(model.signal_shape(P, D))
         for name, array, shape in (
             ("a signal", S, signal_shape),
@@ -104,11 +109,14 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
     """Check that ``sample_count`` is the integer >= 1 whose sample ratio is closest to alpha."""
     del context
     for D in (10, 37):
-        unit = model.sample_ratio(1, D)
+        smallest_ratio = model.sample_ratio(1, D)
         for alpha in (1e-9, 0.3, 1.7, 12.34):
             n = model.sample_count(alpha, D)
             ratio = model.sample_ratio(n, D)
-            is_nearest = unit > 0 and abs(ratio - max(alpha, unit)) <= 0.5001 * unit
+            is_nearest = (
+                smallest_ratio > 0
+                and abs(ratio - max(alpha, smallest_ratio)) <= 0.5001 * smallest_ratio
+            )
             if not (isinstance(n, int) and n >= 1 and is_nearest):
                 raise CheckFailed(
                     f"sample_count({alpha}, {D}) must be the integer with the closest sample ratio, got {n} with ratio {ratio}"
@@ -121,17 +129,19 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
 def transpose(context: CheckContext, model: Model) -> None:
     """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
-        X, _, g = drawn(context, n, P, D, 11)
-        S, Z = (np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1))
-        latents, latents_of_Z = model.forward(X, S), model.forward(X, Z)
+        X, _, g = draw_data(context, n, P, D, 11)
+        S, other_S = (
+            np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1)
+        )
+        latents, other_latents = model.forward(X, S), model.forward(X, other_S)
         product = np.sum(g * latents)
         transposed = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(product, transposed, rel_tol=1e-9, abs_tol=1e-9):
             raise CheckFailed(
                 f"<g, forward(S)> is {product:.6g}, but <adjoint(g), S> / adjoint_scale is {transposed:.6g}; they must be equal"
             )
-        combined = model.forward(X, S - 2 * Z)
-        if not np.allclose(combined, latents - 2 * latents_of_Z, rtol=1e-9, atol=1e-9):
+        combined = model.forward(X, S - 2 * other_S)
+        if not np.allclose(combined, latents - 2 * other_latents, rtol=1e-9, atol=1e-9):
             raise CheckFailed("forward must be linear in the signal")
 
 
@@ -146,14 +156,18 @@ def chunks(context: CheckContext, model: Model) -> None:
             raise CheckFailed(
                 f"chunks({n}, {D}, {P}) must cover every sample once and in order"
             )
-    X, S, g = drawn(context, 30, 2, 9, 21)
-    cuts = (slice(0, 11), slice(11, 12), slice(12, 30))
-    latents = np.concatenate([model.forward(X[cut], S) for cut in cuts])
+    X, S, g = draw_data(context, 30, 2, 9, 21)
+    chunk_slices = (slice(0, 11), slice(11, 12), slice(12, 30))
+    latents = np.concatenate(
+        [model.forward(X[chunk_slice], S) for chunk_slice in chunk_slices]
+    )
     if not np.allclose(latents, model.forward(X, S), atol=1e-11):
         raise CheckFailed(
             "forward of a chunk of samples differs from the same rows of forward of all samples"
         )
-    total = sum(model.adjoint(X[cut], g[cut]) for cut in cuts)
+    total = sum(
+        model.adjoint(X[chunk_slice], g[chunk_slice]) for chunk_slice in chunk_slices
+    )
     if not np.allclose(total, model.adjoint(X, g), atol=1e-11):
         raise CheckFailed(
             "adjoint of all samples differs from the sum of adjoint over chunks of samples"
@@ -166,16 +180,18 @@ def chunks(context: CheckContext, model: Model) -> None:
 )
 def latents(context: CheckContext, model: Model) -> None:
     """Check that latents have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` for a fixed signal."""
-    X, S, _ = drawn(context, 20_000, 2, 40, 31)
-    flat = np.asarray(model.forward(X, S)).reshape(len(X), -1)
+    X, S, _ = draw_data(context, 20_000, 2, 40, 31)
+    flat_latents = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     overlap = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
     scale = np.sqrt(np.diagonal(overlap))
-    expect_mean("mean of the latents in units of their width", flat / scale)
-    unit = scale[:, None] * scale
+    expect_mean("mean of the latents in units of their width", flat_latents / scale)
+    covariance_scale = scale[:, None] * scale
     # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
     allowance = 0.0 if is_symmetric(model) else 8 / S.shape[-1]
-    covariance = flat[:, :, None] * flat[:, None, :] / unit
-    expect_mean("covariance of the latents", covariance, overlap / unit, allowance)
+    covariance = flat_latents[:, :, None] * flat_latents[:, None, :] / covariance_scale
+    expect_mean(
+        "covariance of the latents", covariance, overlap / covariance_scale, allowance
+    )
 
 
 @model_check(
@@ -184,9 +200,12 @@ def latents(context: CheckContext, model: Model) -> None:
 def noise(context: CheckContext, model: Model) -> None:
     """Check that noise Z from ``draw_noise`` has ``E inner(Z, Z) = I``, up to terms of order 1/D."""
     D = 60
-    rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
+    noise_draws = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
     expect_mean(
-        "inner(Z, Z)", [model.inner(z, z) for z in rows], np.eye(2), allowance=2 / D
+        "inner(Z, Z)",
+        [model.inner(z, z) for z in noise_draws],
+        np.eye(2),
+        allowance=2 / D,
     )
 
 
@@ -197,7 +216,7 @@ def align(context: CheckContext, model: Model) -> None:
     """Check that ``align`` undoes sign flips, permutations and rotations, and does nothing without symmetry."""
     S = signal(model, 3, 30, context.rng(51))
     signs, order = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
-    moves = {
+    transformations = {
         "none": np.eye(3),
         "signs": signs,
         "common-sign": -np.eye(3),
@@ -206,8 +225,8 @@ def align(context: CheckContext, model: Model) -> None:
         "signed-permutations": order @ signs,
         "rotations": np.linalg.qr(context.rng(52).standard_normal((3, 3)))[0],
     }
-    for name, move in moves.items():
-        aligned = model.align(S, np.tensordot(move, S, axes=1), name)
+    for name, transformation in transformations.items():
+        aligned = model.align(S, np.tensordot(transformation, S, axes=1), name)
         if not np.allclose(aligned, S, rtol=1e-8, atol=1e-8):
             raise CheckFailed(
                 f"align does not undo a transformation that symmetry {name!r} allows"
@@ -226,15 +245,15 @@ def align(context: CheckContext, model: Model) -> None:
 )
 def memory(context: CheckContext, model: Model) -> None:
     """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs, latents and signal."""
-    X, S, g = drawn(context, 3000, 1, 64, 61)
-    allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
-    for name, array, ten_rows in (("forward", S, S), ("adjoint", g, g[:10])):
+    X, S, g = draw_data(context, 3000, 1, 64, 61)
+    allowed_bytes = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
+    for name, array, small_array in (("forward", S, S), ("adjoint", g, g[:10])):
         method = getattr(model, name)
-        method(X[:10], ten_rows)  # what is made once does not count
-        peak = _peak_memory(partial(method, X, array))
-        if peak > allowed:
+        method(X[:10], small_array)  # what is made once does not count
+        peak_bytes = _peak_memory(partial(method, X, array))
+        if peak_bytes > allowed_bytes:
             raise CheckFailed(
-                f"{name} of {len(X)} samples of D = 64 takes {peak / 2**20:.0f} MB in addition to "
+                f"{name} of {len(X)} samples of D = 64 takes {peak_bytes / 2**20:.0f} MB in addition to "
                 f"{X.nbytes / 2**20:.0f} MB of inputs"
             )
 
@@ -244,9 +263,9 @@ def _peak_memory(function: Callable[[], Array]) -> int:
     was_tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     tracemalloc.reset_peak()
-    start, _ = tracemalloc.get_traced_memory()
+    start_bytes, _ = tracemalloc.get_traced_memory()
     function()
-    _, peak = tracemalloc.get_traced_memory()
+    _, peak_bytes = tracemalloc.get_traced_memory()
     if not was_tracing:
         tracemalloc.stop()
-    return peak - start
+    return peak_bytes - start_bytes

@@ -15,16 +15,17 @@ from smimbench.testing.core import (
     CheckFailed,
     CheckSkipped,
     Draw,
-    Refused,
+    RefusedCall,
     expect_array,
     published,
 )
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
+    """Yield each supported model with the completed prior, for one and for two components."""
     for model in context.models:
         for components in (1, 2):
-            yield model, context.completed(model), components
+            yield model, context.completed_item(model), components
 
 
 prior_check = partial(published, ("prior",), cases=_cases)
@@ -40,17 +41,21 @@ def observation(
 ) -> tuple[Array, Array]:
     """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S, and return R and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
-    signal = np.asarray(context.completed(model).sample(rng, P, dimension), dtype=float)
+    signal = np.asarray(
+        context.completed_item(model).sample(rng, P, dimension), dtype=float
+    )
     noise = np.asarray(model.draw_noise(rng, P, dimension))
-    scale = np.linalg.cholesky(np.linalg.inv(Qhat))
-    return signal + np.tensordot(scale, noise, axes=1), Qhat
+    noise_root = np.linalg.cholesky(np.linalg.inv(Qhat))
+    return signal + np.tensordot(noise_root, noise, axes=1), Qhat
 
 
 def _denoised(prior: Prior, field: str, R: Array, Qhat: Array) -> Array:
+    """Return the estimate or the error V of the prior's denoiser."""
     return getattr(prior.denoise(R, Qhat), field)
 
 
 def _overlap_error(prior: Prior, Qhat: Array) -> Array:
+    """Return the error V (P, P) of the prior's state-evolution map."""
     return prior.overlap(Qhat).V
 
 
@@ -63,24 +68,25 @@ def calls(context: CheckContext) -> Iterator[Call]:
                 f"denoise: {field}",
                 partial(_denoised, prior, field),
                 arguments,
-                single=1e-3,
-                double=1e-6,
+                single_tolerance=1e-3,
+                double_tolerance=1e-6,
             )
         overlap = partial(_overlap_error, prior)
         yield Call("overlap: V", overlap, arguments[1:], any_namespace=False)
 
 
-def _drawn(prior: Prior, P: int, rng: np.random.Generator) -> Array:
+def _sample(prior: Prior, P: int, rng: np.random.Generator) -> Array:
+    """Draw a signal of P components in dimension 20."""
     return np.asarray(prior.sample(rng, P, 20))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Yield the draws of signals from the prior."""
     for _, prior, P in _cases(context):
-        yield Draw("sample", partial(_drawn, prior, P), varies=True)
+        yield Draw("sample", partial(_sample, prior, P), depends_on_seed=True)
 
 
-def refused(context: CheckContext) -> Iterator[Refused]:
+def refused(context: CheckContext) -> Iterator[RefusedCall]:
     """Yield calls that must raise an error: an information matrix of the wrong size."""
     if not defines_member(Prior, type(context.item), "denoise"):
         raise CheckSkipped(
@@ -89,7 +95,7 @@ def refused(context: CheckContext) -> Iterator[Refused]:
     for model in context.models:
         R, _ = observation(context, model, 2, 51)
         denoise = partial(
-            _denoised, context.completed(model), "V", R, information_matrix(3, 1.3)
+            _denoised, context.completed_item(model), "V", R, information_matrix(3, 1.3)
         )
         yield "denoise accepts R of 2 components with Qhat of 3", denoise
 
@@ -103,8 +109,8 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     signal_shape = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
     denoised = prior.denoise(R, Qhat)
-    batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
-    overlaps, overlap = prior.overlap(batch), prior.overlap(batch[1])
+    Qhat_batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
+    overlap_batch, overlap = prior.overlap(Qhat_batch), prior.overlap(Qhat_batch[1])
     for name, array, shape in (
         ("sample", np.asarray(prior.sample(context.rng(1), P, D)), signal_shape),
         ("mean", np.asarray(prior.mean(P, D)), signal_shape),
@@ -112,13 +118,13 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
         ("mean_overlap", np.asarray(prior.mean_overlap(P)), (P, P)),
         ("denoise: estimate", denoised.estimate, signal_shape),
         ("denoise: V", denoised.V, (P, P)),
-        ("overlap: Q of a batch", overlaps.Q, (3, P, P)),
-        ("overlap: V of a batch", overlaps.V, (3, P, P)),
+        ("overlap: Q of a batch", overlap_batch.Q, (3, P, P)),
+        ("overlap: V of a batch", overlap_batch.V, (3, P, P)),
         ("overlap: Q", overlap.Q, (P, P)),
         ("overlap: V", overlap.V, (P, P)),
     ):
         expect_array(name, array, shape, "float64", R)
-    for batched_overlap, matrix in zip(overlaps, overlap):
+    for batched_overlap, matrix in zip(overlap_batch, overlap):
         if not np.allclose(batched_overlap[1], matrix, rtol=1e-6, atol=1e-9):
             raise CheckFailed(
                 "overlap of one information matrix depends on the other matrices in its batch"

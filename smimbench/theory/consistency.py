@@ -86,7 +86,7 @@ def require_consistent(
 
 def _require_prior(prior: PriorTest, P: int) -> None:
     """Test the moments and the denoiser of a prior for signals of P components."""
-    signal = prior.call("sample", prior.rng("signal, form"), P, prior.fewest)
+    signal = prior.call("sample", prior.rng("signal, form"), P, prior.min_draws)
     # Before its moments, which may be derived from denoise.
     prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
     second_moment, prior_mean_overlap = (

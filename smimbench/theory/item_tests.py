@@ -31,12 +31,12 @@ from smimbench.theory.information import overlap_error_at, prior_moments
 
 LIKELIHOOD_LABELS = 1 << 16
 """Labels with which a likelihood is tested; doubled, errors 1.4 times smaller are found."""
-SCORES, SUSPECT = 6.0, 4.0
+LARGEST_Z, SUSPECT_Z = 6.0, 4.0
 """Standard errors that chance is allowed: of a mean over few draws, and where a test is repeated with other samples before it
 counts (chance is that far off twice once in 10^8 tests). Doubled, errors twice as large pass."""
-GROUPS = 64
+DRAW_GROUPS = 64
 """Groups of draws whose scatter is the error of a mean; doubled, it is known 1.4 times better, and regressions fit longer."""
-FORMULA, ROUNDING, SUMMED = 1e-3, 1e-9, 1e-5
+FORMULA_TOLERANCE, ROUNDING, SUM_TOLERANCE = 1e-3, 1e-9, 1e-5
 """Relative difference of a formula from draws that always passes; differences that are rounding, of numbers and of sums. Doubled,
 errors twice as large pass."""
 
@@ -49,11 +49,11 @@ Failures = dict[str, str]
 class ItemTest:
     """Base class of the tests of one item: compares the values of its methods with means over random draws.
 
-    Identities are tested with ``fewest`` to ``largest`` draws, as time allows.
+    Identities are tested with ``min_draws`` to ``max_draws`` draws, as time allows.
     """
 
     kind = "channel"
-    fewest, largest, seconds = 64, 1 << 18, 0.5
+    min_draws, max_draws, seconds = 64, 1 << 18, 0.5
 
     def __init__(
         self,
@@ -86,12 +86,17 @@ class ItemTest:
         return ProblemError(f"{self.kind} {self.name!r}", f"{complaint}; {advice}")
 
     def messages_of_failed_means(
-        self, place: str, means: Means, scores: float, slack: float, remark: str = ""
+        self,
+        place: str,
+        means: Means,
+        largest_z: float,
+        allowance: float,
+        remark: str = "",
     ) -> Failures:
         """Error messages for those means that differ significantly from 0."""
         failures = {}
         for fault, (mean, error) in means.items():
-            is_zero = np.abs(mean) <= scores * error + slack + ROUNDING
+            is_zero = np.abs(mean) <= largest_z * error + allowance + ROUNDING
             for a in np.flatnonzero(~is_zero):
                 component = f" of component {a + 1}" if len(mean) > 1 else ""
                 failures[f"{fault} {a} {mean[a] < 0}"] = (
@@ -100,10 +105,15 @@ class ItemTest:
         return failures
 
     def require(
-        self, quantity: str, stated: Array, drawn: Array, error: Array, allowed: Array
+        self,
+        quantity: str,
+        stated: Array,
+        drawn: Array,
+        error: Array,
+        allowed_difference: Array,
     ) -> None:
         """Raise a ProblemError if a formula differs from random draws by more than is allowed."""
-        excess = np.abs(stated - drawn) - allowed
+        excess = np.abs(stated - drawn) - allowed_difference
         if not (excess <= 0).all():
             stated, drawn, error = (
                 float(np.ravel(array)[np.argmax(excess)])
@@ -143,20 +153,22 @@ class ItemTest:
 
         What fails again with other draws is raised, in a fixed order: an item is always refused in the same words.
         """
-        size = self.fewest
+        draws = self.min_draws
         while True:
-            begin = self.clock()
-            failures, samples = failures_of(size, "")
-            seconds = self.clock() - begin
-            if size >= self.largest or 4 * seconds > self.share * self.seconds:
+            start_time = self.clock()
+            failures, samples = failures_of(draws, "")
+            seconds = self.clock() - start_time
+            if draws >= self.max_draws or 4 * seconds > self.share * self.seconds:
                 break
-            size = min(self.largest, 4 * size)
+            draws = min(self.max_draws, 4 * draws)
         if failures:
-            repeated, _ = failures_of(min(self.largest, 4 * size), ", again")
+            repeated_failures, _ = failures_of(
+                min(self.max_draws, 4 * draws), ", again"
+            )
             for fault in failures:
-                if fault in repeated:
-                    raise self.fail(repeated[fault])
-        return samples, seconds / size
+                if fault in repeated_failures:
+                    raise self.fail(repeated_failures[fault])
+        return samples, seconds / draws
 
 
 class ChannelTest(ItemTest):
@@ -164,8 +176,8 @@ class ChannelTest(ItemTest):
 
     def check(self, Q: Host, V: Host, point: int) -> None:
         """Test the channel at an overlap Q and error V; ``point`` selects the random draws."""
-        second = np.diagonal(prior_moments(self.problem)[0])
-        unknown_share = float(np.max(np.diagonal(V) / second))
+        second_moments = np.diagonal(prior_moments(self.problem)[0])
+        unknown_share = float(np.max(np.diagonal(V) / second_moments))
         place = f"at V = {unknown_share:.1g} of the second moment"
         failures_of = partial(self._failures, Q, V, f"posterior {place}", point)
         (z, omega), seconds = self.run_growing(failures_of)
@@ -181,14 +193,22 @@ class ChannelTest(ItemTest):
         """Test the information in closed form against sampled information."""
         P = self.problem.components
         formula = self.call("information", Q, V)
-        stated, error = self.value_and_error("information", formula, (P, P))
+        formula_value, error = self.value_and_error("information", formula, (P, P))
         if not is_fast:
             return
-        drawn = sampled_moments(self.item, self.problem.model.sites, Q, V)[0]
+        sampled = sampled_moments(self.item, self.problem.model.sites, Q, V)[0]
         scale = np.sqrt(np.outer(np.diagonal(V), np.diagonal(V)))
-        allowed = SCORES * (drawn.error + error) + FORMULA * np.abs(stated)
-        allowed = allowed + ROUNDING / scale
-        self.require(f"information {place}", stated, drawn.value, drawn.error, allowed)
+        allowed_difference = LARGEST_Z * (
+            sampled.error + error
+        ) + FORMULA_TOLERANCE * np.abs(formula_value)
+        allowed_difference = allowed_difference + ROUNDING / scale
+        self.require(
+            f"information {place}",
+            formula_value,
+            sampled.value,
+            sampled.error,
+            allowed_difference,
+        )
 
     def _check_errors(self, Q: Host, V: Host, place: str) -> None:
         """Test generalization errors in closed form against sampled ones."""
@@ -196,13 +216,21 @@ class ChannelTest(ItemTest):
         sampled = sampled_errors(self.problem, Q, V)
         scale = abs(sampled["constant"].value)
         for kind in KINDS:
-            quantity, drawn = f"generalization_error ({kind})", sampled[kind]
+            quantity, sampled_error = f"generalization_error ({kind})", sampled[kind]
             is_dict = isinstance(formulas, dict)
             formula = formulas.get(kind) if is_dict else formulas
-            stated, error = self.value_and_error(quantity, formula, ())
-            allowed = SCORES * (drawn.error + error) + FORMULA * scale + ROUNDING
+            formula_value, error = self.value_and_error(quantity, formula, ())
+            allowed_difference = (
+                LARGEST_Z * (sampled_error.error + error)
+                + FORMULA_TOLERANCE * scale
+                + ROUNDING
+            )
             self.require(
-                f"{quantity} {place}", stated, drawn.value, drawn.error, allowed
+                f"{quantity} {place}",
+                formula_value,
+                sampled_error.value,
+                sampled_error.error,
+                allowed_difference,
             )
 
     def _failures(
@@ -224,21 +252,31 @@ class ChannelTest(ItemTest):
             raise self.fail(
                 f"forward must return one label per sample, ({count}, ...), got shape {np.shape(y)}"
             )
-        posterior, second = self._posterior(y, omega, V, point)
-        white, stated = inverse_root(V, 0.0), _stated_error(posterior)
-        step = white @ (posterior.mean - omega)
-        error = h - step
-        if 0 < effective_sample_size((step * step).sum((1, 2))) < FEWEST_EFFECTIVE:
+        posterior, second_moment = self._posterior(y, omega, V, point)
+        inverse_V_root, stated_error = inverse_root(V, 0.0), _stated_error(posterior)
+        mean_step = inverse_V_root @ (posterior.mean - omega)
+        mean_error = h - mean_step
+        if (
+            0
+            < effective_sample_size((mean_step * mean_step).sum((1, 2)))
+            < FEWEST_EFFECTIVE
+        ):
             return {}, (z, omega)  # hardly any label says anything: chance decides
         # Any function of the label will do: a bounded one of a random direction in which labels differ.
-        flat = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
+        flat_labels = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
         rng = self.rng("directions", point)
-        scatter = np.ascontiguousarray(flat.T).std(1)
-        label = flat @ (rng.standard_normal(flat.shape[1]) / (scatter + 1e-300))
-        label = np.tanh((label - label.mean()) / (label.std() + 1e-300))[:, None]
+        label_deviations = np.ascontiguousarray(flat_labels.T).std(1)
+        bounded_label = flat_labels @ (
+            rng.standard_normal(flat_labels.shape[1]) / (label_deviations + 1e-300)
+        )
+        bounded_label = np.tanh(
+            (bounded_label - bounded_label.mean()) / (bounded_label.std() + 1e-300)
+        )[:, None]
         direction = rng.standard_normal(C)
-        along = omega @ direction
-        sign = 1 + along / np.std(along, axis=0)  # where labels see none, omega has it
+        omega_along = omega @ direction
+        omega_weight = 1 + omega_along / np.std(
+            omega_along, axis=0
+        )  # where labels see none, omega has it
         constant, is_large = np.ones_like(u), np.abs(u) > 1
         functions = {
             "on average": constant,
@@ -246,58 +284,68 @@ class ChannelTest(ItemTest):
             "where |omega| is large, along omega": u * (u * u - 3),
         }
 
-        def averaged(a: Array, b: Array) -> Array:
+        def site_average(a: Array, b: Array) -> Array:
             """Means of products over the sites, (n, P)."""
             return np.asarray(np.einsum("npc,npc->np", a, b) / C)
 
-        zeros = [averaged(h * h - 1, f) for f in (constant, is_large)]
-        zeros += [averaged(h, f) for f in functions.values()]
-        law = "the mean is not the posterior mean of the distribution that labels are drawn from"
-        spread = "the covariance differs from that of the errors of the mean"
+        zero_mean_controls = [site_average(h * h - 1, f) for f in (constant, is_large)]
+        zero_mean_controls += [site_average(h, f) for f in functions.values()]
+        mean_fault = "the mean is not the posterior mean of the distribution that labels are drawn from"
+        covariance_fault = "the covariance differs from that of the errors of the mean"
         tests = {
-            law: averaged(step, error),
-            f"{law}, where |omega| is large": averaged(step * is_large, error),
+            mean_fault: site_average(mean_step, mean_error),
+            f"{mean_fault}, where |omega| is large": site_average(
+                mean_step * is_large, mean_error
+            ),
         }
         for name, f in functions.items():
-            tests[f"{law}, {name}"] = averaged(error, f)
-        covariance_with_label = (error @ direction) * label * sign
+            tests[f"{mean_fault}, {name}"] = site_average(mean_error, f)
+        covariance_with_label = (mean_error @ direction) * bounded_label * omega_weight
         tests["the mean ignores information in the label"] = covariance_with_label
-        covariance, disagreement = np.asarray(posterior.covariance), 0.0
-        if second is not None:
-            moment = np.einsum("npcpd,c,d->np", second, direction, direction)
-            square = (z @ direction) ** 2
+        covariance, covariance_difference = np.asarray(posterior.covariance), 0.0
+        if second_moment is not None:
+            predicted_square = np.einsum(
+                "npcpd,c,d->np", second_moment, direction, direction
+            )
+            squared_latent = (z @ direction) ** 2
             covariance_with_label = (
-                (square - moment) * (1 + label + label**2) / np.diagonal(V)
+                (squared_latent - predicted_square)
+                * (1 + bounded_label + bounded_label**2)
+                / np.diagonal(V)
             )
             tests["the second moment ignores information in the label"] = (
                 covariance_with_label
             )
-            outer = posterior.mean @ np.swapaxes(posterior.mean, 1, 2)
-            covariances = (np.einsum("npcqc->npq", second) - outer) / C
-            gap = white @ (covariances.mean(0) - covariance) @ white
-            disagreement = float(np.abs(gap).max())
-            variances = np.diagonal(white @ covariances @ white, axis1=1, axis2=2)
-            tests[spread] = averaged(error, error) - variances
-            tests[f"{spread}, and from the part of V that labels leave unexplained"] = (
-                averaged(h, h) - averaged(step, step) - variances
+            outer_product = posterior.mean @ np.swapaxes(posterior.mean, 1, 2)
+            covariances = (np.einsum("npcqc->npq", second_moment) - outer_product) / C
+            gap = inverse_V_root @ (covariances.mean(0) - covariance) @ inverse_V_root
+            covariance_difference = float(np.abs(gap).max())
+            variances = np.diagonal(
+                inverse_V_root @ covariances @ inverse_V_root, axis1=1, axis2=2
             )
-        means = _means(tests, zeros)
-        if second is None:
+            tests[covariance_fault] = site_average(mean_error, mean_error) - variances
+            tests[
+                f"{covariance_fault}, and from the part of V that labels leave unexplained"
+            ] = site_average(h, h) - site_average(mean_step, mean_step) - variances
+        means = _means(tests, zero_mean_controls)
+        if second_moment is None:
             # The scatter of an averaged covariance is not known, nor how it follows others.
-            variance = np.diagonal(white @ covariance @ white)
-            means |= _means({spread: averaged(error, error) - variance})
-        mean_square = np.maximum(averaged(step, step).mean(0), 1e-300)
-        percent = 100 * DETECTED * float(np.max(means[law][1] / mean_square))
-        remark = (
+            variance = np.diagonal(inverse_V_root @ covariance @ inverse_V_root)
+            means |= _means(
+                {covariance_fault: site_average(mean_error, mean_error) - variance}
+            )
+        mean_square = np.maximum(site_average(mean_step, mean_step).mean(0), 1e-300)
+        percent = 100 * DETECTED * float(np.max(means[mean_fault][1] / mean_square))
+        sensitivity_remark = (
             f" (this test detects a {percent:.1g}% error of the step from omega to the mean, but not errors of rare labels "
             "alone, nor a wrong distribution that forward and posterior share)"
         )
         failures = self.messages_of_failed_means(
-            place, means, SUSPECT, 2 * stated, remark
+            place, means, SUSPECT_Z, 2 * stated_error, sensitivity_remark
         )
-        if disagreement > SUMMED + 8 * stated:
+        if covariance_difference > SUM_TOLERANCE + 8 * stated_error:
             failures["covariance"] = (
-                f"{place}: the covariance differs by {disagreement:.2g} of V from that computed from the second moments"
+                f"{place}: the covariance differs by {covariance_difference:.2g} of V from that computed from the second moments"
             )
         return failures, (z, omega)
 
@@ -310,32 +358,32 @@ class ChannelTest(ItemTest):
         posterior = self.call(
             "posterior", y, omega, V, second_moment=uses_moment, rng=rng
         )
-        second = None
+        second_moment = None
         if uses_moment and isinstance(posterior, Posterior):
-            second = posterior.second_moment
+            second_moment = posterior.second_moment
         try:
-            checked_posterior(posterior, omega, second_moment=second is not None)
+            checked_posterior(posterior, omega, second_moment=second_moment is not None)
         except ValueError as error:
             raise self.fail(str(error)) from None
         for name in ("mean", "covariance", "second_moment"):
-            if name != "second_moment" or second is not None:
+            if name != "second_moment" or second_moment is not None:
                 array = getattr(posterior, name)
                 self.require_finite(f"posterior: {name}", array, array.shape)
         if _stated_error(posterior) > 0.15:
             raise self.fail(
                 f"posterior: the reported error {posterior.error:.2g} of the mean exceeds the limit 0.15"
             )
-        return posterior, second
+        return posterior, second_moment
 
     def _require_independent(
         self, z: Array, omega: Array, V: Array, point: int
     ) -> None:
         """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls."""
-        half = len(z) // 2
+        half_count = len(z) // 2
         if not is_noisy(self.item, z):
             labels_of_half, half_of_labels = (
-                self.item.forward(z[:half]),
-                self.item.forward(z)[:half],
+                self.item.forward(z[:half_count]),
+                self.item.forward(z)[:half_count],
             )
             if not np.allclose(labels_of_half, half_of_labels, rtol=1e-9, atol=1e-12):
                 raise self.fail(
@@ -346,12 +394,12 @@ class ChannelTest(ItemTest):
             y = self.item.forward(z, rng=self.rng("labels", point))
             rng = self.rng(purpose, point)
             posterior = self.item.posterior(y[:count], omega[:count], V, rng=rng)
-            return np.asarray(posterior.mean)[:half], _stated_error(posterior)
+            return np.asarray(posterior.mean)[:half_count], _stated_error(posterior)
 
-        mean_of_all, stated = mean(len(z))
+        mean_of_all, stated_error = mean(len(z))
         repeated, _ = mean(len(z))
         resampled, _ = mean(len(z), "alone, otherwise")
-        mean_of_half, error = mean(half)
+        mean_of_half, stated_error_of_half = mean(half_count)
         scale = math.sqrt(float(np.diagonal(V).max()))
         if np.abs(mean_of_all - repeated).max() > 1e-6 * scale:
             raise self.fail(
@@ -359,25 +407,30 @@ class ChannelTest(ItemTest):
             )
         # A sampled posterior draws other numbers for fewer samples.
         is_sampled = (mean_of_all != resampled).any()
-        allowed = (1e-6 + SCORES * max(stated, error)) * scale
-        if not is_sampled and np.abs(mean_of_all - mean_of_half).max() > allowed:
+        allowed_difference = (
+            1e-6 + LARGEST_Z * max(stated_error, stated_error_of_half)
+        ) * scale
+        if (
+            not is_sampled
+            and np.abs(mean_of_all - mean_of_half).max() > allowed_difference
+        ):
             raise self.fail(
                 "posterior: the mean of a sample must not depend on the other samples, but it does"
             )
 
 
-MOMENT = "second_moment differs from that of drawn signals"
+SECOND_MOMENT_FAULT = "second_moment differs from that of drawn signals"
 
 
 class PriorTest(ItemTest):
     """Test of a prior: its moments, its denoiser and its state-evolution map.
 
-    As many vectors are drawn as time allows, or ten matrices. With five draws chance is beyond ``SCORES`` standard errors once in
-    250 comparisons; with ten, once in 5,000.
+    As many vectors are drawn as time allows, or ten matrices. With five draws, chance is beyond ``LARGEST_Z`` standard errors
+    once in 250 comparisons; with ten, once in 5,000.
     """
 
     kind = "prior"
-    seconds, draws = 1.0, 10
+    seconds, signal_draws = 1.0, 10
 
     def __init__(
         self,
@@ -387,36 +440,47 @@ class PriorTest(ItemTest):
         share: float = 1.0,
     ) -> None:
         super().__init__(problem, clock, seed, share)
-        self.vectors = problem.model.rank == "low"
-        self.fewest, self.largest = (2000, 64_000) if self.vectors else (240, 240)
+        self.is_low_rank = problem.model.rank == "low"
+        self.min_draws, self.max_draws = (
+            (2000, 64_000) if self.is_low_rank else (240, 240)
+        )
         # Values of a discrete prior that are hardly ever confused may be in no draw at all; matrices are of finite size.
-        self.allowance = 3.0 / self.draws if self.vectors else 3.0
+        self.allowance = 3.0 / self.signal_draws if self.is_low_rank else 3.0
 
     def check(self, Qhat: Host, place: str, point: int) -> None:
         """Test the prior at a Qhat (P, P); ``point`` selects the random draws."""
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", point)
-        (stated, dimension), _ = self.run_growing(failures_of)
-        P, second = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
-        mapped = self.call("overlap", Qhat[None, ...])
+        (claimed_errors, dimension), _ = self.run_growing(failures_of)
+        P, second_moment = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
+        overlap = self.call("overlap", Qhat[None, ...])
         Q, V = (
             self.require_finite(
-                f"overlap: {name}", getattr(mapped, name, None), (1, P, P)
+                f"overlap: {name}", getattr(overlap, name, None), (1, P, P)
             )[0]
             for name in ("Q", "V")
         )
-        if not np.allclose(Q + V, second, rtol=1e-6, atol=1e-9):
+        if not np.allclose(Q + V, second_moment, rtol=1e-6, atol=1e-9):
             raise self.fail("overlap: Q + V must be the second moment of the signal")
-        error, size = _standard_error(stated), self.allowance / dimension
-        slack = SCORES * error + size + 3 * overlap_error_at(self.problem, Qhat)
-        unit = "the variance" if self.vectors else "a linear estimate's"
-        quantity = f"overlap at Qhat = {place}: V in units of {unit}"
-        claimed = V.sum(1) / self._unit(Qhat)
-        self.require(quantity, claimed, stated.mean(0), error, slack)
+        standard_error, finite_size_allowance = (
+            _standard_error(claimed_errors),
+            self.allowance / dimension,
+        )
+        allowance = (
+            LARGEST_Z * standard_error
+            + finite_size_allowance
+            + 3 * overlap_error_at(self.problem, Qhat)
+        )
+        unit_name = "the variance" if self.is_low_rank else "a linear estimate's"
+        quantity = f"overlap at Qhat = {place}: V in units of {unit_name}"
+        claimed_V = V.sum(1) / self._unit(Qhat)
+        self.require(
+            quantity, claimed_V, claimed_errors.mean(0), standard_error, allowance
+        )
 
     def _unit(self, Qhat: Host) -> Host:
         """Unit (P,) of squared errors: the prior variance for vectors, the error of the best linear estimate for matrices."""
         variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
-        if not self.vectors:
+        if not self.is_low_rank:
             variance = np.linalg.inv(np.linalg.inv(variance) + Qhat)
         return np.diagonal(variance)
 
@@ -430,17 +494,20 @@ class PriorTest(ItemTest):
         are those of a component with the sum of all.
         """
         model, P = self.problem.model, len(Qhat)
-        second, prior_mean_overlap = prior_moments(self.problem, P)
-        unit, square = self._unit(Qhat), np.diagonal(second)
+        second_moment, prior_mean_overlap = prior_moments(self.problem, P)
+        error_unit, second_moments = self._unit(Qhat), np.diagonal(second_moment)
         root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
-        linear = np.linalg.inv(np.linalg.inv(second - prior_mean_overlap) + Qhat) @ Qhat
+        linear_estimator = (
+            np.linalg.inv(np.linalg.inv(second_moment - prior_mean_overlap) + Qhat)
+            @ Qhat
+        )
         mean = np.asarray(self.call("mean", P, dimension), dtype=float)
-        constant = np.ones_like(mean) if self.vectors else mean
+        constant = np.ones_like(mean) if self.is_low_rank else mean
 
         def product(factor: Array, summand: Array) -> Array:
             total = summand.sum(0)
-            if self.vectors:
+            if self.is_low_rank:
                 # A mean over a few entries is as good a sample as an entry.
                 factor, total = factor.reshape(P, 5, -1), total.reshape(5, -1)
                 sums = np.einsum("pkd,kd->kp", factor, total)
@@ -448,51 +515,69 @@ class PriorTest(ItemTest):
             total = np.broadcast_to(total, summand.shape)
             return np.diagonal(model.inner(factor, total))[None]
 
-        rows: list[dict[str, Array]] = []
-        stated = []
-        for k in range(self.draws):
+        values_per_draw: list[dict[str, Array]] = []
+        claimed_errors = []
+        for k in range(self.signal_draws):
             rng = self.rng(f"signal{suffix}", point, k)
             signal = np.asarray(self.call("sample", rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
             denoised = self.denoised(R, Qhat)
             estimate = denoised.estimate
-            gap, deviation = signal - estimate, signal - mean
-            stated.append(np.asarray(denoised.V).sum(1) / unit)
+            estimate_error, deviation = signal - estimate, signal - mean
+            claimed_errors.append(np.asarray(denoised.V).sum(1) / error_unit)
             functions = {
                 "the estimate is not the posterior mean of the distribution that signals are drawn from": estimate
                 - mean,
                 "the response of the estimate to its input is not V Qhat": np.tensordot(
-                    linear, R - mean, axes=1
+                    linear_estimator, R - mean, axes=1
                 ),
             }
-            if self.vectors:
+            if self.is_low_rank:
                 functions[
                     "the mean of the estimate differs from that of the signal"
                 ] = constant
-                scaled = R / np.sqrt(square)[:, None]
-                bounded = np.tanh(scaled)
-                functions["the estimate ignores information in its input"] = bounded
-            row = {name: product(gap, f) / unit for name, f in functions.items()}
-            row["the returned error V differs from the true error of the estimate"] = (
-                product(gap, gap) / unit - stated[-1]
+                scaled_input = R / np.sqrt(second_moments)[:, None]
+                bounded_input = np.tanh(scaled_input)
+                functions["the estimate ignores information in its input"] = (
+                    bounded_input
+                )
+            test_values = {
+                name: product(estimate_error, f) / error_unit
+                for name, f in functions.items()
+            }
+            test_values[
+                "the returned error V differs from the true error of the estimate"
+            ] = (
+                product(estimate_error, estimate_error) / error_unit
+                - claimed_errors[-1]
             )
-            row[MOMENT] = (product(signal, signal) - second.sum(1)) / square
-            row["mean differs from that of drawn signals"] = (
-                product(deviation, constant) / square
+            test_values[SECOND_MOMENT_FAULT] = (
+                product(signal, signal) - second_moment.sum(1)
+            ) / second_moments
+            test_values["mean differs from that of drawn signals"] = (
+                product(deviation, constant) / second_moments
             )
-            row[
+            test_values[
                 "mean_overlap differs from the overlap of the prior mean with itself"
-            ] = (product(mean, mean) - prior_mean_overlap.sum(1)) / square
-            rows.append(row)
-        means = _means({k: np.concatenate([row[k] for row in rows]) for k in rows[0]})
+            ] = (product(mean, mean) - prior_mean_overlap.sum(1)) / second_moments
+            values_per_draw.append(test_values)
+        means = _means(
+            {
+                k: np.concatenate([test_values[k] for test_values in values_per_draw])
+                for k in values_per_draw[0]
+            }
+        )
         # A moment that is simulated has the error of the map where nothing is known.
-        moment, error = means[MOMENT]
-        vanishing_Qhat = 1e-9 * np.linalg.inv(second - prior_mean_overlap)
+        signal_moment, error = means[SECOND_MOMENT_FAULT]
+        vanishing_Qhat = 1e-9 * np.linalg.inv(second_moment - prior_mean_overlap)
         error = np.hypot(error, overlap_error_at(self.problem, vanishing_Qhat))
-        means[MOMENT] = moment, error
-        scores, slack = SUSPECT if self.vectors else SCORES, self.allowance / dimension
-        failures = self.messages_of_failed_means(place, means, scores, slack)
-        return failures, (np.array(stated), dimension)
+        means[SECOND_MOMENT_FAULT] = signal_moment, error
+        largest_z, allowance = (
+            SUSPECT_Z if self.is_low_rank else LARGEST_Z,
+            self.allowance / dimension,
+        )
+        failures = self.messages_of_failed_means(place, means, largest_z, allowance)
+        return failures, (np.array(claimed_errors), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
         """Call the denoiser, check shapes and data types, and return its estimate and error."""
@@ -524,48 +609,59 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
     """
     if problem.channel.log_likelihood is None:
         return
-    item = ChannelTest(problem, lambda: 0.0, seed)
+    channel_test = ChannelTest(problem, lambda: 0.0, seed)
     shape = (LIKELIHOOD_LABELS, problem.components, problem.model.sites)
-    root = symmetric_root(prior_moments(problem)[0])
+    second_moment_root = symmetric_root(prior_moments(problem)[0])
     for suffix in ("", ", again"):
-        rng = item.rng(f"likelihood{suffix}")
-        z = root @ rng.standard_normal(shape)
-        direction = root @ rng.choice([-1.0, 1.0], shape)
-        y = item.call("forward", z, rng=item.rng(f"labels of the likelihood{suffix}"))
-        at_z, step = _log_likelihood(item, y, z), 0.1
-        if not np.isfinite(at_z).all():
-            raise item.fail(
+        rng = channel_test.rng(f"likelihood{suffix}")
+        z = second_moment_root @ rng.standard_normal(shape)
+        direction = second_moment_root @ rng.choice([-1.0, 1.0], shape)
+        y = channel_test.call(
+            "forward", z, rng=channel_test.rng(f"labels of the likelihood{suffix}")
+        )
+        log_likelihood_at_z, step = _log_likelihood(channel_test, y, z), 0.1
+        if not np.isfinite(log_likelihood_at_z).all():
+            raise channel_test.fail(
                 "log_likelihood is -inf for the latents from which forward drew the label"
             )
         # Until ratios differ, but not so much that a few of them are the mean.
         for _ in range(5):
-            change = _log_likelihood(item, y, z + step * direction) - at_z
-            finite = change[np.isfinite(change)]
-            scatter = float(np.std(finite)) if len(finite) else math.inf
-            step = min(step / max(scatter, 0.1), 1.0)
-        change = _log_likelihood(item, y, z + step * direction) - at_z
-        ratio = np.exp(np.minimum(change, 700))
+            log_ratio = (
+                _log_likelihood(channel_test, y, z + step * direction)
+                - log_likelihood_at_z
+            )
+            finite_log_ratios = log_ratio[np.isfinite(log_ratio)]
+            log_ratio_deviation = (
+                float(np.std(finite_log_ratios)) if len(finite_log_ratios) else math.inf
+            )
+            step = min(step / max(log_ratio_deviation, 0.1), 1.0)
+        log_ratio = (
+            _log_likelihood(channel_test, y, z + step * direction) - log_likelihood_at_z
+        )
+        ratio = np.exp(np.minimum(log_ratio, 700))
         mean, error = float(ratio.mean()), _standard_error(ratio)
-        allowed = SUSPECT * error + ROUNDING
-        low = 1 - allowed if np.isfinite(change).all() else 0.0
+        tolerance = SUSPECT_Z * error + ROUNDING
+        lower_bound = 1 - tolerance if np.isfinite(log_ratio).all() else 0.0
         is_certain = effective_sample_size(ratio) >= FEWEST_EFFECTIVE
-        if low <= mean <= 1 + allowed or not is_certain:
+        if lower_bound <= mean <= 1 + tolerance or not is_certain:
             return
-    raise item.fail(
+    raise channel_test.fail(
         "log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is "
         f"{mean:.4g} +- {error:.1g} but should be 1; check the sign and the noise"
     )
 
 
-def _log_likelihood(item: ChannelTest, y: Array, z: Array) -> Host:
+def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
     """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
     with np.errstate(all="ignore"):
-        log_likelihood = np.asarray(item.call("log_likelihood", y, z), dtype=float)
+        log_likelihood = np.asarray(
+            channel_test.call("log_likelihood", y, z), dtype=float
+        )
     has_shape = log_likelihood.shape == (len(z),)
     if not has_shape or not (log_likelihood < math.inf).all():
-        got = "nan or inf" if has_shape else f"shape {log_likelihood.shape}"
-        raise item.fail(
-            f"log_likelihood must return numbers of shape ({len(z)},), or -inf, got {got}"
+        returned = "nan or inf" if has_shape else f"shape {log_likelihood.shape}"
+        raise channel_test.fail(
+            f"log_likelihood must return numbers of shape ({len(z)},), or -inf, got {returned}"
         )
     return log_likelihood
 
@@ -581,14 +677,20 @@ def _stated_error(posterior: object) -> float:
     return float(error) if math.isfinite(error) else 0.0
 
 
-def _means(tests: dict[str, Array], zeros: Sequence[Array] = ()) -> Means:
+def _means(
+    test_values: dict[str, Array], zero_mean_controls: Sequence[Array] = ()
+) -> Means:
     """Means (P,) and standard errors of samples (n, P), with less variance by samples (n, P) whose means are exactly 0."""
-    samples = np.stack(list(tests.values()))
+    samples = np.stack(list(test_values.values()))
     _, n, P = samples.shape
-    controls = np.stack(zeros) if zeros else np.zeros((0, n, P))
-    groups, pairs = min(n, GROUPS), []
+    controls = (
+        np.stack(zero_mean_controls) if zero_mean_controls else np.zeros((0, n, P))
+    )
+    groups, means_and_errors = min(n, DRAW_GROUPS), []
     for a in range(P):
-        columns = samples[:, :, a].T, controls[:, :, a].T
-        pairs.append(controlled_mean(*(np.array_split(c, groups) for c in columns)))
-    means, errors = np.swapaxes(pairs, 0, 1)
-    return {name: (means[:, k], errors[:, k]) for k, name in enumerate(tests)}
+        sample_columns = samples[:, :, a].T, controls[:, :, a].T
+        means_and_errors.append(
+            controlled_mean(*(np.array_split(c, groups) for c in sample_columns))
+        )
+    means, errors = np.swapaxes(means_and_errors, 0, 1)
+    return {name: (means[:, k], errors[:, k]) for k, name in enumerate(test_values)}

@@ -311,14 +311,14 @@ def test_what_contradicts_itself_gives_no_curve(problem, alphas, said, monkeypat
     monkeypatch.setattr(
         theory_solver, "time", types.SimpleNamespace(perf_counter=lambda: 0.0)
     )
-    monkeypatch.setattr(item_tests.ChannelTest, "largest", 1 << 14)
+    monkeypatch.setattr(item_tests.ChannelTest, "max_draws", 1 << 14)
     with pytest.raises(ProblemError, match=said):
         TheorySolver().points(problem, alphas)
 
 
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen(monkeypatch):
     monkeypatch.setattr(
-        item_tests.ChannelTest, "largest", 1 << 10
+        item_tests.ChannelTest, "max_draws", 1 << 10
     )  # the posterior is right: few draws do
     change = channel_with(
         SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None)
