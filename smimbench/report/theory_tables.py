@@ -327,7 +327,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         "printed value",
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo",
-        Column("standard error", one_digit, fields="standard_error"),
+        "standard error",
         Column("z", _z_text),
         "detectable deviation",
     ]
