@@ -59,9 +59,11 @@ class AttentionChannel(Channel):
     def _logit_matrix(self, z: Array) -> Array:
         """Assemble the symmetric attention logits h (..., T, T) from the latents (..., C) of one component."""
         xp = namespace(z)
-        index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
+        entry_to_site = xp.asarray(
+            entry_sites(self.tokens), device=array_api_compat.device(z)
+        )
         return xp.reshape(
-            xp.take(z * self._scales(z), index, axis=-1),
+            xp.take(z * self._scales(z), entry_to_site, axis=-1),
             (*z.shape[:-1], self.tokens, self.tokens),
         )
 
@@ -71,13 +73,15 @@ class AttentionChannel(Channel):
         It is the transpose of ``_logit_matrix``.
         """
         xp = namespace(gradient)
-        symmetrized = gradient + xp.matrix_transpose(gradient)
-        symmetrized = xp.reshape(symmetrized, (*symmetrized.shape[:-2], self.tokens**2))
-        index = xp.asarray(
+        symmetric_gradient = gradient + xp.matrix_transpose(gradient)
+        symmetric_gradient = xp.reshape(
+            symmetric_gradient, (*symmetric_gradient.shape[:-2], self.tokens**2)
+        )
+        site_to_entry = xp.asarray(
             site_entries(self.tokens), device=array_api_compat.device(gradient)
         )
         # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
-        return xp.take(symmetrized, index, axis=-1) * array_like(
+        return xp.take(symmetric_gradient, site_to_entry, axis=-1) * array_like(
             site_values(self.tokens, math.sqrt(0.5), 1.0), gradient
         )
 
@@ -105,7 +109,9 @@ def reduce_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
 
     Token by token: NumPy takes five times as long to reduce few columns itself.
     """
-    return functools.reduce(combine, (x[..., k : k + 1] for k in range(x.shape[-1])))
+    return functools.reduce(
+        combine, (x[..., token : token + 1] for token in range(x.shape[-1]))
+    )
 
 
 def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
@@ -128,9 +134,11 @@ class HardmaxChannel(Channel):
     def log_likelihood(self, y: Array, z: Array) -> Array:
         """Log-likelihood (n,) of labels: 0 where the latents produce exactly this label, otherwise minus infinity."""
         xp = namespace(z)
-        same = xp.all(self.forward(z) == y, axis=-1)
+        is_same_label = xp.all(self.forward(z) == y, axis=-1)
         return xp.where(
-            same, xp.zeros_like(z[:, 0, 0]), xp.full_like(z[:, 0, 0], -math.inf)
+            is_same_label,
+            xp.zeros_like(z[:, 0, 0]),
+            xp.full_like(z[:, 0, 0], -math.inf),
         )
 
     def observable(self, y: Array) -> Array:
@@ -171,8 +179,12 @@ def joined(batches: Sequence[T]) -> T:
         return batches[0]
     xp = namespace(batches[0][0])
     fields = []
-    for arrays in zip(*batches):
-        fields.append(None if arrays[0] is None else xp.concat(list(arrays), axis=0))
+    for arrays_of_field in zip(*batches):
+        fields.append(
+            None
+            if arrays_of_field[0] is None
+            else xp.concat(list(arrays_of_field), axis=0)
+        )
     make: Any = type(batches[0])
     batch: T = make(*fields)
     return batch
@@ -180,11 +192,11 @@ def joined(batches: Sequence[T]) -> T:
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
     """Replace the rows where ``mask`` is true in every array of a named tuple, along the first axis."""
-    places = places_at_mask(mask)
+    indices = places_at_mask(mask)
     fields = []
     for array, rows in zip(target, replacement):
         fields.append(
-            None if array is None else put_at_mask(array, mask, rows, places=places)
+            None if array is None else put_at_mask(array, mask, rows, places=indices)
         )
     make: Any = type(target)
     updated: T = make(*fields)
@@ -205,11 +217,13 @@ def shifted_second_moment(
 ) -> Array:
     """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
     xp = namespace(center)
-    cross = center[:, :, None] * shift[:, None, :]
-    second = (
-        center[:, :, None] * center[:, None, :] + cross + xp.matrix_transpose(cross)
+    cross_term = center[:, :, None] * shift[:, None, :]
+    shifted_part = (
+        center[:, :, None] * center[:, None, :]
+        + cross_term
+        + xp.matrix_transpose(cross_term)
     )
-    return xp.astype((second + outer)[:, None, :, None, :], dtype)
+    return xp.astype((shifted_part + outer)[:, None, :, None, :], dtype)
 
 
 def on_host(*arrays: Array) -> list[Host]:

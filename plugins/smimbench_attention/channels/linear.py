@@ -171,16 +171,20 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         xp = namespace(y, omega, V)
         check_latents(omega, self.components, self.tokens)
         n = y.shape[0]
-        marginal = self._marginal(V)
+        marginal_covariance = self._marginal(V)
         residual = xp.reshape(
             xp.permute_dims(y - omega, (1, 0, 2)), (self.components, n * self.tokens)
         )
-        quadratic = xp.sum(residual * xp.linalg.solve(marginal, residual), axis=0)
-        quadratic = xp.sum(xp.reshape(quadratic, (n, self.tokens)), axis=1)
-        logarithm = xp.linalg.slogdet(marginal)[1] + self.components * math.log(
-            2 * math.pi
+        squared_residuals = xp.sum(
+            residual * xp.linalg.solve(marginal_covariance, residual), axis=0
         )
-        return -0.5 * (quadratic + self.tokens * logarithm)
+        squared_residuals = xp.sum(
+            xp.reshape(squared_residuals, (n, self.tokens)), axis=1
+        )
+        log_determinant = xp.linalg.slogdet(marginal_covariance)[
+            1
+        ] + self.components * math.log(2 * math.pi)
+        return -0.5 * (squared_residuals + self.tokens * log_determinant)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """Information ``E sum_m g_m g_m^T = M (V + noise I)^{-1}`` of the labels about the latents, the same for every Q.
@@ -207,6 +211,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return gain, symmetric(covariance)
 
     def _marginal(self, V: Array) -> Array:
+        """Covariance ``V + noise I`` (P, P) of the label around ``omega``."""
         return V + self.noise * identity_like(self.components, V)
 
 
@@ -377,20 +382,24 @@ class MixedLinear(MixedChannel, LinearChannel):
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
         super().__init__(channel, mixing)
-        unit = np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
-        U, width, self._modes = np.linalg.svd(self.mixing / unit[:, None])
-        self._to_modes = (U / width).T / (
-            unit * scales
+        relative_deviations = (
+            np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
+        )
+        U, singular_values, self._modes = np.linalg.svd(
+            self.mixing / relative_deviations[:, None]
+        )
+        self._to_modes = (U / singular_values).T / (
+            relative_deviations * scales
         )  # (mode, site): labels to modes plus noise
-        self._noise = noise.max() / width**2
+        self._noise = noise.max() / singular_values**2
         self._mean_square = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
     def _gains(self, V: Array) -> tuple[Array, Array, Array]:
         """Noise variances nu (C, 1, 1) of the modes, ``(V + nu I)^(-1)``, and gains ``V (V + nu I)^(-1)`` (..., C, P, P)."""
         xp = namespace(V)
         noise = array_like(self._noise, V)[:, None, None]
-        eye = identity_like(V.shape[-1], V)
-        inverse = xp.linalg.inv(V[..., None, :, :] + noise * eye)
+        identity = identity_like(V.shape[-1], V)
+        inverse = xp.linalg.inv(V[..., None, :, :] + noise * identity)
         gain = xp.matmul(V[..., None, :, :], inverse)
         return noise, inverse, gain
 
@@ -406,27 +415,32 @@ class MixedLinear(MixedChannel, LinearChannel):
         """Gaussian posterior of the whitened latents zeta given the label; arguments as in ``Channel.posterior``."""
         xp = namespace(y, omega, V)
         modes = array_like(self._modes, omega)
-        observed = self.apply(self._to_modes, xp.reshape(y, omega.shape))
+        observed_modes = self.apply(self._to_modes, xp.reshape(y, omega.shape))
         if self._noise.max() == 0:
             gain = identity_like(V.shape[-1], V)[None, :, :]
             covariance = xp.zeros((1, *V.shape), **matching(V))
         else:
             noise, _, gain = self._gains(V)
             covariance = noise * gain
-        difference = xp.permute_dims(
-            observed - self.apply(self._modes, omega), (2, 1, 0)
+        mode_residuals = xp.permute_dims(
+            observed_modes - self.apply(self._modes, omega), (2, 1, 0)
         )  # (C, P, n)
-        step = xp.permute_dims(xp.matmul(gain, difference), (2, 1, 0))
-        mean = omega + xp.matmul(step, modes)
+        mode_shifts = xp.permute_dims(xp.matmul(gain, mode_residuals), (2, 1, 0))
+        mean = omega + xp.matmul(mode_shifts, modes)
         moment = None
         if second_moment:
             C = modes.shape[0]
-            covariances = xp.broadcast_to(covariance, (C, *V.shape))
-            inner = (
+            mode_covariances = xp.broadcast_to(covariance, (C, *V.shape))
+            mode_products = (
                 modes[:, None, :, None, None] * modes[:, None, None, None, :]
             )  # (mode, 1, c, 1, c')
-            blocks = xp.sum(inner * covariances[:, :, None, :, None], axis=0)
-            moment = mean[:, :, :, None, None] * mean[:, None, None, :, :] + blocks
+            covariance_of_latents = xp.sum(
+                mode_products * mode_covariances[:, :, None, :, None], axis=0
+            )
+            moment = (
+                mean[:, :, :, None, None] * mean[:, None, None, :, :]
+                + covariance_of_latents
+            )
         return Posterior(mean, xp.mean(covariance, axis=0), moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:

@@ -60,10 +60,12 @@ class _SignChannel(Channel):
         """Logarithm of the probability of the labels, given the latents, (n,)."""
         xp = namespace(z)
         if self.noise == 0:
-            chances = xp.where(y * z >= 0, xp.zeros_like(z), xp.full_like(z, -math.inf))
+            log_probabilities = xp.where(
+                y * z >= 0, xp.zeros_like(z), xp.full_like(z, -math.inf)
+            )
         else:
-            chances = special(xp).log_ndtr(y * z / math.sqrt(self.noise))
-        return xp.sum(chances, axis=(-2, -1))
+            log_probabilities = special(xp).log_ndtr(y * z / math.sqrt(self.noise))
+        return xp.sum(log_probabilities, axis=(-2, -1))
 
     def posterior(
         self,
@@ -80,10 +82,10 @@ class _SignChannel(Channel):
             raise ValueError(
                 f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
             )
-        width = xp.sqrt(V + self.noise)
-        u = y * omega / width
-        rate, tail_variance = hazard(u, xp)
-        mean = omega + (V / width) * y * rate
+        deviation = xp.sqrt(V + self.noise)
+        margin = y * omega / deviation
+        margin_hazard, tail_variance = hazard(margin, xp)
+        mean = omega + (V / deviation) * y * margin_hazard
         # V - V^2 / (V + Delta) (1 - tail_variance): a sum of positive terms.
         variance = (
             V * self.noise / (V + self.noise) + V * V / (V + self.noise) * tail_variance
@@ -107,18 +109,23 @@ class _SignChannel(Channel):
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
         # Binary signals may be known so well that V underflows.
-        square = np.maximum(V + self.noise, 1e-300)
-        standard_deviation = np.sqrt(Q / square)[..., None]
+        marginal_variance = np.maximum(V + self.noise, 1e-300)
+        standard_deviation = np.sqrt(Q / marginal_variance)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # Far out a label is certain and carries no information: u need not extend beyond the function or its law.
-        narrow = np.minimum(standard_deviation, 1.0)
-        wide = np.maximum(standard_deviation, 1.0)
-        law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
+        argument_scale = np.minimum(standard_deviation, 1.0)
+        law_deviation = np.maximum(standard_deviation, 1.0)
+        density_of_u = np.exp(-((nodes / law_deviation) ** 2) / 2) / (
+            math.sqrt(2 * math.pi) * law_deviation
+        )
         information = (
             2
-            * np.sum(weights * law * _sign_information(narrow * nodes), axis=-1)
+            * np.sum(
+                weights * density_of_u * _sign_information(argument_scale * nodes),
+                axis=-1,
+            )
             * self.tokens
-            / square
+            / marginal_variance
         )
         return Uncertain(information, 1e-12 * information, "quadrature")
 
@@ -130,38 +137,56 @@ class _SignChannel(Channel):
         which loses digits as V vanishes.
         """
         q, v = (
-            np.asarray(matrix, dtype=float)[..., 0, 0]
-            for matrix in np.broadcast_arrays(Q, V)
+            np.asarray(overlap, dtype=float)[..., 0, 0]
+            for overlap in np.broadcast_arrays(Q, V)
         )
-        estimated = q + self.noise
-        total = np.maximum(q + v + self.noise, 1e-300)
-        positive = np.where(estimated > 0, estimated, 1.0)
-        noise = np.where(estimated > 0, self.noise / positive, 0.0)
+        estimate_variance = q + self.noise
+        total_variance = np.maximum(q + v + self.noise, 1e-300)
+        safe_variance = np.where(estimate_variance > 0, estimate_variance, 1.0)
+        noise_share = np.where(estimate_variance > 0, self.noise / safe_variance, 0.0)
         # Without noise a sign is certain, even at zero variance.
-        signal_share = np.where(estimated > 0, q / positive, 1 - noise)
-        error_share = v / total
-        a = (q + v) / total
-        b = q / total
-        # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
-        truth = a * a, self.noise / total * (1 + a)
-        drawn = b * b, (self.noise / total + error_share) * (1 + b)
-        cross = (
-            signal_share * b,
-            error_share + noise * (1 + signal_share) * (1 - error_share),
+        signal_share = np.where(
+            estimate_variance > 0, q / safe_variance, 1 - noise_share
         )
-        estimate = signal_share**2, noise * (1 + signal_share)
+        error_share = v / total_variance
+        truth_share = (q + v) / total_variance
+        estimate_share = q / total_variance
+        # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
+        truth_angle = (
+            truth_share * truth_share,
+            self.noise / total_variance * (1 + truth_share),
+        )
+        draw_angle = (
+            estimate_share * estimate_share,
+            (self.noise / total_variance + error_share) * (1 + estimate_share),
+        )
+        cross_angle = (
+            signal_share * estimate_share,
+            error_share + noise_share * (1 + signal_share) * (1 - error_share),
+        )
+        estimate_angle = signal_share**2, noise_share * (1 + signal_share)
         values = {
-            "bayes": _angle_difference(truth, drawn, error_share * (a + b)),
+            "bayes": _angle_difference(
+                truth_angle, draw_angle, error_share * (truth_share + estimate_share)
+            ),
             "plugin": _angle_difference(
-                truth, cross, error_share * (a * signal_share + noise * (a + b))
+                truth_angle,
+                cross_angle,
+                error_share
+                * (
+                    truth_share * signal_share
+                    + noise_share * (truth_share + estimate_share)
+                ),
             )
-            + _angle_difference(estimate, cross, signal_share**2 * error_share),
-            "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
+            + _angle_difference(
+                estimate_angle, cross_angle, signal_share**2 * error_share
+            ),
+            "constant": np.arctan2(np.sqrt(truth_angle[0]), np.sqrt(truth_angle[1])),
         }
         factor = 2 * self.tokens / math.pi
         return {
-            kind: Uncertain(factor * value, 1e-14 * factor * value, "closed form")
-            for kind, value in values.items()
+            predictor: Uncertain(factor * value, 1e-14 * factor * value, "closed form")
+            for predictor, value in values.items()
         }
 
 
@@ -234,30 +259,36 @@ class Probit(_SignChannel):
 def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
     """Normal hazard ``r = phi(u) / Phi(u)``, and the variance ``1 - r (u + r)`` of a normal number t given ``t > -u``."""
     # erfcx factors out the tail, so that very unlikely labels keep their digits.
-    low = clip(u, None, 5.0)
-    by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
+    clipped_u = clip(u, None, 5.0)
+    by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-clipped_u / math.sqrt(2))
     by_density = normal_density(u)
     hazard = xp.where(u < 5.0, by_erfcx, by_density)
     variance = 1 - hazard * (u + hazard)
     # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
-    far = u < (-30.0 if u.dtype == xp.float64 else -8.0)
-    safe = xp.where(far, u, -xp.ones_like(u))
-    inverse = 1 / (safe * safe)
-    series = inverse * (
-        1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354)))
+    is_far_tail = u < (-30.0 if u.dtype == xp.float64 else -8.0)
+    safe_u = xp.where(is_far_tail, u, -xp.ones_like(u))
+    inverse_square = 1 / (safe_u * safe_u)
+    series = inverse_square * (
+        1
+        - inverse_square
+        * (6 - inverse_square * (50 - inverse_square * (518 - inverse_square * 6354)))
     )
-    return hazard, clip(xp.where(far, series, variance), 0.0, 1.0)
+    return hazard, clip(xp.where(is_far_tail, series, variance), 0.0, 1.0)
 
 
 def _angle_difference(
-    angle_1: tuple[Array, Array], angle_2: tuple[Array, Array], squares: Array
+    angle_1: tuple[Array, Array],
+    angle_2: tuple[Array, Array],
+    squared_sine_difference: Array,
 ) -> Array:
     """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
     sine_1, cosine_1, sine_2, cosine_2 = (
         np.sqrt(square) for square in (*angle_1, *angle_2)
     )
-    sum_ = np.maximum(sine_1 * cosine_2 + sine_2 * cosine_1, 1e-300)
-    return np.arctan2(squares / sum_, cosine_1 * cosine_2 + sine_1 * sine_2)
+    sine_of_sum = np.maximum(sine_1 * cosine_2 + sine_2 * cosine_1, 1e-300)
+    return np.arctan2(
+        squared_sine_difference / sine_of_sum, cosine_1 * cosine_2 + sine_1 * sine_2
+    )
 
 
 def _sign_information(u: Array) -> Array:

@@ -134,7 +134,7 @@ def _without_overlap(tokens: int) -> float:
 def _sampled_information(
     tokens: int, error_fraction: float, samples: int, random_stream: int
 ) -> Array:
-    """Sampled estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
+    """Sampled estimates (SCRAMBLES,) of the information at ``V = error_fraction``, ``Q = 1 - V``.
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
@@ -171,8 +171,8 @@ def _sampled_information(
         return gradient_squares.reshape(SCRAMBLES, -1).mean(axis=1)
     largest_two = np.argsort(estimated_logits, axis=2)[:, :, -2:]
     estimates_of_two, truths_of_two = (
-        np.take_along_axis(a, largest_two, axis=2)
-        for a in (estimated_logits, true_logits)
+        np.take_along_axis(logits, largest_two, axis=2)
+        for logits in (estimated_logits, true_logits)
     )
     variance_of_difference = np.take_along_axis(
         np.broadcast_to(variance, estimated_logits.shape), largest_two, axis=2
@@ -233,7 +233,7 @@ def _tie_information(margin: Array) -> Array:
 
 
 def _mean_tie_information(tokens: int, V: float) -> float:
-    """Mean of ``_tie_information`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
+    """Mean of ``_tie_information`` for the two largest entries of one row, ``omega ~ N(0, 1 - V)``."""
     from scipy.special import ndtr
 
     q = 1 - V
@@ -241,13 +241,13 @@ def _mean_tie_information(tokens: int, V: float) -> float:
     tail_nodes, tail_weights = gauss_legendre(96, -9.0, 9.0)
     tail_weights = tail_weights * np.exp(-(tail_nodes**2) / 2) / math.sqrt(2 * math.pi)
     mean_information = 0.0
-    off_diagonal = tokens - 1
+    off_diagonal_count = tokens - 1
     cases = [
-        (2.0, 1.0, off_diagonal),
-        (1.0, 2.0, off_diagonal),
-        (1.0, 1.0, off_diagonal * (tokens - 2)),
+        (2.0, 1.0, off_diagonal_count),
+        (1.0, 2.0, off_diagonal_count),
+        (1.0, 1.0, off_diagonal_count * (tokens - 2)),
     ]
-    for upper_variance, lower_variance, pair_count in cases[: off_diagonal + 1]:
+    for upper_variance, lower_variance, pair_count in cases[: off_diagonal_count + 1]:
         total_variance = upper_variance + lower_variance
         gap = distances * math.sqrt(V * total_variance)
         density = np.exp(-(gap**2) / (2 * q * total_variance)) * math.sqrt(

@@ -29,7 +29,7 @@ from smimbench.interfaces.checks import (
 )
 from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
 from smimbench_attention.channels.attention.softmax.two_layers import (
-    STEEPEST,
+    LARGEST_BETA,
     TwoLayerAttention,
 )
 from smimbench_attention.channels.common import (
@@ -46,7 +46,7 @@ from smimbench_attention.channels.common import (
 )
 
 # Labels of two layers for differences of the information. Doubled: 1.6 times the time of one, and seldom an accurate value fewer.
-ROUGH = 1 << 11
+LABELS_FOR_DIFFERENCES = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             "beta",
             self.beta,
             positive=True,
-            maximum=STEEPEST if self.layers == 2 else LARGEST_PARAMETER,
+            maximum=LARGEST_BETA if self.layers == 2 else LARGEST_PARAMETER,
         )
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
@@ -156,8 +156,10 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         if implementation := self._implementation:
             return implementation.vjp(z, cotangent)
-        rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
-        return self._latent_gradient(rows)[..., None, :]
+        logit_gradient = softmax_vjp(
+            self.observable(self.forward(z)), cotangent, self.beta
+        )
+        return self._latent_gradient(logit_gradient)[..., None, :]
 
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
@@ -191,12 +193,12 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             )
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        u, distance = self._distance_from_line(y, omega)
-        mean = omega + distance
+        u, orthogonal_shift = self._orthogonal_shift(y, omega)
+        mean = omega + orthogonal_shift
         moment = None
         if second_moment:
-            outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = raw_second_moment(mean, V[..., None, :, :] * outer)
+            line_projection = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
+            moment = raw_second_moment(mean, V[..., None, :, :] * line_projection)
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -215,10 +217,10 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             return implementation.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        _, distance = self._distance_from_line(y, omega)
+        _, orthogonal_shift = self._orthogonal_shift(y, omega)
         v = V[0, 0]
-        quadratic = xp.sum(distance * distance, axis=(-2, -1)) / v
-        return -0.5 * quadratic - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
+        squared_shift = xp.sum(orthogonal_shift * orthogonal_shift, axis=(-2, -1)) / v
+        return -0.5 * squared_shift - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
 
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
@@ -237,7 +239,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     @property
     def sampling(self) -> Sampling | None:  # type: ignore[override]
         """Number of labels that sampled information needs for finite differences; None for one layer."""
-        return None if self.layers == 1 else Sampling(lambda Q, V: ROUGH)
+        return (
+            None if self.layers == 1 else Sampling(lambda Q, V: LABELS_FOR_DIFFERENCES)
+        )
 
     @property
     def equations(self) -> float:
@@ -283,50 +287,54 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``Q`` and ``V`` (..., 1, 1), results (...).
         """
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
-        pairs = zip(q.ravel().tolist(), v.ravel().tolist())
+        overlaps = zip(q.ravel().tolist(), v.ravel().tolist())
         errors = np.array(
             [
-                [_two_token_errors(*pair, self.beta, count) for count in NODES]
-                for pair in pairs
+                [
+                    _two_token_errors(*overlap, self.beta, node_count)
+                    for node_count in PANEL_NODES
+                ]
+                for overlap in overlaps
             ]
         )
         by_predictor = {}
-        for key, fine, coarse in zip(
+        for predictor, fine_value, coarse_value in zip(
             ("bayes", "plugin", "constant"), errors[:, 0].T, errors[:, 1].T, strict=True
         ):
-            error = np.abs(fine - coarse) + 1e-14 * fine
-            by_predictor[key] = uncertain_like(
-                V, fine.reshape(q.shape), error.reshape(q.shape), "quadrature"
+            error = np.abs(fine_value - coarse_value) + 1e-14 * fine_value
+            by_predictor[predictor] = uncertain_like(
+                V, fine_value.reshape(q.shape), error.reshape(q.shape), "quadrature"
             )
         return by_predictor
 
-    def _distance_from_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+    def _orthogonal_shift(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
-        u, z0 = self._label_line(y, omega)
+        u, z0 = self._line_of_label(y, omega)
         shift = z0 - omega[..., 0, :]
         projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
             2.0 / self.tokens**2
         )
         return u, (shift - projection * u)[..., None, :]
 
-    def _label_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+    def _line_of_label(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
         xp = namespace(y, omega)
         T = self.tokens
         pairs = site_pairs(self.tokens)
         device = array_api_compat.device(y)
-        flat = xp.reshape(y, (*y.shape[:-2], T * T))
+        flat_label = xp.reshape(y, (*y.shape[:-2], T * T))
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        places = (
+        entry_indices = (
             site_entries(T),
             [a * T + T - 1 for a, _ in pairs],
             [(T - 1) * T + a for a, _ in pairs],
         )
-        entry, row, normalizer = (
-            xp.take(flat, xp.asarray(index, device=device), axis=-1) for index in places
+        own_entry, last_column, last_row = (
+            xp.take(flat_label, xp.asarray(indices, device=device), axis=-1)
+            for indices in entry_indices
         )
         u = array_like([1 / s for s in site_scales(T)], omega)
-        return u, (entry - (row - normalizer)) * (u / self.beta)
+        return u, (own_entry - (last_column - last_row)) * (u / self.beta)
 
 
 @dataclass(frozen=True)
@@ -387,11 +395,12 @@ class RowSoftmax:
         if second_moment:
             xp = namespace(y, omega, V)
             T = self.tokens
-            row = xp.reshape(identity_like(T, omega), (T, 1, T, 1)) / (T - 1)
-            outer = xp.reshape(
-                xp.broadcast_to(row, (T, T - 1, T, T - 1)), (T * (T - 1), T * (T - 1))
+            row_projection = xp.reshape(identity_like(T, omega), (T, 1, T, 1)) / (T - 1)
+            line_projection = xp.reshape(
+                xp.broadcast_to(row_projection, (T, T - 1, T, T - 1)),
+                (T * (T - 1), T * (T - 1)),
             )
-            moment = raw_second_moment(mean, V[..., None, :, :] * outer)
+            moment = raw_second_moment(mean, V[..., None, :, :] * line_projection)
         return Posterior(mean, V / (self.tokens - 1), moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -426,19 +435,25 @@ class MixedAttentionSoftmax(MixedChannel):
     ) -> Posterior:
         """Posterior of the whitened latents zeta: Gaussian along one line; arguments as in ``Channel.posterior``."""
         xp = namespace(y, omega, V)
-        u, z0 = self.channel._label_line(y, omega)
-        free = self.apply(self.inverse, u)
+        u, z0 = self.channel._line_of_label(y, omega)
+        free_direction = self.apply(self.inverse, u)
         shift = self.apply(self.inverse, z0) - omega[..., 0, :]
-        free = free / xp.sqrt(xp.sum(free * free))
+        free_direction = free_direction / xp.sqrt(
+            xp.sum(free_direction * free_direction)
+        )
         mean = (
             omega
-            + (shift - xp.sum(shift * free, axis=-1, keepdims=True) * free)[
-                ..., None, :
-            ]
+            + (
+                shift
+                - xp.sum(shift * free_direction, axis=-1, keepdims=True)
+                * free_direction
+            )[..., None, :]
         )
         moment = (
             raw_second_moment(
-                mean, V[..., None, :, :] * (free[:, None] * free[None, :])
+                mean,
+                V[..., None, :, :]
+                * (free_direction[:, None] * free_direction[None, :]),
             )
             if second_moment
             else None
@@ -453,45 +468,51 @@ class MixedAttentionSoftmax(MixedChannel):
 
 # Gauss-Legendre nodes of a panel: the first count is the answer, the second gives the error. Doubled: errors are rounding
 # already, three times the time.
-NODES = (12, 10)
+PANEL_NODES = (12, 10)
 
 
-def _two_token_errors(q: float, v: float, beta: float, count: int) -> Host:
-    """Bayes, plug-in and constant error of the two-token label, by ``count`` Gauss-Legendre nodes in each panel.
+def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
+    """Bayes, plug-in and constant error of the two-token label, by ``node_count`` Gauss-Legendre nodes in each panel.
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
     """
-    width = math.sqrt(3 * v)
-    omega_width = math.sqrt(3 * q)
+    deviation_u = math.sqrt(3 * v)
+    deviation_m = math.sqrt(3 * q)
     # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
-    scales = [1 / beta, width]
-    (t,), (weights,) = _normal_panels(np.zeros(1), omega_width, scales, count)
-    t, weights = (
-        t[weights > 0],
+    scales_of_m = [1 / beta, deviation_u]
+    (nodes,), (weights,) = _graded_normal_rule(
+        np.zeros(1), deviation_m, scales_of_m, node_count
+    )
+    nodes, weights = (
+        nodes[weights > 0],
         weights[weights > 0],
     )  # about half of the panels lie beyond the reach and are empty
-    variance, square = _logistic_spread(omega_width * t, width, beta, count)
-    bayes = weights @ variance
-    plugin = weights @ square
-    constant = _logistic_spread(np.zeros(1), math.sqrt(3 * (q + v)), beta, count)[0][0]
-    return 4 * np.array([bayes, plugin, constant])
+    variance, squared_error = _logistic_errors(
+        deviation_m * nodes, deviation_u, beta, node_count
+    )
+    bayes_error = weights @ variance
+    plugin_error = weights @ squared_error
+    constant_error = _logistic_errors(
+        np.zeros(1), math.sqrt(3 * (q + v)), beta, node_count
+    )[0][0]
+    return 4 * np.array([bayes_error, plugin_error, constant_error])
 
 
-def _logistic_spread(
-    m: Host, width: float, beta: float, count: int
+def _logistic_errors(
+    m: Host, deviation: float, beta: float, node_count: int
 ) -> tuple[Host, Host]:
     """Variance of the logistic function ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``; ``u ~ N(m, width^2)``, m (k,)."""
     from scipy.special import expit
 
-    x, weights = _normal_panels(m, width, [1 / beta], count)
-    center = beta * m[:, None]
-    step = beta * width * x
-    sign = np.sign(step)
+    nodes, weights = _graded_normal_rule(m, deviation, [1 / beta], node_count)
+    scaled_mean = beta * m[:, None]
+    scaled_deviation = beta * deviation * nodes
+    sign = np.sign(scaled_deviation)
     # s(high) - s(low) as a product: the difference of two numbers near 1 would keep no digits.
     difference = (
-        expit(sign * (center + step))
-        * np.where(step > 0, expit(-center), expit(center))
-        * -np.expm1(-np.abs(step))
+        expit(sign * (scaled_mean + scaled_deviation))
+        * np.where(scaled_deviation > 0, expit(-scaled_mean), expit(scaled_mean))
+        * -np.expm1(-np.abs(scaled_deviation))
         * sign
     )
     mean = np.sum(weights * difference, axis=1)
@@ -499,24 +520,33 @@ def _logistic_spread(
     return mean_square - mean**2, mean_square
 
 
-def _normal_panels(
-    center: Host, width: float, scales: list[float], count: int
+def _graded_normal_rule(
+    center: Host, deviation: float, scales: list[float], node_count: int
 ) -> tuple[Host, Host]:
     """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``center + width x``."""
-    reach = 9.0  # leaves out 1e-19
-    ladder = np.outer(
+    half_range = 9.0  # leaves out 1e-19
+    step_distances = np.outer(
         scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     ).ravel()  # distances from the step, in its widths
-    distance = np.concatenate([-ladder, ladder]) - center[:, None]
+    distance = np.concatenate([-step_distances, step_distances]) - center[:, None]
     with np.errstate(over="ignore"):
-        steps = distance / width if width > 0 else np.where(distance > 0, reach, -reach)
-    grid = np.broadcast_to(np.linspace(-reach, reach, 9), (len(center), 9))
-    edges = np.sort(
-        np.concatenate([grid, np.clip(steps, -reach, reach)], axis=1), axis=1
+        panel_ends = (
+            distance / deviation
+            if deviation > 0
+            else np.where(distance > 0, half_range, -half_range)
+        )
+    even_ends = np.broadcast_to(
+        np.linspace(-half_range, half_range, 9), (len(center), 9)
     )
-    nodes, weights = gauss_legendre(count)
-    half = np.diff(edges, axis=1)[:, :, None] / 2
-    x = edges[:, :-1, None] + half * (1 + nodes)
-    return x.reshape(len(center), -1), (half * weights * normal_density(x)).reshape(
-        len(center), -1
+    panel_edges = np.sort(
+        np.concatenate(
+            [even_ends, np.clip(panel_ends, -half_range, half_range)], axis=1
+        ),
+        axis=1,
     )
+    nodes, weights = gauss_legendre(node_count)
+    half_lengths = np.diff(panel_edges, axis=1)[:, :, None] / 2
+    panel_nodes = panel_edges[:, :-1, None] + half_lengths * (1 + nodes)
+    return panel_nodes.reshape(len(center), -1), (
+        half_lengths * weights * normal_density(panel_nodes)
+    ).reshape(len(center), -1)

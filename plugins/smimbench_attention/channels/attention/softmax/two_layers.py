@@ -17,7 +17,7 @@ from smimbench_attention.channels.attention.softmax.weight import (
     ACCURACY,
     DIRECTIONS,
     ROOT2,
-    reduced,
+    sample_parameters,
 )
 from smimbench_attention.channels.common import (
     AttentionChannel,
@@ -30,7 +30,7 @@ from smimbench_attention.channels.common import (
     uncertain_like,
 )
 
-STEEPEST = 8.0
+LARGEST_BETA = 8.0
 """Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
 
 
@@ -77,15 +77,24 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
         xp = namespace(z, cotangent)
-        attention, mixing, second, M = self._layers(z)
-        outer = softmax_vjp(xp.exp(log_softmax(self.beta * M)), cotangent, self.beta)
-        to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
-        to_mixing = xp.matmul(
-            xp.matmul(outer + xp.matrix_transpose(outer), mixing), second
+        attention, mixing, second_fields, M = self._layers(z)
+        gradient_M = softmax_vjp(
+            xp.exp(log_softmax(self.beta * M)), cotangent, self.beta
         )
-        to_first = softmax_vjp(attention, to_mixing, self.beta)
+        gradient_second = xp.matmul(
+            xp.matmul(xp.matrix_transpose(mixing), gradient_M), mixing
+        )
+        gradient_mixing = xp.matmul(
+            xp.matmul(gradient_M + xp.matrix_transpose(gradient_M), mixing),
+            second_fields,
+        )
+        gradient_first = softmax_vjp(attention, gradient_mixing, self.beta)
         return xp.stack(
-            [self._latent_gradient(to_first), self._latent_gradient(to_second)], axis=-2
+            [
+                self._latent_gradient(gradient_first),
+                self._latent_gradient(gradient_second),
+            ],
+            axis=-2,
         )
 
     def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
@@ -94,12 +103,12 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         xp = namespace(z)
         attention = xp.exp(log_softmax(self.beta * self._logit_matrix(z[..., 0, :])))
         mixing = self.skip * identity_like(2, z) + attention
-        second = self._logit_matrix(z[..., 1, :])
+        second_fields = self._logit_matrix(z[..., 1, :])
         return (
             attention,
             mixing,
-            second,
-            xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing)),
+            second_fields,
+            xp.matmul(xp.matmul(mixing, second_fields), xp.matrix_transpose(mixing)),
         )
 
     def posterior(
@@ -121,43 +130,63 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
         check_latents(omega, 2, 3)
         n = omega.shape[0]
-        samples, weight = reduced(self.beta, self.skip, y, omega, V)
+        samples, weight = sample_parameters(self.beta, self.skip, y, omega, V)
         sums = integrals(samples, weight)
         # one sample in so many is integrated twice for the error
-        checked = min(max(16, n // 64), n)
+        checked_count = min(max(16, n // 64), n)
         refined = integrals(
-            samples[:checked], weight, ACCURACY.fine_variation, try_gauss_hermite=False
+            samples[:checked_count],
+            weight,
+            ACCURACY.fine_variation,
+            try_gauss_hermite=False,
         )
-        difference = (
-            float(np.mean((refined.mean - sums.mean[:checked]) ** 2))
-            if checked
+        squared_difference = (
+            float(np.mean((refined.mean - sums.mean[:checked_count]) ** 2))
+            if checked_count
             else 0.0
         )
-        means = to_host(omega).astype(np.float64)
-        matrix = to_host(V).astype(np.float64)
+        prior_means = to_host(omega).astype(np.float64)
+        prior_covariance = to_host(V).astype(np.float64)
         directions = np.array(DIRECTIONS[:2])
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
-        unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
-        mean = means + (sums.mean * unit).reshape(n, 2, 2) @ directions
-        inner = (
+        prior_deviations = np.repeat(np.sqrt(np.diagonal(prior_covariance)), 2)
+        mean = (
+            prior_means + (sums.mean * prior_deviations).reshape(n, 2, 2) @ directions
+        )
+        direction_covariance = (
             sums.square - sums.mean[:, :, None] * sums.mean[:, None, :]
-        ) * np.outer(unit, unit)
+        ) * np.outer(prior_deviations, prior_deviations)
         # of no samples nothing is known
-        average = (inner.mean(axis=0) if n else np.zeros((4, 4))).reshape(2, 2, 2, 2)
-        covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
-        second = None
+        mean_covariance = (
+            direction_covariance.mean(axis=0) if n else np.zeros((4, 4))
+        ).reshape(2, 2, 2, 2)
+        covariance = (
+            mean_covariance[:, 0, :, 0] + mean_covariance[:, 1, :, 1] + prior_covariance
+        ) / 3
+        second_moment_of_z = None
         if second_moment:
-            lift = np.kron(np.eye(2), directions.T)
-            flat = mean.reshape(n, 6)
-            hidden = np.kron(matrix, np.outer(DIRECTIONS[2], DIRECTIONS[2]))
-            total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
-            second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
+            to_latents = np.kron(np.eye(2), directions.T)
+            flat_mean = mean.reshape(n, 6)
+            unseen_covariance = np.kron(
+                prior_covariance, np.outer(DIRECTIONS[2], DIRECTIONS[2])
+            )
+            full_second_moment = (
+                to_latents @ direction_covariance @ to_latents.T
+                + unseen_covariance
+                + flat_mean[:, :, None] * flat_mean[:, None, :]
+            )
+            second_moment_of_z = array_like(
+                full_second_moment.reshape(n, 2, 3, 2, 3), omega
+            )
         # two of three directions are integrated; what was given up may be wrong by a prior width
         error = math.sqrt(
-            (difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3
+            (squared_difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3
         )
         return Posterior(
-            array_like(mean, omega), array_like(covariance, omega), second, error
+            array_like(mean, omega),
+            array_like(covariance, omega),
+            second_moment_of_z,
+            error,
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -166,7 +195,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
         check_latents(omega, 2, 3)
         return array_like(
-            integrals(*reduced(self.beta, self.skip, y, omega, V)).log_weight, omega
+            integrals(*sample_parameters(self.beta, self.skip, y, omega, V)).log_weight,
+            omega,
         )
 
     def information(
@@ -184,7 +214,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
         pairs = [self._sampled_information(samples, *pair) for pair in batch]
         value, error = (
-            np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1)
+            np.array([estimate[index] for estimate in pairs]).reshape(q.shape)
+            for index in (0, 1)
         )
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
@@ -200,25 +231,36 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         """
         scrambles = ACCURACY.scrambles
         exact_count = max(2 * scrambles, samples // ACCURACY.correction_share)
-        crude, _ = self._label_products(Q, V, _normals(samples, 0), exact=False)
-        exact, control = self._label_products(
-            Q, V, _normals(exact_count, 1), exact=True
+        crude_products, _ = self._label_products(
+            Q, V, _normal_points(samples, 0), exact=False
         )
-        crude_mean = crude.reshape(3, scrambles, -1).mean(axis=2)
-        centered = control - control.mean(axis=1, keepdims=True)
-        slope = np.linalg.lstsq(
-            centered.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None
+        exact_products, control_products = self._label_products(
+            Q, V, _normal_points(exact_count, 1), exact=True
+        )
+        crude_mean = crude_products.reshape(3, scrambles, -1).mean(axis=2)
+        centered_controls = control_products - control_products.mean(
+            axis=1, keepdims=True
+        )
+        regression_matrix = np.linalg.lstsq(
+            centered_controls.T,
+            (exact_products - exact_products.mean(axis=1, keepdims=True)).T,
+            rcond=None,
         )[0].T
-        residual = (exact - slope @ control).reshape(3, scrambles, -1).mean(axis=2)
-        mean = slope @ crude_mean.mean(axis=1) + residual.mean(axis=1)
+        residual = (
+            (exact_products - regression_matrix @ control_products)
+            .reshape(3, scrambles, -1)
+            .mean(axis=2)
+        )
+        mean = regression_matrix @ crude_mean.mean(axis=1) + residual.mean(axis=1)
         error = np.hypot(
-            (slope @ crude_mean).std(axis=1, ddof=1), residual.std(axis=1, ddof=1)
+            (regression_matrix @ crude_mean).std(axis=1, ddof=1),
+            residual.std(axis=1, ddof=1),
         ) / math.sqrt(scrambles)
-        order = np.array([[0, 2], [2, 1]])
-        return mean[order], error[order]
+        entry_order = np.array([[0, 2], [2, 1]])
+        return mean[entry_order], error[entry_order]
 
     def _label_products(
-        self, Q: Array, V: Array, normal: Array, *, exact: bool
+        self, Q: Array, V: Array, normal_numbers: Array, *, exact: bool
     ) -> tuple[Array, Array]:
         """Products ``sum_c g_c g_c^T`` of labels, entries 11, 22 and 12 (3, N): exact if requested, and from crude means."""
         from smimbench_attention.channels.attention.softmax.quadrature import (
@@ -227,10 +269,12 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         )
 
         # (sample, layer, direction)
-        omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
-        truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
+        omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal_numbers[:, 0])
+        truth = omega + np.einsum(
+            "lk,nkd->nld", symmetric_root(V), normal_numbers[:, 1]
+        )
         directions = np.array(DIRECTIONS[:2])
-        samples, weight = reduced(
+        samples, weight = sample_parameters(
             self.beta,
             self.skip,
             self.forward(truth @ directions),
@@ -248,10 +292,12 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         if exact:
             means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
         inverse = np.linalg.inv(V)
-        unit = np.sqrt(np.diagonal(V))[:, None]
+        prior_deviations = np.sqrt(np.diagonal(V))[:, None]
         products = []
         for mean in means:
-            g = np.einsum("lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * unit)
+            g = np.einsum(
+                "lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * prior_deviations
+            )
             products.append(
                 np.stack(
                     [
@@ -264,7 +310,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
 
 @cache
-def _normals(count: int, stream: int) -> Host:
+def _normal_points(count: int, stream: int) -> Host:
     """Quasi-random standard normals (sample, mean or residual, layer, direction), scramble by scramble."""
     size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(

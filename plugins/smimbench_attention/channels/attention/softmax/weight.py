@@ -127,7 +127,7 @@ class Sums(NamedTuple):
     unreliable: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 
-def reduced(
+def sample_parameters(
     beta: float, skip: float, y: Array, omega: Array, V: Array
 ) -> tuple[Host, Weight]:
     """Fields (n, 6) of ``Sample`` except the ridge, and the weight.
@@ -137,12 +137,16 @@ def reduced(
     ValueError
         If V is not positive definite.
     """
-    labels, means, host = (to_host(array).astype(np.float64) for array in (y, omega, V))
-    v1 = float(host[0, 0])
-    v2 = float(host[1, 1])
-    v12 = float((host[0, 1] + host[1, 0]) / 2)
-    if not (v1 > 0 and v2 * v1 - v12 * v12 > 0):
-        raise ValueError(f"V must be positive definite, got {host.tolist()}")
+    labels, means, covariance = (
+        to_host(array).astype(np.float64) for array in (y, omega, V)
+    )
+    variance_1 = float(covariance[0, 0])
+    variance_2 = float(covariance[1, 1])
+    covariance_12 = float((covariance[0, 1] + covariance[1, 0]) / 2)
+    if not (
+        variance_1 > 0 and variance_2 * variance_1 - covariance_12 * covariance_12 > 0
+    ):
+        raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
     margins = (
         np.stack(
             [labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]],
@@ -150,14 +154,21 @@ def reduced(
         )
         / beta
     )
-    center = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
+    prior_means = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
     scales = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
     samples = np.column_stack(
-        [center * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]]
+        [prior_means * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]]
     )
-    unit = beta * math.sqrt(v1)
+    beta_width = beta * math.sqrt(variance_1)
     crossing = math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
-    lift = v12 / v1 * math.sqrt(v1)
+    shift_per_width = covariance_12 / variance_1 * math.sqrt(variance_1)
     return samples, Weight(
-        beta, skip, v1, v2 - v12 * v12 / v1, lift, ROOT2 * unit, 2 * unit, crossing
+        beta,
+        skip,
+        variance_1,
+        variance_2 - covariance_12 * covariance_12 / variance_1,
+        shift_per_width,
+        ROOT2 * beta_width,
+        2 * beta_width,
+        crossing,
     )

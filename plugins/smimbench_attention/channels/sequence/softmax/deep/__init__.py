@@ -27,7 +27,7 @@ from smimbench.interfaces import Array, Host, Posterior
 from smimbench.numerics import is_diagonal, normal_scrambles
 from smimbench_attention.channels.common import array_like, shifted_second_moment
 
-PILOT = 128
+PILOT_POINTS = 128
 """Points of the first look, from each kind of prior. Doubled: a fifth more time, the same error."""
 
 
@@ -39,31 +39,35 @@ class LayerMoments(NamedTuple):
     second: Array  # (n, L, L) sum_m E[dz_am dz_bm], or (n, L M, L M) the whole E[dz dz^T] by layer and token
     error: Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
 
-    def posterior(self, omega: Array, full: bool) -> Posterior:
-        """Convert to the ``Posterior`` of the channel contract, in the data type of ``omega``; ``full`` describes ``second``."""
+    def posterior(self, omega: Array, full_second: bool) -> Posterior:
+        """Convert to the ``Posterior`` of the channel contract; ``full_second`` says whether ``second`` is the whole matrix."""
         xp = namespace(omega)
         n, layers, tokens = omega.shape
         shift = self.shift
-        wide = xp.astype(omega, xp.float64)
+        omega_64 = xp.astype(omega, xp.float64)
         traces = self.second
         second_moment = None
-        if full:
+        if full_second:
             matrix = xp.reshape(self.second, (n, layers, tokens, layers, tokens))
             # sum over equal tokens
             traces = xp.sum(
                 xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1
             )
-            flat, center = (xp.reshape(a, (n, layers * tokens)) for a in (shift, wide))
+            flat_shift, flat_omega = (
+                xp.reshape(array, (n, layers * tokens)) for array in (shift, omega_64)
+            )
             outer = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
             second_moment = xp.reshape(
-                shifted_second_moment(center, flat, outer, omega.dtype), matrix.shape
+                shifted_second_moment(flat_omega, flat_shift, outer, omega.dtype),
+                matrix.shape,
             )
         if on_device(
             shift
         ):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
-            rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
+            layer_rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
             covariance = (
-                xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n
+                xp.mean(traces, axis=0)
+                - xp.matmul(layer_rows, xp.matrix_transpose(layer_rows)) / n
             ) / tokens
         else:
             covariance = (
@@ -71,7 +75,7 @@ class LayerMoments(NamedTuple):
                 / tokens
             )
         return Posterior(
-            xp.astype(wide + shift, omega.dtype),
+            xp.astype(omega_64 + shift, omega.dtype),
             xp.astype(covariance, omega.dtype),
             second_moment,
             xp.sqrt(xp.mean(self.error * self.error)),
@@ -80,30 +84,34 @@ class LayerMoments(NamedTuple):
 
 def moments_of_means(
     mass: Array,
-    level: Array,
-    constant: float,
+    log_unit: Array,
+    log_normalization: float,
     means: Array,
     error: Array,
     shape: tuple[int, ...],
 ) -> LayerMoments:
     """Moments from rows of posterior means (k, n): first of ``dz`` layer by layer, then the second moment.
 
-    ``log Z_out = log(mass) + level - constant``; ``mass`` and ``level`` (n,), 0 mass where nothing was found; ``shape`` is
-    (n, L, M).
+    ``log Z_out = log(mass) + log_unit - log_normalization``; ``mass`` and ``log_unit`` (n,), 0 mass where
+    nothing was found; ``shape`` is (n, L, M).
     """
     xp = namespace(mass)
     _, layers, tokens = shape
-    positive = mass > 0.0
+    is_positive = mass > 0.0
     log_partition = xp.where(
-        positive, xp.log(xp.where(positive, mass, 1.0)) + level - constant, -math.inf
+        is_positive,
+        xp.log(xp.where(is_positive, mass, 1.0)) + log_unit - log_normalization,
+        -math.inf,
     )
-    rows = xp.permute_dims(means, (1, 0))
+    mean_rows = xp.permute_dims(means, (1, 0))
     size = layers * tokens
-    rank = math.isqrt(rows.shape[1] - size)
-    shift = xp.reshape(rows[:, :size], (-1, layers, tokens))
-    second = xp.reshape(rows[:, size:], (rows.shape[0], rank, rank))
+    matrix_size = math.isqrt(mean_rows.shape[1] - size)
+    shift = xp.reshape(mean_rows[:, :size], (-1, layers, tokens))
+    second = xp.reshape(
+        mean_rows[:, size:], (mean_rows.shape[0], matrix_size, matrix_size)
+    )
     return LayerMoments(
-        log_partition, shift, second, xp.where(positive, error, math.inf)
+        log_partition, shift, second, xp.where(is_positive, error, math.inf)
     )
 
 
@@ -145,43 +153,45 @@ def integrate(
     all_points = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
     # for this accuracy or worse, try an eighth of the points first
     trial_points = max(32, all_points // 8) if accuracy >= 1e-3 else all_points
-    mixed = V[:-1, -1]
-    slopes = np.linalg.solve(V[:-1, :-1], mixed)
-    noise = float(V[-1, -1] - slopes @ mixed)
-    diagonal = is_diagonal(V)
-    precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
+    cross_covariance = V[:-1, -1]
+    regression_slopes = np.linalg.solve(V[:-1, :-1], cross_covariance)
+    conditional_variance = float(V[-1, -1] - regression_slopes @ cross_covariance)
+    is_diagonal_V = is_diagonal(V)
+    precision = np.diag(1.0 / np.diagonal(V)) if is_diagonal_V else np.linalg.inv(V)
     law = LatentLaw(
         tokens,
         float(skip),
         np.linalg.cholesky(V[:-1, :-1]),
-        slopes,
-        noise,
+        regression_slopes,
+        conditional_variance,
         precision,
-        diagonal,
+        is_diagonal_V,
         np.diagonal(V).copy(),
     )
-    rank = 0 if full is None else layers * tokens if full else layers
-    sums = np.empty((n, runs, 3 + layers * tokens + rank**2))
+    matrix_size = 0 if full is None else layers * tokens if full else layers
+    sums = np.empty((n, runs, 3 + layers * tokens + matrix_size**2))
     # One memory layout only: any other would be compiled separately.
     arrays = [
         np.require(array, np.float64, ["C", "W"]) for array in (outputs, to_host(omega))
     ]
-    sets = _sets(layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs)
-    integrate_samples(*arrays, law, float(accuracy), sets, bool(full), sums)
-    constant = 0.5 * tokens * math.log(2.0 * math.pi * noise)
+    point_sets = _integration_points(
+        layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs
+    )
+    integrate_samples(*arrays, law, float(accuracy), point_sets, bool(full), sums)
+    log_normalization = 0.5 * tokens * math.log(2.0 * math.pi * conditional_variance)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
-        constant += 2.0 * (layers - 1) * math.log1p(skip)
+        log_normalization += 2.0 * (layers - 1) * math.log1p(skip)
     run_moments = []
-    for level, mass, error, *means in sums.transpose(1, 2, 0):
+    for log_unit, mass, error, *means in sums.transpose(1, 2, 0):
         moments = moments_of_means(
-            mass, level, constant, np.stack(means), error, omega.shape
+            mass, log_unit, log_normalization, np.stack(means), error, omega.shape
         )
         run_moments.append(LayerMoments(*(array_like(values, u) for values in moments)))
     return run_moments
 
 
 @lru_cache(maxsize=64)
-def _sets(
+def _integration_points(
     layers: int,
     tokens: int,
     trial_points: int,
@@ -195,35 +205,40 @@ def _sets(
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
     numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.
     """
-    size = (layers - 1) * tokens
+    coordinate_count = (layers - 1) * tokens
 
-    def drawn(
-        kind: int, count: int, shares: tuple[int, int, int], copies: int, runs: int
+    def stage_points(
+        stage: int, count: int, shares: tuple[int, int, int], copies: int, runs: int
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
+        """Points of one stage, by component of the mixture, and how many of each a scramble has."""
         from scipy.special import ndtr
 
-        shape = size + tokens + layers, count, runs * copies
-        numbers = normal_scrambles(*shape, "deep attention", seed, kind).reshape(
-            runs, copies, count, -1
+        points_shape = coordinate_count + tokens + layers, count, runs * copies
+        random_numbers = normal_scrambles(
+            *points_shape, "deep attention", seed, stage
+        ).reshape(runs, copies, count, -1)
+        random_numbers[..., coordinate_count + tokens :] = np.clip(
+            ndtr(random_numbers[..., coordinate_count + tokens :]), 1e-16, 1.0 - 1e-16
         )
-        numbers[..., size + tokens :] = np.clip(
-            ndtr(numbers[..., size + tokens :]), 1e-16, 1.0 - 1e-16
+        random_numbers[..., -1] = -np.log(-np.log(random_numbers[..., -1]))
+        component_sizes = tuple(share * count // 8 for share in shares)
+        component_points = (
+            component.reshape(runs, -1, points_shape[0]).transpose(0, 2, 1)
+            for component in np.split(
+                random_numbers, np.cumsum(component_sizes), axis=2
+            )[:3]
         )
-        numbers[..., -1] = -np.log(-np.log(numbers[..., -1]))
-        sizes = tuple(share * count // 8 for share in shares)
-        portions = (
-            portion.reshape(runs, -1, shape[0]).transpose(0, 2, 1)
-            for portion in np.split(numbers, np.cumsum(sizes), axis=2)[:3]
-        )
-        return tuple(map(np.ascontiguousarray, portions)), sizes
+        return tuple(map(np.ascontiguousarray, component_points)), component_sizes
 
     # shares of the prior, the Gaussians and the gaps
-    shares, pilot = ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
+    shares, pilot_shares = (
+        ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
+    )
     return (
-        drawn(0, 2 * PILOT, pilot, 1, 1),
-        drawn(1, all_points, shares, 1, 1),
-        drawn(2, trial_points, shares, scrambles, runs),
-        drawn(3, all_points, shares, scrambles, runs),
+        stage_points(0, 2 * PILOT_POINTS, pilot_shares, 1, 1),
+        stage_points(1, all_points, shares, 1, 1),
+        stage_points(2, trial_points, shares, scrambles, runs),
+        stage_points(3, all_points, shares, scrambles, runs),
     )
 
 

@@ -12,6 +12,7 @@ from numba import njit
 
 from smimbench_attention.channels.compiling import compiled, exp
 from smimbench_attention.channels.sequence.softmax.deep.points import (
+    BATCH_POINTS,
     CENTER,
     CENTERS,
     DZ,
@@ -30,41 +31,42 @@ from smimbench_attention.channels.sequence.softmax.deep.points import (
     TOP,
     WEIGHT,
     WEIGHTED,
-    WIDTH,
     XI,
     Z,
-    add,
     add_product,
+    add_row,
     bounded_exp,
-    draw,
-    fill,
+    draw_points,
+    fill_row,
     integrand,
     jit,
-    mix,
+    multiply_attention,
 )
 
 SCRAMBLES = 8
 """Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
-FEW_POINTS = 40.0
+FEWEST_EFFECTIVE_POINTS = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
 
 @jit
-def _explore(t, sample, law, gaussians, points, sizes, seeds):
-    # Gaussians around points of large weight, moved toward the maximum. Centers are drawn without replacement, with the square
-    # roots of the weights as odds: bold, but not blind to small modes.
+def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
+    """Choose centers among points of large weight, without replacement, and fit Gaussians around them.
+
+    The square roots of the weights are the odds: bold, but not blind to small modes.
+    """
     size = law.root.shape[0] * law.tokens
-    weakest, lowest = 0, -math.inf
+    weakest_center, lowest_score = 0, -math.inf
     for k in range(CENTERS):
-        seeds[k, 0] = lowest
+        seeds[k, 0] = lowest_score
     for component in range(3):
-        noise = points[component][0, size + law.tokens + law.root.shape[0]]
-        for begin in range(0, len(noise), WIDTH):
-            n = min(WIDTH, len(noise) - begin)
-            draw(
-                t,
+        gumbel_noise = points[component][0, size + law.tokens + law.root.shape[0]]
+        for first_point in range(0, len(gumbel_noise), BATCH_POINTS):
+            n = min(BATCH_POINTS, len(gumbel_noise) - first_point)
+            draw_points(
+                table,
                 component,
-                begin,
+                first_point,
                 n,
                 sample,
                 law,
@@ -74,69 +76,83 @@ def _explore(t, sample, law, gaussians, points, sizes, seeds):
             )
             for j in range(n):
                 # where all weights are zero, any center will do
-                height = 0.5 * max(t[WEIGHT, j], -1e300) + noise[begin + j]
-                if height > lowest:
-                    seeds[weakest, 0] = height
-                    seeds[weakest, 1] = 1.0 if t[PLUS, j] >= t[MINUS, j] else -1.0
+                score = (
+                    0.5 * max(table[WEIGHT, j], -1e300) + gumbel_noise[first_point + j]
+                )
+                if score > lowest_score:
+                    seeds[weakest_center, 0] = score
+                    seeds[weakest_center, 1] = (
+                        1.0 if table[PLUS, j] >= table[MINUS, j] else -1.0
+                    )
                     for k in range(size):
-                        seeds[weakest, 2 + k] = t[XI + k, j]
-                    lowest = math.inf
+                        seeds[weakest_center, 2 + k] = table[XI + k, j]
+                    lowest_score = math.inf
                     for k in range(CENTERS):
-                        weakest, lowest = (
+                        weakest_center, lowest_score = (
                             (k, seeds[k, 0])
-                            if seeds[k, 0] < lowest
-                            else (weakest, lowest)
+                            if seeds[k, 0] < lowest_score
+                            else (weakest_center, lowest_score)
                         )
-    _fit(t, sample, law, gaussians, seeds)
+    _fit_gaussians(table, sample, law, gaussians, seeds)
 
 
 @jit
-def _fit(t, sample, law, gaussians, seeds):
-    # Damped Gauss-Newton steps for all centers at once. With the residual r of z_L and its derivative J the posterior is nearly
-    # exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of a normal vector of which M combinations are known: the rows of (J, I).
+def _fit_gaussians(table, sample, law, gaussians, seeds):
+    """Move all centers to a maximum by damped Gauss-Newton steps, and describe the Gaussian around each.
+
+    With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
+    a normal vector of which M combinations are known: the rows of (J, I).
+    """
     tokens, size = law.tokens, law.root.shape[0] * law.tokens
-    increment, unit, probes = 1e-5, 1.0 / math.sqrt(law.noise), size + 1
+    increment = 1e-5
+    inverse_deviation = 1.0 / math.sqrt(law.noise)
+    points_per_center = size + 1
     rows, residual = np.zeros((3, 6)), np.zeros(3)
-    for trial in range(5):
+    for iteration in range(5):
         for k in range(CENTERS):
-            for column in range(probes):
+            for column in range(points_per_center):
                 for i in range(size):
-                    t[XI + i, k * probes + column] = seeds[k, 2 + i] + (
+                    table[XI + i, k * points_per_center + column] = seeds[k, 2 + i] + (
                         increment if column == i + 1 else 0.0
                     )
-        integrand(t, CENTERS * probes, sample, law)
+        integrand(table, CENTERS * points_per_center, sample, law)
         for k in range(CENTERS):
-            seed, gaussian, place = seeds[k], gaussians[k], k * probes
-            value = t[ENERGY, place]
+            seed, gaussian, center_point = seeds[k], gaussians[k], k * points_per_center
+            cost = table[ENERGY, center_point]
             for m in range(tokens):
-                solved, center = t[SOLVED + m], t[CENTER + m]
-                residual[m] = (seed[1] * solved[place] - center[place]) * unit
-                value += 0.5 * residual[m] ** 2
+                solved, conditional_mean = table[SOLVED + m], table[CENTER + m]
+                residual[m] = (
+                    seed[1] * solved[center_point] - conditional_mean[center_point]
+                ) * inverse_deviation
+                cost += 0.5 * residual[m] ** 2
                 for i in range(size):
-                    at = place + i + 1
-                    slope = (
-                        (seed[1] * solved[at] - center[at]) * unit - residual[m]
+                    probe_point = center_point + i + 1
+                    derivative = (
+                        (seed[1] * solved[probe_point] - conditional_mean[probe_point])
+                        * inverse_deviation
+                        - residual[m]
                     ) / increment
-                    rows[m, i] = slope if abs(slope) < 1e100 else 0.0
-            better = trial == 0 or value < gaussian[0, size + 1]
-            if better:
+                    rows[m, i] = derivative if abs(derivative) < 1e100 else 0.0
+            is_improved = iteration == 0 or cost < gaussian[0, size + 1]
+            if is_improved:
                 for i in range(size):
                     gaussian[0, i] = seed[2 + i]
-                gaussian[0, size + 1] = value
-                _describe(gaussian, rows, residual, size, tokens)
+                gaussian[0, size + 1] = cost
+                _describe_gaussian(gaussian, rows, residual, size, tokens)
             # length of the next step
-            length = (
+            step_length = (
                 1.0
-                if trial == 0
-                else min(1.0, gaussian[0, size + 2] * (2.0 if better else 0.3))
+                if iteration == 0
+                else min(1.0, gaussian[0, size + 2] * (2.0 if is_improved else 0.3))
             )
-            gaussian[0, size + 2] = length
+            gaussian[0, size + 2] = step_length
             for i in range(size):
-                seed[2 + i] = gaussian[0, i] + length * gaussian[7, i]
+                seed[2 + i] = gaussian[0, i] + step_length * gaussian[7, i]
 
 
 @jit
 def _dot(x, y, n):
+    """Scalar product of the first n entries of two rows."""
     total = 0.0
     for i in range(n):
         total += x[i] * y[i]
@@ -144,9 +160,12 @@ def _dot(x, y, n):
 
 
 @jit
-def _describe(gaussian, rows, residual, size, tokens):
-    # J in rows 1 to 3, an orthonormal basis of the rows of (J, I) in 4 to 6, the step to the maximum in 7; behind the center the
-    # logarithm of the root of the curvature's determinant
+def _describe_gaussian(gaussian, rows, residual, size, tokens):
+    """Write the Gaussian around a center from the residual and its derivative J.
+
+    J in rows 1 to 3, an orthonormal basis of the rows of (J, I) in 4 to 6, the step to the maximum in 7; behind the center the
+    logarithm of the root of the curvature's determinant.
+    """
     step = gaussian[7]
     gaussian[0, size] = 0.0
     for m in range(tokens):
@@ -155,15 +174,15 @@ def _describe(gaussian, rows, residual, size, tokens):
             gaussian[1 + m, i] = row[i] = rows[m, i]
         for i in range(tokens):
             row[size + i] = 1.0 if i == m else 0.0
-        target = _dot(rows[m], gaussian[0], size) - residual[m]
+        projection = _dot(rows[m], gaussian[0], size) - residual[m]
         for k in range(m):
-            previous = gaussian[4 + k]
-            product = _dot(row, previous, size + tokens)
-            target -= product * previous[8]
+            previous_row = gaussian[4 + k]
+            overlap = _dot(row, previous_row, size + tokens)
+            projection -= overlap * previous_row[8]
             for i in range(size + tokens):
-                row[i] -= product * previous[i]
+                row[i] -= overlap * previous_row[i]
         norm = math.sqrt(_dot(row, row, size + tokens))
-        row[8] = target / norm
+        row[8] = projection / norm
         gaussian[0, size] += math.log(norm)
         for i in range(size + tokens):
             row[i] /= norm
@@ -173,244 +192,339 @@ def _describe(gaussian, rows, residual, size, tokens):
 
 
 @jit
-def _flip(t, n, omega, law):
-    # Chances FLIPPED of the other sign of each layer, and covariances PAIRS of two flips. A label does not change with these
-    # signs, so only the Gaussian law tells them apart, and they are summed out exactly.
+def _sum_out_signs(table, n, omega, law):
+    """Compute the probabilities FLIPPED of the other sign of each layer, and the covariances PAIRS of two flips.
+
+    A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed out exactly.
+    """
     layers, tokens = omega.shape
-    top, total, codes = t[TOP], t[OFF_1], 1 << layers
+    largest_gain, total_weight, sign_count = table[TOP], table[OFF_1], 1 << layers
     if law.diagonal:  # each layer's sign by itself
-        for a in range(layers):
-            flipped, pair = t[FLIPPED + a], t[PAIRS + a * layers + a]
-            fill(top, n, 0.0)
+        for layer in range(layers):
+            flip_probability = table[FLIPPED + layer]
+            flip_covariance = table[PAIRS + layer * layers + layer]
+            fill_row(largest_gain, n, 0.0)
             for m in range(tokens):
-                add(
-                    top,
-                    t[Z + a * tokens + m],
+                add_row(
+                    largest_gain,
+                    table[Z + layer * tokens + m],
                     n,
-                    2.0 * law.precision[a, a] * omega[a, m],
+                    2.0 * law.precision[layer, layer] * omega[layer, m],
                 )
             for j in range(n):
-                odds = bounded_exp(top[j])
-                flipped[j] = 1.0 / (1.0 + odds)
-                pair[j] = odds * flipped[j] * flipped[j]
+                odds = bounded_exp(largest_gain[j])
+                flip_probability[j] = 1.0 / (1.0 + odds)
+                flip_covariance[j] = odds * flip_probability[j] * flip_probability[j]
         return
-    fill(top, n, 0.0)
-    fill(total, n, 0.0)
-    for code in range(codes):
-        gain = t[GAINS + code]
-        fill(gain, n, 0.0)
-        for a in range(layers):
-            for b in range(layers):
-                for m in range(tokens if law.precision[a, b] != 0.0 else 0):
-                    z_a, z_b = t[Z + a * tokens + m], t[Z + b * tokens + m]
-                    if code >> a & 1:
-                        add(gain, z_a, n, -2.0 * law.precision[a, b] * omega[b, m])
-                    if a > b and (code >> a ^ code >> b) & 1:
-                        add_product(gain, z_a, z_b, n, 2.0 * law.precision[a, b])
+    fill_row(largest_gain, n, 0.0)
+    fill_row(total_weight, n, 0.0)
+    for flips in range(sign_count):
+        log_gain = table[GAINS + flips]
+        fill_row(log_gain, n, 0.0)
+        for layer in range(layers):
+            for layer_2 in range(layers):
+                for m in range(tokens if law.precision[layer, layer_2] != 0.0 else 0):
+                    z_a, z_b = (
+                        table[Z + layer * tokens + m],
+                        table[Z + layer_2 * tokens + m],
+                    )
+                    if flips >> layer & 1:
+                        add_row(
+                            log_gain,
+                            z_a,
+                            n,
+                            -2.0 * law.precision[layer, layer_2] * omega[layer_2, m],
+                        )
+                    if layer > layer_2 and (flips >> layer ^ flips >> layer_2) & 1:
+                        add_product(
+                            log_gain, z_a, z_b, n, 2.0 * law.precision[layer, layer_2]
+                        )
         for j in range(n):
-            top[j] = max(top[j], gain[j])
-    for code in range(codes):
-        gain = t[GAINS + code]
+            largest_gain[j] = max(largest_gain[j], log_gain[j])
+    for flips in range(sign_count):
+        log_gain = table[GAINS + flips]
         for j in range(n):
-            gain[j] = bounded_exp(gain[j] - top[j])
-            total[j] += gain[j]
-    for a in range(layers):
-        flipped = t[FLIPPED + a]
-        for b in range(a, -1, -1):
-            pair = t[PAIRS + a * layers + b]
-            fill(pair, n, 0.0)
-            for code in range(codes):
-                if code >> a & code >> b & 1:
-                    add(pair, t[GAINS + code], n, 1.0)
+            log_gain[j] = bounded_exp(log_gain[j] - largest_gain[j])
+            total_weight[j] += log_gain[j]
+    for layer in range(layers):
+        flip_probability = table[FLIPPED + layer]
+        for layer_2 in range(layer, -1, -1):
+            flip_covariance = table[PAIRS + layer * layers + layer_2]
+            fill_row(flip_covariance, n, 0.0)
+            for flips in range(sign_count):
+                if flips >> layer & flips >> layer_2 & 1:
+                    add_row(flip_covariance, table[GAINS + flips], n, 1.0)
             for j in range(n):
-                pair[j] /= total[j]
-                flipped[j] = pair[j] if a == b else flipped[j]
-                pair[j] -= flipped[j] * t[FLIPPED + b, j]
+                flip_covariance[j] /= total_weight[j]
+                flip_probability[j] = (
+                    flip_covariance[j] if layer == layer_2 else flip_probability[j]
+                )
+                flip_covariance[j] -= flip_probability[j] * table[FLIPPED + layer_2, j]
 
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
-def _add_sums(row, factor_row, begin, n, per_scramble, sums):
-    # sums of products by scramble
-    for scramble in range(begin // per_scramble, (begin + n - 1) // per_scramble + 1):
+def _add_products_by_scramble(row, factor_row, first_point, n, per_scramble, sums):
+    """Add the sums of products of two rows to ``sums``, each point to the scramble it belongs to."""
+    for scramble in range(
+        first_point // per_scramble, (first_point + n - 1) // per_scramble + 1
+    ):
         total = 0.0
         for j in range(
-            max(0, scramble * per_scramble - begin),
-            min(n, (scramble + 1) * per_scramble - begin),
+            max(0, scramble * per_scramble - first_point),
+            min(n, (scramble + 1) * per_scramble - first_point),
         ):
             total += row[j] * factor_row[j]
         sums[scramble] += total
 
 
 @jit
-def _accumulate(t, begin, n, per_scramble, omega, law, full, sums):
-    # sums (K, scrambles) of the weight, its square, the shift and, if wanted, the second moment or its traces over tokens
+def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments, sums):
+    """Add points to the sums (K, scrambles) of the weight, its square, the shift, and second moments or their traces."""
     layers, tokens = omega.shape
-    size, weight, spare, unit_row = layers * tokens, t[WEIGHT], t[OFF_2], t[OFF_1]
-    _flip(t, n, omega, law)
-    fill(unit_row, n, 1.0)
-    _add_sums(weight, unit_row, begin, n, per_scramble, sums[0])
-    _add_sums(weight, weight, begin, n, per_scramble, sums[1])
-    rank = size if full else layers
+    size, weight, flip_products, ones = (
+        layers * tokens,
+        table[WEIGHT],
+        table[OFF_2],
+        table[OFF_1],
+    )
+    _sum_out_signs(table, n, omega, law)
+    fill_row(ones, n, 1.0)
+    _add_products_by_scramble(weight, ones, first_point, n, per_scramble, sums[0])
+    _add_products_by_scramble(weight, weight, first_point, n, per_scramble, sums[1])
+    matrix_size = size if second_moments else layers
     for k in range(size):
-        a = k // tokens
-        z = t[Z + k]
-        dz = t[DZ + k]
-        flipped = t[FLIPPED + k // tokens]
-        shift = t[SHIFT + k]
-        weighted = t[WEIGHTED + k]
+        layer = k // tokens
+        z = table[Z + k]
+        dz = table[DZ + k]
+        flip_probability = table[FLIPPED + k // tokens]
+        shift = table[SHIFT + k]
+        weighted = table[WEIGHTED + k]
         for j in range(n):
             # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
-            shift[j] = dz[j] - 2.0 * flipped[j] * z[j]
+            shift[j] = dz[j] - 2.0 * flip_probability[j] * z[j]
             weighted[j] = shift[j] * weight[j]
-        _add_sums(weighted, unit_row, begin, n, per_scramble, sums[2 + k])
+        _add_products_by_scramble(
+            weighted, ones, first_point, n, per_scramble, sums[2 + k]
+        )
         for i in range(k + 1 if len(sums) > 2 + size else 0):
-            b = i // tokens
-            if full or k % tokens == i % tokens:
-                column = sums[2 + size + (k * rank + i if full else a * rank + b)]
-                _add_sums(weighted, t[SHIFT + i], begin, n, per_scramble, column)
-                if a == b or not law.diagonal:  # contribution of the fluctuating signs
-                    pair = t[PAIRS + a * layers + b]
+            layer_2 = i // tokens
+            if second_moments or k % tokens == i % tokens:
+                moment_sums = sums[
+                    2
+                    + size
+                    + (
+                        k * matrix_size + i
+                        if second_moments
+                        else layer * matrix_size + layer_2
+                    )
+                ]
+                _add_products_by_scramble(
+                    weighted,
+                    table[SHIFT + i],
+                    first_point,
+                    n,
+                    per_scramble,
+                    moment_sums,
+                )
+                if (
+                    layer == layer_2 or not law.diagonal
+                ):  # contribution of the fluctuating signs
+                    flip_covariance = table[PAIRS + layer * layers + layer_2]
                     for j in range(n):
-                        spare[j] = 4.0 * weight[j] * pair[j] * z[j]
-                    _add_sums(spare, t[Z + i], begin, n, per_scramble, column)
+                        flip_products[j] = 4.0 * weight[j] * flip_covariance[j] * z[j]
+                    _add_products_by_scramble(
+                        flip_products,
+                        table[Z + i],
+                        first_point,
+                        n,
+                        per_scramble,
+                        moment_sums,
+                    )
 
 
 @jit
-def _estimate(t, sample, law, gaussians, points, sizes, full, sums, estimates):
-    # Level, mass, error and means from all scrambles into ``estimates``. Returns the effective number of points.
-    omega, level, weight = sample[1], -1e300, t[WEIGHT]
+def _estimate(
+    table, sample, law, gaussians, points, sizes, second_moments, sums, estimates
+):
+    """Estimate one sample from all scrambles: log-unit, mass, error and means, into ``estimates``.
+
+    Returns the effective number of points.
+    """
+    omega, log_unit, weight = sample[1], -1e300, table[WEIGHT]
     layers, tokens = omega.shape
-    size, columns = layers * tokens, len(sums)
-    rank = 0 if columns == 2 + size else size if full else layers
-    for k in range(columns):
-        fill(sums[k], SCRAMBLES, 0.0)
+    size, sum_count = layers * tokens, len(sums)
+    matrix_size = 0 if sum_count == 2 + size else size if second_moments else layers
+    for k in range(sum_count):
+        fill_row(sums[k], SCRAMBLES, 0.0)
     for component in range(3):
-        for begin in range(0, points[component].shape[1], WIDTH):
-            n, higher = min(WIDTH, points[component].shape[1] - begin), level
-            draw(
-                t, component, begin, n, sample, law, gaussians, points[component], sizes
+        for first_point in range(0, points[component].shape[1], BATCH_POINTS):
+            n = min(BATCH_POINTS, points[component].shape[1] - first_point)
+            new_log_unit = log_unit
+            draw_points(
+                table,
+                component,
+                first_point,
+                n,
+                sample,
+                law,
+                gaussians,
+                points[component],
+                sizes,
             )
             for j in range(n):
-                higher = max(higher, weight[j])
-            fade = math.exp(max(level - higher, -700.0))
-            level = higher
-            for k in range(columns if fade < 1.0 else 0):
+                new_log_unit = max(new_log_unit, weight[j])
+            rescaling = math.exp(max(log_unit - new_log_unit, -700.0))
+            log_unit = new_log_unit
+            for k in range(sum_count if rescaling < 1.0 else 0):
                 for scramble in range(SCRAMBLES):
-                    sums[k, scramble] *= fade * fade if k == 1 else fade
+                    sums[k, scramble] *= rescaling * rescaling if k == 1 else rescaling
             for j in range(n):
                 # arithmetic with subnormal numbers is slow
-                height = max(weight[j] - level, -100.0)
-                weight[j] = exp(height) if height > -100.0 else 0.0
-            _accumulate(t, begin, n, sizes[component], omega, law, full, sums)
-    mass = squares = error = 0.0
+                log_weight = max(weight[j] - log_unit, -100.0)
+                weight[j] = exp(log_weight) if log_weight > -100.0 else 0.0
+            _accumulate(
+                table,
+                first_point,
+                n,
+                sizes[component],
+                omega,
+                law,
+                second_moments,
+                sums,
+            )
+    mass = squared_weights = error = 0.0
     for scramble in range(SCRAMBLES):
         mass += sums[0, scramble] / SCRAMBLES
-        squares += sums[1, scramble]
-    safe = mass if mass > 0.0 else 1.0
-    effective = (SCRAMBLES * mass) ** 2 / squares if mass > 0.0 else 0.0
+        squared_weights += sums[1, scramble]
+    safe_mass = mass if mass > 0.0 else 1.0
+    effective_points = (SCRAMBLES * mass) ** 2 / squared_weights if mass > 0.0 else 0.0
     # Ratios of the scrambles' sums and their variance, less their bias where many points count.
-    scale = 1.0 / (SCRAMBLES * (SCRAMBLES - 1.0))
-    for k in range(2, columns):
+    variance_factor = 1.0 / (SCRAMBLES * (SCRAMBLES - 1.0))
+    for k in range(2, sum_count):
         ratio = bias = variance = 0.0
         for scramble in range(SCRAMBLES):
-            ratio += sums[k, scramble] / (SCRAMBLES * safe)
+            ratio += sums[k, scramble] / (SCRAMBLES * safe_mass)
         for scramble in range(SCRAMBLES):
-            share = sums[0, scramble] / safe
-            deviation = sums[k, scramble] / safe - ratio * share
-            bias += scale * deviation * (share - 1.0)
-            variance += scale * deviation * deviation
-        estimates[1 + k] = ratio + (bias if effective > FEW_POINTS else 0.0)
+            relative_mass = sums[0, scramble] / safe_mass
+            deviation = sums[k, scramble] / safe_mass - ratio * relative_mass
+            bias += variance_factor * deviation * (relative_mass - 1.0)
+            variance += variance_factor * deviation * deviation
+        estimates[1 + k] = ratio + (
+            bias if effective_points > FEWEST_EFFECTIVE_POINTS else 0.0
+        )
         if k < 2 + size:
             error += variance / law.variances[(k - 2) // tokens] / size
-    for k in range(rank):
+    for k in range(matrix_size):
         for i in range(k):
-            estimates[3 + size + i * rank + k] = estimates[3 + size + k * rank + i]
+            estimates[3 + size + i * matrix_size + k] = estimates[
+                3 + size + k * matrix_size + i
+            ]
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
-    estimates[0], estimates[1] = level, mass / (sizes[0] + sizes[1] + sizes[2])
+    estimates[0], estimates[1] = log_unit, mass / (sizes[0] + sizes[1] + sizes[2])
     estimates[2] = (
-        1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe) ** 2)
+        1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe_mass) ** 2)
         if mass > 0.0
         else math.inf
     )
-    return effective
+    return effective_points
 
 
 @jit
-def _runs(t, sample, law, gaussians, points, full, sums, estimates):
-    # Independent estimates into the rows of ``estimates``; the least of their effective numbers of points.
-    fewest = math.inf
+def _estimate_runs(
+    table, sample, law, gaussians, points, second_moments, sums, estimates
+):
+    """Estimate one sample in independent runs, into the rows of ``estimates``; return the least effective number of points."""
+    fewest_points = math.inf
     for run in range(len(estimates)):
         run_points = points[0][0][run], points[0][1][run], points[0][2][run]
-        fewest = min(
-            fewest,
+        fewest_points = min(
+            fewest_points,
             _estimate(
-                t,
+                table,
                 sample,
                 law,
                 gaussians,
                 run_points,
                 points[1],
-                full,
+                second_moments,
                 sums,
                 estimates[run],
             ),
         )
-    return fewest
+    return fewest_points
 
 
 @compiled
-def integrate_samples(u, omega, law, accuracy, sets, full, estimates):
+def integrate_samples(u, omega, law, accuracy, sets, second_moments, estimates):
     """Compute the posterior moments of all samples, one after the other, by importance sampling.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
     of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``estimates``
     (n, R, 3 + K) gets level, mass, error and K means from R runs of estimates, each with its own points and the same Gaussians.
-    The means are first moments, alone or followed by second ones, ``full`` or traces.
+    The means are first moments, alone or followed by second ones, ``second_moments`` or traces.
     """
-    pilot, improvement, trial, complete = sets
-    t = np.zeros((ROWS, STRIDE))
+    pilot, improvement, first_estimate, last_estimate = sets
+    table = np.zeros((ROWS, STRIDE))
     gaussians = np.zeros((CENTERS, 8, 9))
     seeds = np.zeros((CENTERS, 8))
     sums = np.zeros((estimates.shape[2] - 1, SCRAMBLES))
-    retry = np.zeros(estimates.shape[1:])
-    for row in range(len(u)):
-        sample = u[row], omega[row]
-        _explore(t, sample, law, gaussians, pilot[0], pilot[1], seeds)
-        effective = _runs(t, sample, law, gaussians, trial, full, sums, estimates[row])
+    retried_estimates = np.zeros(estimates.shape[1:])
+    for index in range(len(u)):
+        sample = u[index], omega[index]
+        _choose_centers(table, sample, law, gaussians, pilot[0], pilot[1], seeds)
+        effective_points = _estimate_runs(
+            table,
+            sample,
+            law,
+            gaussians,
+            first_estimate,
+            second_moments,
+            sums,
+            estimates[index],
+        )
         # Then with all points where accuracy asks for it, and twice again from what the mixture found where few points count.
         for stage in range(3):
-            worst = 0.0
-            for run in range(len(retry)):
-                worst = max(worst, estimates[row, run, 2])
+            largest_error = 0.0
+            for run in range(len(retried_estimates)):
+                largest_error = max(largest_error, estimates[index, run, 2])
             if (
-                effective >= FEW_POINTS
+                effective_points >= FEWEST_EFFECTIVE_POINTS
                 if stage
-                else trial[1] == complete[1] or worst <= accuracy
+                else first_estimate[1] == last_estimate[1] or largest_error <= accuracy
             ):
                 continue
             if stage:
-                _explore(
-                    t, sample, law, gaussians, improvement[0], improvement[1], seeds
+                _choose_centers(
+                    table, sample, law, gaussians, improvement[0], improvement[1], seeds
                 )
-            retried = _runs(t, sample, law, gaussians, complete, full, sums, retry)
-            if retried > effective:
-                effective = retried
-                for run in range(len(retry)):
-                    for k in range(retry.shape[1]):
-                        estimates[row, run, k] = retry[run, k]
+            retried_points = _estimate_runs(
+                table,
+                sample,
+                law,
+                gaussians,
+                last_estimate,
+                second_moments,
+                sums,
+                retried_estimates,
+            )
+            if retried_points > effective_points:
+                effective_points = retried_points
+                for run in range(len(retried_estimates)):
+                    for k in range(retried_estimates.shape[1]):
+                        estimates[index, run, k] = retried_estimates[run, k]
 
 
 @compiled
 def mixing_of_samples(z, skip, matrix_entries):
     """Off-diagonal entries and determinant ``matrix_entries`` (3, n) of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
-    t = np.zeros((ROWS, STRIDE))
-    for begin in range(0, len(z), WIDTH):
-        n = min(WIDTH, len(z) - begin)
+    table = np.zeros((ROWS, STRIDE))
+    for first_point in range(0, len(z), BATCH_POINTS):
+        n = min(BATCH_POINTS, len(z) - first_point)
         for k in range(2 * z.shape[1]):
             for j in range(n):
-                t[Z + k, j] = z[begin + j, k // 2, k % 2]
-        mix(t, n, z.shape[1], 0, skip)
+                table[Z + k, j] = z[first_point + j, k // 2, k % 2]
+        multiply_attention(table, n, z.shape[1], 0, skip)
         for k in range(3):
             for j in range(n):
-                matrix_entries[k, begin + j] = t[OFF_1 + k, j]
+                matrix_entries[k, first_point + j] = table[OFF_1 + k, j]

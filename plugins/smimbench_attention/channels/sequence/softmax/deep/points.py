@@ -19,7 +19,7 @@ from smimbench_attention.channels.compiling import (
     one_minus_exp,
 )
 
-WIDTH, STRIDE = (
+BATCH_POINTS, STRIDE = (
     64,
     72,
 )  # points at once, and numbers from row to row: a power of two would make rows share their cache lines
@@ -52,15 +52,15 @@ NORMAL, FLIPPED, PAIRS, GAINS = (
 )  # by Gaussian, layer, pair of layers, signs of all layers
 ROWS = 112
 
-TINY, SINGULAR = (
+SMALLEST_DIVISOR, LEAST_DETERMINANT = (
     1e-300,
     1e-70,
 )  # determinants below the second count as it: large numbers without weight, but never infinite
 LEAST_GAP, LARGEST_GAP = 1e-3, 3.0
 """Where differences of two tokens are drawn uniformly in the logarithm. The former halved: outputs closer than 1e-18 are met."""
-BY_SIZE = 0.25
-"""Their share, in each layer. Doubled: a tenth more error at c = 1, less where c is tiny."""
-SPREAD = 1.3
+SIZE_SHARE = 0.25
+"""Share of the differences drawn by size, in each layer. Doubled: a tenth more error at c = 1, less where c is tiny."""
+GAUSSIAN_WIDTH = 1.3
 """Width of the Gaussians over what the curvature at their centers says. Doubled: 1 to 3 times the error, safer tails."""
 
 
@@ -87,14 +87,14 @@ def bounded_exp(x):
 
 
 @jit
-def fill(row, n, value):
+def fill_row(row, n, value):
     """Set the first n entries of a row to a constant."""
     for j in range(n):
         row[j] = value
 
 
 @jit
-def add(row, addend, n, factor):
+def add_row(row, addend, n, factor):
     """Add a multiple of another row to a row, in place."""
     for j in range(n):
         row[j] += factor * addend[j]
@@ -108,126 +108,137 @@ def add_product(row, row_1, row_2, n, factor):
 
 
 @jit
-def mix(t, n, layers, start, skip):
-    """Product of the attention matrices of two tokens from layer ``start`` to ``layers``, which stand in the rows Z.
+def multiply_attention(table, n, layers, first_layer, skip):
+    """Product of the attention matrices of two tokens from layer ``first_layer`` to ``layers``, which stand in the rows Z.
 
     ``B / (1 + c)^K`` has the off-diagonal entries OFF_1 and OFF_2, and its rows sum to 1. DET is its determinant, INNER that
     without the last layer, SIDE is ``h_1 - h_2`` of the last layer.
     """
-    off_1 = t[OFF_1]
-    off_2 = t[OFF_2]
-    determinant = t[DET]
-    inner = t[INNER]
-    side = t[SIDE]
-    if start == 0:
+    off_1 = table[OFF_1]
+    off_2 = table[OFF_2]
+    determinant = table[DET]
+    inner_determinant = table[INNER]
+    hidden_difference = table[SIDE]
+    if first_layer == 0:
         for j in range(n):
             off_1[j] = off_2[j] = 0.0
             determinant[j] = 1.0
-    for layer in range(start, layers):
-        x = t[Z + 2 * layer]
-        y = t[Z + 2 * layer + 1]
+    for layer in range(first_layer, layers):
+        z_1 = table[Z + 2 * layer]
+        z_2 = table[Z + 2 * layer + 1]
         scale = (1.0 + skip) ** layer
-        share = 1.0 / (1.0 + skip)
+        inverse_1_plus_c = 1.0 / (1.0 + skip)
         for j in range(n):
-            previous = determinant[j]
-            a = scale * (x[j] - off_1[j] * (x[j] - y[j]))
-            d = scale * previous * (x[j] - y[j])
-            odds_p, odds_q = bounded_exp(-a * d), bounded_exp((a - d) * d)
-            p, q, square = 1.0 / (1.0 + odds_p), 1.0 / (1.0 + odds_q), d * d
+            previous_determinant = determinant[j]
+            h_1 = scale * (z_1[j] - off_1[j] * (z_1[j] - z_2[j]))
+            difference = scale * previous_determinant * (z_1[j] - z_2[j])
+            odds_1 = bounded_exp(-h_1 * difference)
+            odds_2 = bounded_exp((h_1 - difference) * difference)
+            attention_1 = 1.0 / (1.0 + odds_1)
+            attention_2 = 1.0 / (1.0 + odds_2)
+            squared_difference = difference * difference
             # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
-            expanded = one_minus_exp(-min(square, 0.5))
-            direct = 1.0 - exp(-min(square, 700.0))
-            gained = (expanded if square < 0.5 else direct) * p * q
-            off_1[j] += odds_p * p * share * previous
-            off_2[j] += odds_q * q * share * previous
-            inner[j] = previous
-            side[j] = d
-            determinant[j] = (skip + gained) * share * previous
+            expanded_difference = one_minus_exp(-min(squared_difference, 0.5))
+            direct_difference = 1.0 - exp(-min(squared_difference, 700.0))
+            softmax_determinant = (
+                (expanded_difference if squared_difference < 0.5 else direct_difference)
+                * attention_1
+                * attention_2
+            )
+            off_1[j] += odds_1 * attention_1 * inverse_1_plus_c * previous_determinant
+            off_2[j] += odds_2 * attention_2 * inverse_1_plus_c * previous_determinant
+            inner_determinant[j] = previous_determinant
+            hidden_difference[j] = difference
+            determinant[j] = (
+                (skip + softmax_determinant) * inverse_1_plus_c * previous_determinant
+            )
 
 
 @jit
-def _solve_two(t, n, u, law):
-    # z_L at the sign + of u, and the determinant of B
+def _solve_two(table, n, u, law):
+    """Solve for z_L of two tokens, at the sign + of u, and for the determinant of B; into the rows SOLVED and DET."""
     hidden = law.root.shape[0]
-    mix(t, n, hidden, 0, law.skip)
+    multiply_attention(table, n, hidden, 0, law.skip)
     scale = (1.0 + law.skip) ** -hidden
-    u_1, u_2, gap = scale * u[0], scale * u[1], scale * u[2]
-    off_1 = t[OFF_1]
-    off_2 = t[OFF_2]
-    determinant = t[DET]
-    x = t[SOLVED]
-    y = t[SOLVED + 1]
+    u_1, u_2, output_gap = scale * u[0], scale * u[1], scale * u[2]
+    off_1 = table[OFF_1]
+    off_2 = table[OFF_2]
+    determinant = table[DET]
+    z_1 = table[SOLVED]
+    z_2 = table[SOLVED + 1]
     for j in range(n):
-        determinant[j] = max(determinant[j], SINGULAR)
-        step = gap / determinant[j]
-        x[j], y[j] = u_1 + off_1[j] * step, u_2 - off_2[j] * step
+        determinant[j] = max(determinant[j], LEAST_DETERMINANT)
+        step = output_gap / determinant[j]
+        z_1[j], z_2[j] = u_1 + off_1[j] * step, u_2 - off_2[j] * step
 
 
 @inline
 def _attention_of_three(query, key_1, key_2, skip):
-    # row of A(v) = c I + S(v) of the token ``query``: its own entry and those of the others
+    """Row of ``A(v) = c I + S(v)`` of the token with value ``query``: its own entry and those of the two others."""
     odds_1 = bounded_exp(query * (key_1 - query))
     odds_2 = bounded_exp(query * (key_2 - query))
-    share = 1.0 / (1.0 + odds_1 + odds_2)
-    return skip + share, odds_1 * share, odds_2 * share
+    own_weight = 1.0 / (1.0 + odds_1 + odds_2)
+    return skip + own_weight, odds_1 * own_weight, odds_2 * own_weight
 
 
 @jit
-def _solve_three(t, n, u, law):
-    # the same for three tokens and one layer before the last
+def _solve_three(table, n, u, law):
+    """Solve for z_L of three tokens and one layer before the last, and for the determinant; into the rows SOLVED and DET."""
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
-        x, y, z = t[Z, j], t[Z + 1, j], t[Z + 2, j]
+        x, y, z = table[Z, j], table[Z + 1, j], table[Z + 2, j]
         a, b, c = _attention_of_three(x, y, z, law.skip)
         e, f, d = _attention_of_three(y, z, x, law.skip)
         i, g, h = _attention_of_three(z, x, y, law.skip)
         p, q, r = e * i - f * h, f * g - d * i, d * h - e * g
         determinant = a * p + b * q + c * r
-        inverse = 1.0 / (determinant if abs(determinant) > SINGULAR else SINGULAR)
-        t[SOLVED, j] = (
+        inverse_determinant = 1.0 / (
+            determinant if abs(determinant) > LEAST_DETERMINANT else LEAST_DETERMINANT
+        )
+        table[SOLVED, j] = (
             p * u_1 + (c * h - b * i) * u_2 + (b * f - c * e) * u_3
-        ) * inverse
-        t[SOLVED + 1, j] = (
+        ) * inverse_determinant
+        table[SOLVED + 1, j] = (
             q * u_1 + (a * i - c * g) * u_2 + (c * d - a * f) * u_3
-        ) * inverse
-        t[SOLVED + 2, j] = (
+        ) * inverse_determinant
+        table[SOLVED + 2, j] = (
             r * u_1 + (b * g - a * h) * u_2 + (a * e - b * d) * u_3
-        ) * inverse
-        t[DET, j] = max(abs(determinant), SINGULAR)
+        ) * inverse_determinant
+        table[DET, j] = max(abs(determinant), LEAST_DETERMINANT)
 
 
 @jit
-def integrand(t, n, sample, law):
+def integrand(table, n, sample, law):
     """Log-integrand, but for the determinant of B, at the whitened points XI: PLUS and MINUS, for both signs of u."""
     u, omega = sample
     tokens, hidden = law.tokens, law.root.shape[0]
-    energy, log_plus, log_minus = t[ENERGY], t[PLUS], t[MINUS]
+    energy, log_plus, log_minus = table[ENERGY], table[PLUS], table[MINUS]
     for row in range(ENERGY, EXISTS):
-        fill(t[row], n, 0.0)
+        fill_row(table[row], n, 0.0)
     for m in range(tokens):
-        fill(t[CENTER + m], n, omega[hidden, m])
+        fill_row(table[CENTER + m], n, omega[hidden, m])
     for k in range(hidden * tokens):
         layer, m = k // tokens, k % tokens
-        dz, z = t[DZ + k], t[Z + k]
-        fill(dz, n, 0.0)
+        dz, z = table[DZ + k], table[Z + k]
+        fill_row(dz, n, 0.0)
         for b in range(layer + 1):
-            add(dz, t[XI + b * tokens + m], n, law.root[layer, b])
-        fill(z, n, omega[layer, m])
-        add(z, dz, n, 1.0)
-        add(t[CENTER + m], dz, n, law.slopes[layer])
-        add_product(energy, t[XI + k], t[XI + k], n, 0.5)
+            add_row(dz, table[XI + b * tokens + m], n, law.root[layer, b])
+        fill_row(z, n, omega[layer, m])
+        add_row(z, dz, n, 1.0)
+        add_row(table[CENTER + m], dz, n, law.slopes[layer])
+        add_product(energy, table[XI + k], table[XI + k], n, 0.5)
     if tokens == 2:
-        _solve_two(t, n, u, law)
+        _solve_two(table, n, u, law)
     else:
-        _solve_three(t, n, u, law)
-    factor = 0.5 / law.noise
+        _solve_three(table, n, u, law)
+    inverse_noise = 0.5 / law.noise
     for m in range(tokens):
-        solved, center, mean = t[SOLVED + m], t[CENTER + m], omega[hidden, m]
-        dz, z = t[DZ + hidden * tokens + m], t[Z + hidden * tokens + m]
+        solved, center, mean = table[SOLVED + m], table[CENTER + m], omega[hidden, m]
+        dz, z = table[DZ + hidden * tokens + m], table[Z + hidden * tokens + m]
         for j in range(n):
             plus, minus = solved[j] - center[j], solved[j] + center[j]
-            log_plus[j] -= factor * plus * plus
-            log_minus[j] -= factor * minus * minus
+            log_plus[j] -= inverse_noise * plus * plus
+            log_minus[j] -= inverse_noise * minus * minus
             dz[j], z[j] = solved[j] - mean, solved[j]
     for j in range(n):
         log_plus[j] -= energy[j]
@@ -235,23 +246,34 @@ def integrand(t, n, sample, law):
 
 
 @jit
-def _draw_gaussians(t, begin, n, points, per_center, gaussians, size, tokens):
-    # a normal vector of size + tokens numbers without its component along the rows from ``_describe``
+def _draw_gaussians(table, first_point, n, points, per_center, gaussians, size, tokens):
+    """Draw whitened points XI from Gaussians around the centers, narrow along the solved directions.
+
+    Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
+    """
     for j in range(n):
-        gaussian = gaussians[(begin + j) // per_center % CENTERS]
-        for k in range(size):
-            t[XI + k, j] = gaussian[0, k] + SPREAD * points[k, begin + j]
-        for m in range(tokens):
+        gaussian = gaussians[(first_point + j) // per_center % CENTERS]
+        for coordinate in range(size):
+            table[XI + coordinate, j] = (
+                gaussian[0, coordinate]
+                + GAUSSIAN_WIDTH * points[coordinate, first_point + j]
+            )
+        for token in range(tokens):
             projection = 0.0
-            for k in range(size + tokens):
-                projection += gaussian[4 + m, k] * points[k, begin + j]
-            for k in range(size):
-                t[XI + k, j] -= SPREAD * projection * gaussian[4 + m, k]
+            for coordinate in range(size + tokens):
+                projection += (
+                    gaussian[4 + token, coordinate]
+                    * points[coordinate, first_point + j]
+                )
+            for coordinate in range(size):
+                table[XI + coordinate, j] -= (
+                    GAUSSIAN_WIDTH * projection * gaussian[4 + token, coordinate]
+                )
 
 
 @inline
 def _gap_constants(layer, omega, u, law):
-    # scale of the difference of the tokens of a layer, mean and width of that of z_L, and ``|u_1 - u_2| / (1 + c)^{L-2}``
+    """Scale of a layer's token difference, mean and width of that of z_L, ``|u_1 - u_2| / (1 + c)^{L-2}`` and that power."""
     hidden = law.root.shape[0]
     center = omega[hidden, 0] - omega[hidden, 1]
     width = math.sqrt(2.0 * law.variances[hidden])
@@ -266,180 +288,241 @@ def _gap_constants(layer, omega, u, law):
 
 
 @jit
-def _draw_gaps(t, n, sample, law):
-    # Points for nearly singular attention matrices. The difference of the tokens of ``z_L`` is drawn from its law; with the other
-    # layers it fixes the determinant of the last attention matrix, and that the difference of the tokens of ``z_{L-1}``, by
-    # ``det A = (1 + c) (c + d^2 / 4)`` for small d.
+def _draw_gaps(table, n, sample, law):
+    """Draw points for nearly singular attention matrices of two tokens: token differences solved for, or drawn by size.
+
+    The difference of the tokens of ``z_L`` is drawn from its law; with the other layers it fixes the determinant of the last
+    attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)`` for small d.
+    """
     u, omega = sample
-    hidden, skip, determinant = law.root.shape[0], law.skip, t[DET]
-    ratio, half = math.log(LEAST_GAP / LARGEST_GAP), math.sqrt(0.5)
+    hidden, skip, determinant = law.root.shape[0], law.skip, table[DET]
+    log_size_ratio, root_half = math.log(LEAST_GAP / LARGEST_GAP), math.sqrt(0.5)
     for layer in range(hidden):
-        mix(t, n, layer, max(layer - 1, 0), skip)
-        scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
-        z_1 = t[Z + 2 * layer]
-        z_2 = t[Z + 2 * layer + 1]
-        xi_1 = t[XI + 2 * layer]
-        xi_2 = t[XI + 2 * layer + 1]
-        uniform = t[SPARE + layer]
+        multiply_attention(table, n, layer, max(layer - 1, 0), skip)
+        scale, last_center, last_width, output_gap, growth = _gap_constants(
+            layer, omega, u, law
+        )
+        z_1 = table[Z + 2 * layer]
+        z_2 = table[Z + 2 * layer + 1]
+        xi_1 = table[XI + 2 * layer]
+        xi_2 = table[XI + 2 * layer + 1]
+        uniform = table[SPARE + layer]
         for m in range(2):  # the mean given the previous layers
-            fill(t[Z + 2 * layer + m], n, omega[layer, m])
+            fill_row(table[Z + 2 * layer + m], n, omega[layer, m])
             for k in range(layer):
-                add(t[Z + 2 * layer + m], t[XI + 2 * k + m], n, law.root[layer, k])
-        for j in range(n):
-            by_size = uniform[j] < BY_SIZE
-            # the first half of a share is negative, the second half positive
-            position = (
-                uniform[j] / BY_SIZE
-                if by_size
-                else (uniform[j] - BY_SIZE) / (1.0 - BY_SIZE)
-            )
-            side = -1.0 if position < 0.5 else 1.0
-            size = LARGEST_GAP * exp(
-                ratio * (2.0 * position - (0.0 if position < 0.5 else 1.0))
-            )
-            base, white = z_1[j] - z_2[j], xi_2[j]
-            gap, exists = base + scale * white, True
-            if layer == hidden - 1:
-                singular = output_gap / max(
-                    abs(center + width * white) * determinant[j], TINY
+                add_row(
+                    table[Z + 2 * layer + m],
+                    table[XI + 2 * k + m],
+                    n,
+                    law.root[layer, k],
                 )
-                square = 4.0 * (singular - skip)
-                gap = (
-                    side
-                    * math.sqrt(square if square > 0.0 else 1.0)
-                    / max(growth * determinant[j], TINY)
+        for j in range(n):
+            is_by_size = uniform[j] < SIZE_SHARE
+            # the first half of a share is negative, the second half positive
+            share_position = (
+                uniform[j] / SIZE_SHARE
+                if is_by_size
+                else (uniform[j] - SIZE_SHARE) / (1.0 - SIZE_SHARE)
+            )
+            side_sign = -1.0 if share_position < 0.5 else 1.0
+            gap_size = LARGEST_GAP * exp(
+                log_size_ratio
+                * (2.0 * share_position - (0.0 if share_position < 0.5 else 1.0))
+            )
+            mean_gap, whitened_gap = z_1[j] - z_2[j], xi_2[j]
+            token_gap, is_solvable = mean_gap + scale * whitened_gap, True
+            if layer == hidden - 1:
+                singular_value = output_gap / max(
+                    abs(last_center + last_width * whitened_gap) * determinant[j],
+                    SMALLEST_DIVISOR,
+                )
+                squared_gap = 4.0 * (singular_value - skip)
+                token_gap = (
+                    side_sign
+                    * math.sqrt(squared_gap if squared_gap > 0.0 else 1.0)
+                    / max(growth * determinant[j], SMALLEST_DIVISOR)
                 )
                 # solutions beyond 1e3 are ignored: signals are far smaller
-                exists = square > 0.0 and singular < 1e3 and abs(gap) < 1e3
-            gap = side * size if by_size else gap if exists else 0.0
-            t[EXISTS, j] = 1.0 if exists or by_size else 0.0
-            step, common = (gap - base) / scale, xi_1[j]
-            xi_1[j], xi_2[j] = half * (common + step), half * (common - step)
-        add(z_1, xi_1, n, law.root[layer, layer])
-        add(z_2, xi_2, n, law.root[layer, layer])
+                is_solvable = (
+                    squared_gap > 0.0 and singular_value < 1e3 and abs(token_gap) < 1e3
+                )
+            token_gap = (
+                side_sign * gap_size
+                if is_by_size
+                else token_gap
+                if is_solvable
+                else 0.0
+            )
+            table[EXISTS, j] = 1.0 if is_solvable or is_by_size else 0.0
+            whitened_step, whitened_mean = (token_gap - mean_gap) / scale, xi_1[j]
+            xi_1[j] = root_half * (whitened_mean + whitened_step)
+            xi_2[j] = root_half * (whitened_mean - whitened_step)
+        add_row(z_1, xi_1, n, law.root[layer, layer])
+        add_row(z_2, xi_2, n, law.root[layer, layer])
 
 
 @jit
-def _log_gaps(t, n, sample, law):
-    # density of these points over the standard normal one at 0: FACTOR times the exponential of GAP
+def _gap_densities(table, n, sample, law):
+    """Density of the points of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exponential of GAP."""
     u, omega = sample
     hidden = law.root.shape[0]
-    side = t[SIDE]
-    inner = t[INNER]
-    log = t[GAP]
-    factor = t[FACTOR]
+    hidden_difference = table[SIDE]
+    inner_determinant = table[INNER]
+    log_density = table[GAP]
+    factor = table[FACTOR]
     for j in range(n):
-        log[j], factor[j] = -t[ENERGY, j], 1.0
+        log_density[j], factor[j] = -table[ENERGY, j], 1.0
     for layer in range(hidden):
-        scale, center, width, output_gap, growth = _gap_constants(layer, omega, u, law)
-        z_1 = t[Z + 2 * layer]
-        z_2 = t[Z + 2 * layer + 1]
-        xi_1 = t[XI + 2 * layer]
-        xi_2 = t[XI + 2 * layer + 1]
+        scale, last_center, last_width, output_gap, growth = _gap_constants(
+            layer, omega, u, law
+        )
+        z_1 = table[Z + 2 * layer]
+        z_2 = table[Z + 2 * layer + 1]
+        xi_1 = table[XI + 2 * layer]
+        xi_2 = table[XI + 2 * layer + 1]
         # uniform in the logarithm, of any sign; densities are relative to 1 / sqrt(2 pi) per scale
-        constant = (
+        uniform_constant = (
             scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
         )
         for j in range(n):
             energy = 0.25 * (xi_1[j] - xi_2[j]) ** 2
             if layer == hidden - 1:
-                singular = max(law.skip + 0.25 * side[j] * side[j], SINGULAR)
+                singular_value = max(
+                    law.skip + 0.25 * hidden_difference[j] * hidden_difference[j],
+                    LEAST_DETERMINANT,
+                )
                 # the difference of z_L that the approximate determinant would give
-                step = output_gap / max(singular * inner[j], SINGULAR)
-                up, down = (step - center) / width, (step + center) / width
-                peaks = bounded_exp(-0.5 * up * up) + bounded_exp(-0.5 * down * down)
+                solved_gap = output_gap / max(
+                    singular_value * inner_determinant[j], LEAST_DETERMINANT
+                )
+                plus_deviation = (solved_gap - last_center) / last_width
+                minus_deviation = (solved_gap + last_center) / last_width
+                peaks = bounded_exp(
+                    -0.5 * plus_deviation * plus_deviation
+                ) + bounded_exp(-0.5 * minus_deviation * minus_deviation)
                 layer_density = (
                     0.25
                     * scale
-                    / width
+                    / last_width
                     * peaks
-                    * min(step * abs(side[j]) * inner[j] * growth / singular, 1e100)
+                    * min(
+                        solved_gap
+                        * abs(hidden_difference[j])
+                        * inner_determinant[j]
+                        * growth
+                        / singular_value,
+                        1e100,
+                    )
                 )
             else:
                 layer_density = bounded_exp(-energy)
-            size = abs(z_1[j] - z_2[j])
-            uniform = (
-                constant / size if size >= LEAST_GAP and size <= LARGEST_GAP else 0.0
+            gap_size = abs(z_1[j] - z_2[j])
+            uniform_density = (
+                uniform_constant / gap_size
+                if gap_size >= LEAST_GAP and gap_size <= LARGEST_GAP
+                else 0.0
             )
-            log[j] += energy
-            factor[j] *= (1.0 - BY_SIZE) * layer_density + BY_SIZE * uniform
+            log_density[j] += energy
+            factor[j] *= (
+                1.0 - SIZE_SHARE
+            ) * layer_density + SIZE_SHARE * uniform_density
 
 
 @jit
-def _log_gaussian(t, n, gaussian, row, size, tokens):
-    energy, dot_1, dot_2, dot_3 = row, t[SPARE], t[SPARE + 1], t[SPARE + 2]
+def _gaussian_log_density(table, n, gaussian, log_density, size, tokens):
+    """Logarithm of the density of one Gaussian at every point, over the standard normal one at 0, into ``log_density``."""
+    squared_norm = log_density
+    product_1 = table[SPARE]
+    product_2 = table[SPARE + 1]
+    product_3 = table[SPARE + 2]
     for j in range(n):
-        energy[j] = dot_1[j] = dot_2[j] = dot_3[j] = 0.0
+        squared_norm[j] = product_1[j] = product_2[j] = product_3[j] = 0.0
     for i in range(size):
-        xi = t[XI + i]
+        xi = table[XI + i]
         mean = gaussian[0, i]
-        a = gaussian[1, i]
-        b = gaussian[2, i]
-        c = gaussian[3, i]
+        row_1 = gaussian[1, i]
+        row_2 = gaussian[2, i]
+        row_3 = gaussian[3, i]
         for j in range(n):
-            x = xi[j] - mean
-            energy[j] += x * x
-            dot_1[j] += a * x
-            dot_2[j] += b * x
+            deviation = xi[j] - mean
+            squared_norm[j] += deviation * deviation
+            product_1[j] += row_1 * deviation
+            product_2[j] += row_2 * deviation
         for j in range(n if tokens == 3 else 0):
-            dot_3[j] += c * (xi[j] - mean)
-    constant, factor = gaussian[0, size] - size * math.log(SPREAD), 0.5 / SPREAD**2
+            product_3[j] += row_3 * (xi[j] - mean)
+    log_normalization = gaussian[0, size] - size * math.log(GAUSSIAN_WIDTH)
+    half_precision = 0.5 / GAUSSIAN_WIDTH**2
     for j in range(n):
-        energy[j] = constant - factor * (
-            energy[j] + dot_1[j] * dot_1[j] + dot_2[j] * dot_2[j] + dot_3[j] * dot_3[j]
+        squared_norm[j] = log_normalization - half_precision * (
+            squared_norm[j]
+            + product_1[j] * product_1[j]
+            + product_2[j] * product_2[j]
+            + product_3[j] * product_3[j]
         )
 
 
 @jit
-def draw(t, component, begin, n, sample, law, gaussians, points, sizes):
+def draw_points(
+    table, component, first_point, n, sample, law, gaussians, points, sizes
+):
     """Draw a block of points of the prior, the Gaussians or the gaps (0, 1, 2), with their log-weights WEIGHT.
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
     size = law.root.shape[0] * law.tokens
     tokens = law.tokens
-    share = 1.0 / (sizes[0] + sizes[1] + sizes[2])
-    energy, top, density, weight = t[ENERGY], t[TOP], t[DENSITY], t[WEIGHT]
-    fill(t[EXISTS], n, 1.0)
+    inverse_total = 1.0 / (sizes[0] + sizes[1] + sizes[2])
+    energy, log_unit, density, weight = (
+        table[ENERGY],
+        table[TOP],
+        table[DENSITY],
+        table[WEIGHT],
+    )
+    fill_row(table[EXISTS], n, 1.0)
     for k in range(size):
-        fill(t[XI + k], n, 0.0)
-        add(t[XI + k], points[k, begin:], n, 1.0)
+        fill_row(table[XI + k], n, 0.0)
+        add_row(table[XI + k], points[k, first_point:], n, 1.0)
     for k in range(law.root.shape[0]):
-        fill(t[SPARE + k], n, 0.0)
-        add(t[SPARE + k], points[size + tokens + k, begin:], n, 1.0)
+        fill_row(table[SPARE + k], n, 0.0)
+        add_row(table[SPARE + k], points[size + tokens + k, first_point:], n, 1.0)
     if component == 1:
         _draw_gaussians(
-            t, begin, n, points, sizes[1] // CENTERS, gaussians, size, tokens
+            table, first_point, n, points, sizes[1] // CENTERS, gaussians, size, tokens
         )
     elif component == 2:
-        _draw_gaps(t, n, sample, law)
-    integrand(t, n, sample, law)
-    fill(t[FACTOR], n, 0.0)
-    fill(t[GAP], n, -math.inf)
+        _draw_gaps(table, n, sample, law)
+    integrand(table, n, sample, law)
+    fill_row(table[FACTOR], n, 0.0)
+    fill_row(table[GAP], n, -math.inf)
     if tokens == 2:
-        _log_gaps(t, n, sample, law)
+        _gap_densities(table, n, sample, law)
     for j in range(n):
-        top[j] = max(-energy[j], t[GAP, j])
-    centers = CENTERS if sizes[1] else 0
-    for k in range(centers):
-        row = t[NORMAL + k]
-        _log_gaussian(t, n, gaussians[k], row, size, tokens)
+        log_unit[j] = max(-energy[j], table[GAP, j])
+    center_count = CENTERS if sizes[1] else 0
+    for k in range(center_count):
+        log_density = table[NORMAL + k]
+        _gaussian_log_density(table, n, gaussians[k], log_density, size, tokens)
         for j in range(n):
-            top[j] = max(top[j], row[j])
-    prior = sizes[0] * share
-    gaussian_share = sizes[1] * share / CENTERS
-    gaps = sizes[2] * share
+            log_unit[j] = max(log_unit[j], log_density[j])
+    prior_share = sizes[0] * inverse_total
+    gaussian_share = sizes[1] * inverse_total / CENTERS
+    gap_share = sizes[2] * inverse_total
     for j in range(n):
-        density[j] = prior * bounded_exp(-energy[j] - top[j]) + gaps * t[
-            FACTOR, j
-        ] * bounded_exp(t[GAP, j] - top[j])
-    for k in range(centers):
-        row = t[NORMAL + k]
+        density[j] = prior_share * bounded_exp(
+            -energy[j] - log_unit[j]
+        ) + gap_share * table[FACTOR, j] * bounded_exp(table[GAP, j] - log_unit[j])
+    for k in range(center_count):
+        log_density = table[NORMAL + k]
         for j in range(n):
-            density[j] += gaussian_share * bounded_exp(row[j] - top[j])
+            density[j] += gaussian_share * bounded_exp(log_density[j] - log_unit[j])
     for j in range(n):
-        high, low = max(t[PLUS, j], t[MINUS, j]), min(t[PLUS, j], t[MINUS, j])
+        larger_log = max(table[PLUS, j], table[MINUS, j])
+        smaller_log = min(table[PLUS, j], table[MINUS, j])
         log_ratio = bounded_log(
-            (1.0 + bounded_exp(low - high)) / (t[DET, j] * density[j])
+            (1.0 + bounded_exp(smaller_log - larger_log)) / (table[DET, j] * density[j])
         )
-        weight[j] = high - top[j] + log_ratio if t[EXISTS, j] > 0.0 else -math.inf
+        weight[j] = (
+            larger_log - log_unit[j] + log_ratio
+            if table[EXISTS, j] > 0.0
+            else -math.inf
+        )
