@@ -222,7 +222,7 @@ def _hazard_square(margin: Array) -> Array:
 
 
 def _tie_information(margin: Array) -> Array:
-    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of a sign with margin k, the mean square of its hazard."""
+    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of a sign with a margin of k deviations: its mean squared hazard."""
     from scipy.special import ndtr
 
     return (

@@ -501,7 +501,7 @@ def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
 def _logistic_errors(
     m: Host, deviation: float, beta: float, node_count: int
 ) -> tuple[Host, Host]:
-    """Variance of the logistic function ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``; ``u ~ N(m, width^2)``, m (k,)."""
+    """Variance of the logistic function ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``; ``u ~ N(m, deviation^2)``, m (k,)."""
     from scipy.special import expit
 
     nodes, weights = _graded_normal_rule(m, deviation, [1 / beta], node_count)

@@ -593,15 +593,19 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, work, sums)
             (bound, variation_y, variation_b, area, probed) = bounds[k]
             # what may be in the cell decides how well it must be known, not what a few probes have seen
             shortfall = _clipped(log_sum - bound - area, 0.0, accuracy.negligible)
-            limit = largest_variation * (1 + accuracy.allowance * shortfall)
-            larger = max(variation_y, variation_b)
+            variation_limit = largest_variation * (1 + accuracy.allowance * shortfall)
+            larger_variation = max(variation_y, variation_b)
             # a peak between the probes does not show in their variation, but in what the bound allows
             may_hide_peak = bound - probed - accuracy.looseness > max(
-                limit, accuracy.variation
+                variation_limit, accuracy.variation
             )
-            if (larger > limit or may_hide_peak) and not is_crowded and depth < 79:
+            if (
+                (larger_variation > variation_limit or may_hide_peak)
+                and not is_crowded
+                and depth < 79
+            ):
                 # halved along the axis of the larger variation, or along the longer one where none is seen
-                if larger > limit:
+                if larger_variation > variation_limit:
                     axis = 0 if variation_y >= variation_b else 1
                 else:
                     axis = 0 if cell[2] >= cell[3] else 1

@@ -281,15 +281,17 @@ def _add_products_by_scramble(row, factor_row, first_point, n, per_scramble, sum
 def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments, sums):
     """Add points to the sums (K, scrambles) of the weight, its square, the shift, and second moments or their traces."""
     layers, tokens = omega.shape
-    size, weight, flip_products, ones = (
+    size, weight, flip_products, unit_weights = (
         layers * tokens,
         table[WEIGHT],
         table[OFF_2],
         table[OFF_1],
     )
     _sum_out_signs(table, n, omega, law)
-    fill_row(ones, n, 1.0)
-    _add_products_by_scramble(weight, ones, first_point, n, per_scramble, sums[0])
+    fill_row(unit_weights, n, 1.0)
+    _add_products_by_scramble(
+        weight, unit_weights, first_point, n, per_scramble, sums[0]
+    )
     _add_products_by_scramble(weight, weight, first_point, n, per_scramble, sums[1])
     matrix_size = size if second_moments else layers
     for k in range(size):
@@ -304,7 +306,7 @@ def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments,
             shift[j] = dz[j] - 2.0 * flip_probability[j] * z[j]
             weighted[j] = shift[j] * weight[j]
         _add_products_by_scramble(
-            weighted, ones, first_point, n, per_scramble, sums[2 + k]
+            weighted, unit_weights, first_point, n, per_scramble, sums[2 + k]
         )
         for i in range(k + 1 if len(sums) > 2 + size else 0):
             layer_2 = i // tokens

@@ -410,7 +410,7 @@ def _gaussian_factor(square: Host) -> Host:
 
 
 def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:
-    """Products (n, K N) of mode amplitudes (n, K) with a factor (n, N)."""
+    """Products (n, K N) of the amplitudes (n, K) of the modes with a Gaussian factor (n, N) on the nodes."""
     return (amplitudes[:, :, None] * gaussian_factor[:, None, :]).reshape(
         len(gaussian_factor), -1
     )

@@ -234,9 +234,10 @@ def _integrate_far_labels(
             )
         )
     far_moments = [
-        np.empty((len(u), *part.shape[1:])) for part in moments_by_mask[0][1]
+        np.empty((len(u), *moment_rows.shape[1:]))
+        for moment_rows in moments_by_mask[0][1]
     ]
     for mask, moments in moments_by_mask:
-        for field, part in zip(far_moments, moments):
-            field[mask] = part
+        for field, moment_rows in zip(far_moments, moments):
+            field[mask] = moment_rows
     return LayerMoments(*far_moments)
