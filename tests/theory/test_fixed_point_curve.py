@@ -249,7 +249,7 @@ def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
 
 def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
     rng = np.random.default_rng(4)
-    corrector = Corrector(SimpleNamespace(sampled=True))
+    corrector = Corrector(SimpleNamespace(uses_sampling=True))
     moving = [0, 2, 3]
     slope = rng.standard_normal((4, 4)) + 3 * np.eye(4)
     tangent = rng.standard_normal(4)
@@ -261,6 +261,6 @@ def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
         )
         for _ in range(20_000)
     ]
-    found = corrector._noise(moving, error, slope, tangent)
+    found = corrector._correction_noise(moving, error, slope, tangent)
     assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
-    assert corrector._noise([2], error, slope, tangent) == 0.0
+    assert corrector._correction_noise([2], error, slope, tangent) == 0.0
