@@ -108,9 +108,9 @@ def independent_parts(
     )
 
 
-def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
+def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) -> None:
     """Evaluate one independent part of a problem's theory and store it in the problem's ``Nodes``."""
-    kind, values = part
+    kind, values = independent_part
     if kind == "nodes":
         information_at(
             problem,

@@ -109,7 +109,7 @@ def verify_information(problem, Q, V, draws):
             "information", a, value[a, a], error[a, a], samples[:, a, a], bias / V[a, a]
         )
         for samples, bias in ((self_overlap, stated), (cross, 0.0))
-        for a in point.learned
+        for a in point.learned_components
     ]
 
 
