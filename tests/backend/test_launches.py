@@ -129,7 +129,7 @@ def test_what_does_not_grow_with_the_samples_is_few(monkeypatch, problem):
     for owner, name in (
         (problem.model, "forward"),
         (problem.model, "adjoint"),
-        (problem.channel, "posterior"),
+        (getattr(problem.channel, "channel", problem.channel), "posterior"),
     ):
         counts.leave_out(monkeypatch, type(owner), name)
     found = iteration(counts, problem, data, gamp, state)
