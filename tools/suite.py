@@ -15,6 +15,7 @@ from smimbench.suite.schema import (
     FigureTable,
     GridTable,
     InKey,
+    OptimumTable,
     ProblemTable,
     ReferenceTable,
     RunOptions,
@@ -32,6 +33,7 @@ TABLES: dict[str, type[Table]] = {
     "[algorithms.tune]": TuneTable,
     "[run]": RunOptions,
     "[[run.reference]]": ReferenceTable,
+    "[[optimum]]": OptimumTable,
     "[figure]": FigureTable,
     "[[figure.curves]]": CurveTable,
 }

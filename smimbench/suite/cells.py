@@ -35,6 +35,7 @@ from smimbench.suite import SuiteError
 from smimbench.suite.schema import (
     STARTS,
     FigureTable,
+    OptimumTable,
     ReferenceTable,
     RunOptions,
     SearchSpace,
@@ -46,7 +47,8 @@ class ProblemPlan:
     """One problem of a suite, with the sample ratios and dimensions that it is run on.
 
     ``seeds`` are the numbers of replicates at each dimension, ``key`` is where the suite defines the problem, ``references`` are
-    the published values of exactly this problem, and ``theory_only`` is the reason why it cannot be run, or None.
+    the published values and ``optima`` the optimal errors at finite dimension of exactly this problem, and ``theory_only`` is the
+    reason why it cannot be run, or None.
     """
 
     key: str
@@ -58,6 +60,7 @@ class ProblemPlan:
     seeds: tuple[int, ...]
     theory_only: str | None = None
     references: tuple[ReferenceTable, ...] = ()
+    optima: tuple[OptimumTable, ...] = ()
 
 
 class FailedProblem(NamedTuple):

@@ -139,7 +139,7 @@ def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
     """Merge the tables of a suite into those of the suite that it extends.
 
     Keys of tables override, problems replace those of the base, algorithms are appended. The duration of the base no longer
-    holds; with other problems neither do published values, which belong to the problems of the base.
+    holds; with other problems neither do published values and stored optima, which belong to the problems of the base.
     """
     merged_document = {
         name: dict(table) if isinstance(table, dict) else table
@@ -150,6 +150,7 @@ def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
         merged_document.pop("problem", None)
         merged_document.pop("problems", None)
         merged_document.get("run", {}).pop("reference", None)
+        merged_document.pop("optimum", None)
         _drop_unused_axes(merged_document.get("grid", {}), extension)
     for name, table in extension.items():
         base_table = merged_document.get(name)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pydantic
 import tomli_w
@@ -52,11 +53,14 @@ from smimbench.suite.schema import (
     CurveTable,
     Document,
     GridTable,
+    OptimumTable,
     ProblemTable,
     ReferenceTable,
     require_distinct,
     table_at,
 )
+
+T = TypeVar("T", ReferenceTable, OptimumTable)
 
 RESERVED = ("theory", "tuning")
 """Folders under ``--results`` that do not hold the records of a suite; no suite may have their names."""
@@ -217,7 +221,7 @@ class _Reader:
         self._check_metrics_and_start(
             {plan.problem.model.name for plan in problem_plans}
         )
-        problem_plans = self._with_references(problem_plans)
+        problem_plans = self._with_known_values(problem_plans)
         self._check_figure(problem_plans, algorithms)
         suite = Suite(
             name=self.path.stem,
@@ -463,36 +467,78 @@ class _Reader:
                         f"dimension = {dimension}; remove one of the two",
                     )
 
-    def _with_references(
+    def _with_known_values(
         self, problem_plans: Sequence[ProblemPlan]
     ) -> list[ProblemPlan]:
-        """Attach the published values of ``run.reference`` to their problems, with a remark on values of no problem."""
-        references_of: dict[str, list[ReferenceTable]] = {
-            problem_plan.problem.identity: [] for problem_plan in problem_plans
-        }
-        unused_references: list[str] = []
-        for i, reference in enumerate(self.document.run.reference):
+        """Attach published values (``run.reference``) and optimal errors (``optimum``) to their problems."""
+        identities = {plan.problem.identity for plan in problem_plans}
+        references = self._by_problem(
+            "run.reference", self.document.run.reference, identities
+        )
+        optima = self._by_problem("optimum", self.document.optimum, identities)
+        completed_plans = []
+        for plan in problem_plans:
+            problem = plan.problem
+            plan_optima = optima.get(problem.identity, {})
+            self._require_one_optimum_per_point(plan_optima, problem.components)
+            completed_plans.append(
+                replace(
+                    plan,
+                    references=tuple(references.get(problem.identity, {}).values()),
+                    optima=tuple(plan_optima.values()),
+                )
+            )
+        return completed_plans
+
+    def _by_problem(
+        self, key: str, tables: Sequence[T], identities: Collection[str]
+    ) -> dict[str, dict[str, T]]:
+        """Return tables of values by the identity of their problem and by key, with a remark on those of no problem."""
+        tables_by_problem: dict[str, dict[str, T]] = {}
+        unused: list[str] = []
+        for i, table in enumerate(tables):
             try:
-                problem = Problem(**reference.problem.tables())
+                problem = Problem(**table.problem.tables())
             except ProblemError as error:
-                self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
+                self._leave_out(error, f"{key}[{i}].problem.{error.key}")
                 continue
-            if problem.identity in references_of:
-                references_of[problem.identity].append(reference)
+            if problem.identity in identities:
+                same_problem = tables_by_problem.setdefault(problem.identity, {})
+                same_problem[f"{key}[{i}]"] = table
+            elif isinstance(table, ReferenceTable):
+                unused.append(f"{table.label!r} of {problem.label}")
             else:
-                unused_references.append(f"{reference.label!r} of {problem.label}")
-        if unused_references:
+                unused.append(problem.label)
+        if unused:
+            kind = "published values" if key == "run.reference" else "stored optima"
             self.remarks.append(
-                "published values that belong to no problem of this suite are left out: "
-                + "; ".join(dict.fromkeys(unused_references))
+                f"{kind} that belong to no problem of this suite are left out: "
+                + "; ".join(dict.fromkeys(unused))
             )
-        return [
-            replace(
-                problem_plan,
-                references=tuple(references_of[problem_plan.problem.identity]),
-            )
-            for problem_plan in problem_plans
-        ]
+        return tables_by_problem
+
+    def _require_one_optimum_per_point(
+        self, optima: Mapping[str, OptimumTable], components: int
+    ) -> None:
+        """Check that optimal errors of a problem have a number per component, and that no grid point has two."""
+        key_of_point: dict[tuple[float, int], str] = {}
+        for key, optimum in optima.items():
+            for name, values in (("mse", optimum.mse), ("error", optimum.error)):
+                if {*map(len, values)} != {components}:
+                    raise self.suite_error(
+                        f"{key}.{name}",
+                        f"must have {components} numbers for each alpha, one for each component of the signal"
+                        if components > 1
+                        else "must have a single number for each alpha",
+                    )
+            for alpha in optimum.alpha:
+                point = alpha, optimum.dimension
+                if (first_key := key_of_point.setdefault(point, key)) != key:
+                    raise self.suite_error(
+                        key,
+                        f"has an optimum at alpha = {alpha:g}, dimension = {optimum.dimension}, as {first_key} does; "
+                        "remove one of the two",
+                    )
 
     # -- run options and figure -----------------------------------------------------------------------------------
 

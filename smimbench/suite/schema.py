@@ -95,9 +95,9 @@ def require_distinct(values: Sequence[object], file: str, key: str) -> None:
 
 
 def _require_one_value_per_alpha(
-    values: tuple[float, ...], validation: pydantic.ValidationInfo
-) -> tuple[float, ...]:
-    """Check that published values are as many as the sample ratios of their table, and return them."""
+    values: tuple[T, ...], validation: pydantic.ValidationInfo
+) -> tuple[T, ...]:
+    """Check that values are as many as the sample ratios of their table, and return them."""
     alpha_count = len(validation.data.get("alpha", values))
     if len(values) != alpha_count:
         raise ValueError(
@@ -129,6 +129,7 @@ Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 SampleRatio = Annotated[float, Field(gt=0, le=LARGEST_PARAMETER)]
 Dimension = Annotated[int, Field(ge=2, le=10**8)]
 Replicates = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
 Item = str | dict[str, Any]
 
 
@@ -330,6 +331,35 @@ class ReferenceTable(Table):
     """What is known of the values, as why they are off."""
 
 
+class OptimumTable(Table):
+    """``[[optimum]]``: Bayes-optimal errors at one dimension that were found without any algorithm of the suite.
+
+    Ratios, verdicts and ``z_at_size`` refer to them where they are given, instead of to a fit of GAMP's runs. They are no part of
+    a cell's identity.
+    """
+
+    problem: Items
+    """`model`, `channel`, `prior` and `inputs`, as in `[problem]`. The values are left out where no problem of the suite has
+    exactly these parameters, as after `--set`."""
+    dimension: Dimension
+    """Dimension of the values."""
+    alpha: Annotated[Axis[SampleRatio], AfterValidator(checked_distinct)]
+    """Sample ratios, as in the grid."""
+    mse: Annotated[
+        ListOf[Axis[NonNegative]], AfterValidator(_require_one_value_per_alpha)
+    ]
+    """Mean over instances of the Bayes-optimal error, one for each sample ratio: a number, or a list with one for each
+    component."""
+    error: Annotated[
+        ListOf[Axis[NonNegative]], AfterValidator(_require_one_value_per_alpha)
+    ]
+    """Their standard errors."""
+    source: Literal["sampled", "closed form"]
+    """`sampled` (posterior chains) or `closed form` (exact posteriors)."""
+    command: str = Field(min_length=1)
+    """The command that computed them."""
+
+
 class Correction(Table):
     """Entry of a curve's ``corrections``: range of x in which the published curve is known to be wrong."""
 
@@ -478,6 +508,8 @@ class Document(Table):
     """How cells are run and what is reported."""
     figure: FigureTable | None = None
     """The published figure that this suite reproduces."""
+    optimum: ListOf[OptimumTable] = ()
+    """Bayes-optimal errors at finite dimension; see `[[optimum]]`."""
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:

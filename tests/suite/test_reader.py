@@ -29,6 +29,16 @@ problem = {{ {MODEL}, {SOFTMAX}, prior = {{ name = "wishart", rho = 0.7 }} }}
 alpha = [1.0]
 value = [1.0]
 """
+OPTIMUM = f"""{ATTENTION}
+[[optimum]]
+problem = {{ {MODEL}, {SOFTMAX}, {WISHART} }}
+dimension = 30
+alpha = [0.1, 0.3]
+mse = [0.6, 0.4]
+error = [0.01, 0.02]
+source = "sampled"
+command = "python chains.py"
+"""
 
 
 def changed(old, new):
@@ -139,6 +149,19 @@ BAD = {
     "reference of no problem": (REFERENCE.replace("problem =", "# problem ="), "run.reference[0].problem", "is missing"),
     "reference of a problem that cannot be made": (REFERENCE.replace("rho = 0.7", "rh = 0.7"),
         "run.reference[0].problem.prior.rh", "did you mean 'rho'"),
+    "an optimum of no problem": (OPTIMUM.replace("problem =", "# problem ="), "optimum[0].problem", "is missing"),
+    "an optimum of a problem that cannot be made": (OPTIMUM.replace(f"{SOFTMAX}, prior", 'channel = "softmx", prior'),
+        "optimum[0].problem.channel.name", "did you mean 'softmax'"),
+    "an optimum for fewer sample ratios": (OPTIMUM.replace("[0.6, 0.4]", "[0.6]"), "optimum[0].mse",
+        "as many numbers as alpha (2)"),
+    "an optimum without its errors": (OPTIMUM.replace("error = [0.01, 0.02]\n", ""), "optimum[0].error", "is missing"),
+    "an optimum of several components": (OPTIMUM.replace("[0.6, 0.4]", "[[0.6, 0.2], [0.4, 0.1]]"), "optimum[0].mse",
+        "must have a single number for each alpha"),
+    "a negative optimum": (OPTIMUM.replace("0.6", "-0.6"), "optimum[0].mse[0]", "must be at least 0"),
+    "an optimum from nowhere": (OPTIMUM.replace('"sampled"', '"guessed"'), "optimum[0].source", "'closed form'"),
+    "an optimum that nobody can compute": (OPTIMUM.replace('"python chains.py"', '""'), "optimum[0].command", ""),
+    "two optima of a point": (OPTIMUM + OPTIMUM[len(ATTENTION) :], "optimum[1]",
+        "has an optimum at alpha = 0.1, dimension = 30, as optimum[0] does"),
     "an axis of a million": (changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
         "grid", "4,008,004 cells"),
     "not TOML": ("[problem\n", "", "not valid TOML"),
@@ -601,6 +624,24 @@ def test_published_values_go_with_the_problem_they_were_made_for(tmp_path):
             == [f"{remark}attention-indexed(tokens=2) softmax wishart(rho=0.7)"]
             * remarks
         )
+
+
+def test_a_stored_optimum_goes_with_its_problem_and_changes_no_cell(tmp_path):
+    plain, file = loaded(tmp_path, ATTENTION), write_suite(tmp_path, OPTIMUM)
+    suite = load_suite(file)
+    (optimum,) = suite.plans[0].optima
+    assert optimum.mse == ((0.6,), (0.4,))
+    assert not suite.remarks
+    assert [cell.key for cell in suite.cells()] == [cell.key for cell in plain.cells()]
+    other_grid = load_suite(file, ["grid.dimension=[20, 40]", "grid.alpha=[0.2]"])
+    assert len(other_grid.plans[0].optima) == 1
+    assert not other_grid.remarks
+    other_problem = load_suite(file, ["problem.prior.rho=0.7"])
+    assert not other_problem.plans[0].optima
+    assert other_problem.remarks == (
+        "stored optima that belong to no problem of this suite are left out: "
+        "attention-indexed(tokens=2) softmax wishart(rho=0.5)",
+    )
 
 
 @pytest.mark.parametrize(
