@@ -22,7 +22,8 @@ from smimbench.report.row import grouped
 from smimbench.report.stored_table import UNVERIFIABLE
 from smimbench.report.style import COLORS, plain_matplotlib
 from smimbench.report.text_files import markdown_table
-from smimbench.report.verdict import agreement_cell, verdicts
+from smimbench.report.verdict import verdicts
+from smimbench.report.wording import agreement_cell
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:

@@ -166,7 +166,7 @@ def page(
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
     from smimbench.registry.registry import find_metric
     from smimbench.report.text_files import markdown_table
-    from smimbench.report.verdict import verdict_line
+    from smimbench.report.wording import verdict_line
 
     document = table.document()
     rows = document["rows"]

@@ -211,7 +211,7 @@ def _print_verdicts(
     console: Console, table: ResultsTable, line_limit: float = math.inf
 ) -> int:
     """Print the verdict on each problem in at most ``line_limit`` lines in total; return the number of lines."""
-    from smimbench.report.verdict import REFUSED, contender_line, verdict_line
+    from smimbench.report.wording import REFUSED, contender_line, verdict_line
 
     line_count = hidden_count = 0
     for verdict in table.verdicts:

@@ -25,7 +25,8 @@ from smimbench.report.figures import (
 )
 from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.text_files import flat_rows
-from smimbench.report.verdict import verdict_line, verdicts
+from smimbench.report.verdict import verdicts
+from smimbench.report.wording import verdict_line
 from smimbench.run.record import Record
 from smimbench.run.store import scores_of, settings_under, why_no_runs
 from smimbench.suite import SuiteError

@@ -23,7 +23,7 @@ from smimbench.report.notebook import ROW
 from smimbench.report.row import names_with_backend
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
-from smimbench.report.verdict import agreement_words, tied_words, verdict_line
+from smimbench.report.wording import agreement_words, tied_words, verdict_line
 from smimbench.run.record import RunJson
 from smimbench.run.store import options_of
 

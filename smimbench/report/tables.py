@@ -38,14 +38,8 @@ from smimbench.report.row import (
     names_with_backend,
     place,
 )
-from smimbench.report.verdict import (
-    TIE,
-    AlgorithmSummary,
-    Verdict,
-    agreement_cell,
-    no_time_words,
-    tied_words,
-)
+from smimbench.report.verdict import TIE, AlgorithmSummary, Verdict
+from smimbench.report.wording import agreement_cell, no_time_words, tied_words
 from smimbench.run.store import OtherVersion
 from smimbench.run.tuning import range_ends
 

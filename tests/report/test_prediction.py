@@ -13,7 +13,8 @@ from smimbench.report.prediction import (
     agreement,
     deviation,
 )
-from smimbench.report.verdict import verdict_line, verdicts
+from smimbench.report.verdict import verdicts
+from smimbench.report.wording import verdict_line
 from tests.report.rows import changed, row
 
 SIZES = (150, 300, 600)

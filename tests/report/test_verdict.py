@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from smimbench.report.tables import contender_tables, error_tables, runtime_tables
-from smimbench.report.verdict import (
-    contender_line,
-    no_time_words,
-    summary,
-    verdict_line,
-    verdicts,
-)
+from smimbench.report.verdict import summary, verdicts
+from smimbench.report.wording import contender_line, no_time_words, verdict_line
 from tests.helpers import flat
 from tests.report.rows import printed, row, values_of
 

@@ -1,0 +1,158 @@
+"""Verdicts in words: lines of verdicts, phrases on agreement with theory, and what the phrases mean."""
+
+from __future__ import annotations
+
+from smimbench.registry.registry import metric_label
+from smimbench.report.columns import measured, number, ratio_words, seconds
+from smimbench.report.statistics import count_runs
+from smimbench.report.verdict import Contender, ErrorRatio, Verdict
+
+AGREEMENT = {
+    "yes": "agrees with theory",
+    "no": "disagrees with theory",
+    "finite size": "these sizes are too small to test the prediction",
+    "too few runs": "too few runs to test the prediction",
+    None: "no prediction",
+}
+"""Text for each answer to the question whether an algorithm agrees with theory."""
+
+REFUSED = ("no", "far off")
+"""Answers that say that an algorithm disagrees with theory."""
+
+BELOW = "below the Bayes optimum: check samples, teacher or code"
+"""Remark on an algorithm whose error is impossibly low."""
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Return the first line of a verdict: the best algorithm, its error / optimal error, agreement with theory, and time."""
+    problem, ranking = verdict.problem, verdict.contenders
+    if verdict.metric is None:
+        return f"{problem}: no verdict, because no metric of this suite is an error"
+    best = ranking[0]
+    if not best.points:
+        return f"{problem}: no algorithm produced an estimate"
+    is_best = " is best" if len(ranking) > 1 else ""
+    phrases = [f"{problem}: {best.algorithm}{is_best}"]
+    if best.ratio_to_bayes is not None:
+        ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
+        phrases.append(f"{ratio} times the optimal error")
+    phrases += _error_phrases(best)
+    if best.compared:
+        phrases.append(compared_words(best.compared))
+    phrases += _zero_phrases(best, 4)
+    if best.mean_error is None:
+        phrases.append(agreement_words(best))
+    if best.seconds is not None:
+        phrases.append(f"{seconds(best.seconds)} per run")
+    if verdict.tied:
+        phrases.append(f"tied with {tied_words(verdict)}")
+    below_optimum = [
+        contender.algorithm for contender in ranking[1:] if contender.below_optimum
+    ]
+    if below_optimum:
+        phrases.append(f"{', '.join(below_optimum)}: {BELOW}")
+    unsolved = max(contender.unsolved for contender in ranking)
+    if best.mean_error is not None:
+        phrases.append("the optimal error is not known")
+    elif unsolved:
+        phrases.append(
+            f"{unsolved} of {best.points + unsolved} sample ratios left out, whose optimal error is not known"
+        )
+    return ", ".join(phrases)
+
+
+def contender_line(contender: Contender) -> str:
+    """Return the line of another algorithm: its error relative to the reference algorithm and to the optimal error."""
+    phrases = []
+    if contender.compared:
+        phrases.append(compared_words(contender.compared))
+    if contender.ratio_to_bayes is not None:
+        phrases.append(f"{contender.ratio_to_bayes:.3g} x optimal")
+    phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
+    if contender.below_optimum or contender.agreement.prediction in REFUSED:
+        phrases.append(agreement_words(contender))
+    return f"{contender.algorithm}: {', '.join(phrases) or 'no estimate'}"
+
+
+def _error_phrases(contender: Contender) -> list[str]:
+    """Return the phrases on the error, if no optimal error is known, and on the number of failed runs."""
+    phrases = []
+    if contender.mean_error and contender.mean_error.mean is not None:
+        phrases.append(f"error {measured(*contender.mean_error)}")
+        if contender.points > 1:
+            phrases[0] += f" (geometric mean of {contender.points} sample ratios)"
+    if contender.failed:
+        run_count = count_runs(contender.status_counts)
+        phrases.append(f"{contender.failed} of {run_count} runs failed")
+    return phrases
+
+
+def _zero_phrases(contender: Contender, digits: int) -> list[str]:
+    """Return the phrase on the error where the optimal error is 0, unless 0 is reached and there is a ratio to show."""
+    if contender.where_zero is None:
+        return []
+    if contender.zero_reached:
+        phrases = ["0 where the optimal error is 0"]
+        return phrases if contender.ratio_to_bayes is None else []
+    return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
+
+
+def compared_words(comparison: ErrorRatio) -> str:
+    """Return the text for the ratio of two errors with its interval."""
+    low, high = comparison.interval
+    return f"{comparison.ratio:.3g} x {comparison.reference} ({low:.3g} to {high:.3g})"
+
+
+def agreement_words(contender: Contender) -> str:
+    """Return the phrase on agreement with theory, with the measured or the detectable deviation."""
+    answer = contender.agreement.prediction
+    return _agreement_text(
+        contender,
+        AGREEMENT.get(answer, ""),
+        "a deviation above {} would have been detected",
+    )
+
+
+def agreement_cell(contender: Contender) -> str:
+    """Return the table cell on agreement with theory."""
+    answer = contender.agreement.prediction or "none"
+    return _agreement_text(contender, answer.replace("size", "size?"), "{} detectable")
+
+
+def _agreement_text(contender: Contender, answer_text: str, detectable: str) -> str:
+    """Return the text on agreement with theory, with the measured or the detectable deviation in parentheses."""
+    agreement = contender.agreement
+    if contender.below_optimum:
+        return BELOW
+    if agreement.far_off is not None:
+        outlier_count, runs = agreement.far_off
+        return f"{outlier_count} of {runs} runs {'is an outlier' if outlier_count == 1 else 'are outliers'}"
+    if agreement.prediction == "yes" and agreement.would_have_seen is not None:
+        return f"{answer_text} ({detectable.format(_percent_text(agreement.would_have_seen)[1:])})"
+    if agreement.prediction == "no" and agreement.deviation_of is not None:
+        metric = agreement.deviation_of
+        metric_words = "" if metric == "mse" else f"{metric_label(metric)} "
+        deviation = _percent_text(agreement.deviation or 0.0)
+        return (
+            f"{answer_text} ({metric_words}{deviation}, z {agreement.deviation_z:.3g})"
+        )
+    return answer_text
+
+
+def _percent_text(deviation: float) -> str:
+    """Format a relative deviation in percent, to two digits."""
+    return f"{deviation:+z.0%}" if abs(deviation) >= 0.095 else f"{deviation:+z.1%}"
+
+
+def tied_words(verdict: Verdict) -> str:
+    """Return the names of the algorithms tied with the best; of more than two, the first and a count."""
+    if len(verdict.tied) <= 2:
+        return " and ".join(verdict.tied)
+    return f"{verdict.tied[0]} and {len(verdict.tied) - 1} more"
+
+
+def no_time_words(contender: Contender) -> str:
+    """Return the text shown if there is no time to reach within 5% of the optimum: never, partly, or blank if nothing was run."""
+    if contender.near_fraction is None:
+        return ""
+    return "partly" if contender.near_fraction else "never"
