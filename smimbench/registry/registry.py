@@ -32,7 +32,7 @@ from smimbench.files import (
 from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
 from smimbench.interfaces.item import defines_member, describe_members, with_defaults
 from smimbench.registry.items import BASES, algorithm_class, contract_violation
-from smimbench.registry.source import DROP_IN_PREFIX, source_of
+from smimbench.registry.source import DROP_IN_PREFIX, imported_files, source_of
 
 KINDS = tuple(BASES)
 PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
@@ -133,7 +133,8 @@ class Registry:
     ) -> None:
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
-        self.paths = tuple(paths) if third_party else ()
+        resolved_paths = (str(Path(path).resolve()) for path in paths)
+        self.paths = tuple(resolved_paths) if third_party else ()
         self.third_party = third_party
         self.plugins: list[Plugin] = []
         self._entries: list[Entry] = []
@@ -326,20 +327,46 @@ class Registry:
         self._entries.append(entry)
 
     def add(self, path: str | Path) -> list[Plugin]:
-        """Load a file or folder of drop-in plugins, unless it is loaded already or third-party code is disabled.
+        """Load a file or folder of drop-in plugins, unless it is loaded with its present code or third-party code is disabled.
 
         Returns
         -------
         list of Plugin
-            The plugins that were added, each with its status.
+            The plugins that were loaded, each with its status.
         """
         resolved_path = str(Path(path).resolve())
-        if not self.third_party or resolved_path in self.paths:
+        if not self.third_party:
             return []
-        self.paths += (resolved_path,)  # worker processes load the same
+        if resolved_path in self.paths:
+            plugins = [
+                plugin
+                for plugin in self.plugins
+                if Path(plugin.origin).is_relative_to(resolved_path)
+            ]
+            if not any(map(_has_changed, plugins)):
+                return []
+            for plugin in plugins:
+                self._unload(plugin)
+        else:
+            self.paths += (resolved_path,)  # worker processes load the same
         count_before = len(self.plugins)
         self._load_path(Path(resolved_path))
         return self.plugins[count_before:]
+
+    def _unload(self, plugin: Plugin) -> None:
+        """Forget a drop-in plugin, its items and all modules that its file imports from its folder."""
+        self.plugins.remove(plugin)
+        self._entries = [
+            entry for entry in self._entries if entry not in plugin.entries
+        ]
+        full_name = f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
+        if self._manager.has_plugin(full_name):
+            self._manager.unregister(name=full_name)
+        files = imported_files(Path(plugin.origin))
+        for name, module in list(sys.modules.items()):
+            if (file := getattr(module, "__file__", None)) and Path(file) in files:
+                del sys.modules[name]
+        importlib.invalidate_caches()
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """List the registered items of a kind (None: all kinds), those shipped with smimbench first."""
@@ -411,6 +438,13 @@ class Registry:
                 f"{kind} {bare_name!r} exists for several models ({_model_names(supporting_entries)}); name the model as well"
             )
         return supporting_entries[0]
+
+
+def _has_changed(plugin: Plugin) -> bool:
+    """Whether a drop-in plugin could not be loaded, or its code is not that of its items any more."""
+    return plugin.failed or any(
+        entry.source != source_of(entry.item) for entry in plugin.entries
+    )
 
 
 def _model_names(entries: Iterable[Entry]) -> str:

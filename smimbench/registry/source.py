@@ -50,7 +50,7 @@ def source_of(item: type[object]) -> str | None:
     files = (
         _package_files(package_folder)
         if package_folder
-        else _imported_files(path)
+        else imported_files(path)
         if module.startswith(DROP_IN_PREFIX)
         else {path}
     )
@@ -94,7 +94,7 @@ def _package_files(folder: Path) -> set[Path]:
     }
 
 
-def _imported_files(path: Path) -> set[Path]:
+def imported_files(path: Path) -> set[Path]:
     """List a drop-in file and the files of neighboring modules and packages that it imports, directly or indirectly."""
     files: set[Path] = set()
     unread_files = {path}

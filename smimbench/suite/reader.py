@@ -28,7 +28,12 @@ from smimbench.registry.items import (
     signature_of,
     unknown_key,
 )
-from smimbench.registry.registry import RegistryError, find_metric, get_registry
+from smimbench.registry.registry import (
+    RegistryError,
+    find_metric,
+    get_registry,
+    plugin_warnings,
+)
 from smimbench.suite import SuiteError
 from smimbench.suite.algorithms import listed_parameters_of, read_algorithms
 from smimbench.suite.cells import (
@@ -70,7 +75,10 @@ LEFT_OUT = "left out"
 
 
 def load_suite(
-    name: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()
+    name: str | Path,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+    plugins: Iterable[str | Path] = (),
 ) -> Suite:
     """Read and check a suite.
 
@@ -82,12 +90,20 @@ def load_suite(
         ``"problem.prior.rho=0.2"``: values in TOML syntax, for any key of the suite.
     only : iterable of str
         ``"algorithm=gamp"``: select a part of the cells. Keys: algorithm, alpha, dimension, seed, problem.
+    plugins : iterable of path
+        Files or folders with items of one's own, loaded first, and again where their code has changed.
 
     Raises
     ------
     SuiteError
         In one line: file, key, what would be right.
+    RegistryError
+        If a plugin cannot be loaded.
     """
+    for plugin_path in plugins:
+        for plugin in get_registry().add(plugin_path):
+            if plugin.failed:
+                raise RegistryError(*plugin_warnings([plugin]))
     path = find_suite(str(name))
     return parse_suite(path, suite_text(path), overrides, only)
 
