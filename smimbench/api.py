@@ -418,14 +418,17 @@ def plot(
     suite: Suite | str | Path,
     metric: str = "mse",
     *,
+    against: str = "alpha",
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
     width: str | None = None,
 ) -> object:
-    """Draw a metric of all stored runs with its theory curve, which is solved if it is not stored.
+    """Draw a metric of all stored runs with its theory, which is solved if it is not stored.
 
     Parameters
     ----------
+    against : str
+        ``"alpha"``, the sample ratio; ``"samples"`` or ``"seconds"``: learning curves against samples processed or time.
     width : str or None
         ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column for one panel, a page for several.
 
@@ -439,27 +442,36 @@ def plot(
     ImportError
         If matplotlib is missing (extra ``plot``).
     ValueError
-        If the suite does not report the metric.
+        If the suite does not report the metric, or there is nothing to draw.
     """
     from smimbench.report import charts
     from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
+    from smimbench.report.run_figures import clock_chart, learning_curve_questions
 
     suite, store = _open_suite(suite, results)
     if metric not in suite.run.metrics:
         raise ValueError(
             f"suite {suite.name} does not report the metric {metric!r}; choose from {', '.join(suite.run.metrics)}"
         )
+    if against not in AXES:
+        raise ValueError(f"against must be one of {', '.join(AXES)}, got {against!r}")
     stored_results, solver = _load_and_solve(suite, store, backends)
-    rows = stored_results.rows
-    solver.answer(
-        chart_questions(
-            suite, stored_results.answers, drawn_ratios(suite, rows), (metric,)
-        )
-    )
-    chart = metric_chart(suite, rows, stored_results.answers, metric)
+    rows, answers = stored_results.rows, stored_results.answers
+    if against == "alpha":
+        used_ratios = drawn_ratios(suite, rows)
+        solver.answer(chart_questions(suite, answers, used_ratios, (metric,)))
+        chart = metric_chart(suite, rows, answers, metric)
+    else:
+        solver.answer(learning_curve_questions(stored_results))
+        chart = clock_chart(stored_results, f"{against}-{metric}", metric, against)
     if chart is None:
-        raise ValueError(f"suite {suite.name} has no problem to draw")
+        drawn = "problem" if against == "alpha" else f"learning curve of {metric}"
+        raise ValueError(f"suite {suite.name} has no {drawn} to draw")
     return charts.show(chart, width)
+
+
+AXES = ("alpha", "samples", "seconds")
+"""Quantities that ``plot`` draws a metric against."""
 
 
 def _open_suite(

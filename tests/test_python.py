@@ -79,6 +79,22 @@ def test_a_figure_is_returned(ran):
         smimbench.plot(suite, "cosine", results=folder / "results")
 
 
+def test_learning_curves_are_returned_with_the_optimum(ran):
+    pytest.importorskip("matplotlib")
+    folder, suite, rows = ran
+    options = {"results": folder / "results"}
+    for against, label in (("samples", "samples processed"), ("seconds", "seconds")):
+        axes = smimbench.plot(suite, against=against, **options)
+        assert [axis.get_xlabel() for axis in axes] == [label] * 2
+        lines = {line.get_label(): line for line in axes[0].get_lines()}
+        assert {"Bayes-optimal", "gamp", "adam"} <= set(lines)
+        assert set(lines["Bayes-optimal"].get_ydata()) == {rows[0]["bayes"]}
+    with pytest.raises(ValueError, match="one of alpha, samples, seconds, got 'time'"):
+        smimbench.plot(suite, against="time", **options)
+    with pytest.raises(ValueError, match="no learning curve of mse to draw"):
+        smimbench.plot(suite, against="samples", results=folder / "nothing")
+
+
 def test_a_problem_shows_itself_in_a_notebook():
     text = attention(rho=0.25)._repr_html_()
     for words in ("attention-indexed", "softmax", "rho=0.25"):

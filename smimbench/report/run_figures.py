@@ -134,17 +134,13 @@ def learning_charts(results: Results) -> list[Chart]:
     A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
     path is predicted.
     """
-    note = "Samples count each time they are used; without batches, every iteration uses all samples."
     trajectories = (results.store.trajectory(record) for _, record in results.pairs)
     draws_without_prediction = any(
         _counts_samples(trajectory or {}) for trajectory in trajectories
     )
     charts = []
     for metric in _drawn_metrics(results):
-        file_stem = f"learning-{metric}"
-        chart = learning_curve_chart(
-            results, file_stem, metric, _sample_times, "samples processed", note
-        )
+        chart = clock_chart(results, f"learning-{metric}", metric, "samples")
         if chart and (draws_without_prediction or _has_prediction(chart)):
             charts.append(chart)
         draws_without_prediction = False
@@ -168,11 +164,21 @@ def seconds_chart(results: Results) -> Chart | None:
     """Make learning curves of the squared error against seconds; None if there is a single algorithm."""
     if len({cell.algorithm_label for cell, _ in results.pairs}) < 2:
         return None
+    return clock_chart(results, "seconds", "mse", "seconds")
+
+
+def clock_chart(
+    results: Results, name: str, metric: str, clock_name: str
+) -> Chart | None:
+    """Make learning curves of a metric against ``"samples"`` or ``"seconds"``; None if no run has any."""
+    if clock_name == "samples":
+        note = "Samples count each time they are used; without batches, every iteration uses all samples."
+        return learning_curve_chart(
+            results, name, metric, _sample_times, "samples processed", note
+        )
     trusted = all(record.timing.trusted for _, record in results.pairs)
     note = "" if trusted else "Times are untrusted: cells may have run in parallel."
-    return learning_curve_chart(
-        results, "seconds", "mse", _second_times, "seconds", note
-    )
+    return learning_curve_chart(results, name, metric, _second_times, "seconds", note)
 
 
 def learning_curve_chart(
