@@ -28,7 +28,8 @@ _SERIES_FROM = 50.0
 
 
 class LogCdf(NamedTuple):
-    """Logarithm of the bivariate normal distribution function ``Phi2(h, k; r)``, with its derivatives.
+    """Logarithm of the bivariate normal distribution function ``Phi2(h, k; r)``, with its derivatives; ``value``, its first
+    derivatives ``h_slope`` and ``k_slope``, and the second derivatives (hh, hk, kk) as ``hessian``.
 
     The derivatives with respect to ``h`` and ``k``, and ``(d2/dh2, d2/dk2, d2/dhdk)`` or None. Every array is shaped like the
     arguments.
@@ -43,7 +44,8 @@ class LogCdf(NamedTuple):
 def log_cdf(
     h: Array, k: Array, r: float, *, sign: Array | None = None, hessian: bool = False
 ) -> LogCdf:
-    r"""Log-probability that two correlated standard normals stay below ``h`` and ``k``, and its gradient.
+    r"""Log-probability that two correlated standard normals stay below ``h`` and ``k``, and its gradient. ``r`` is the
+    correlation, with the ``sign`` of every sample, and ``rho`` their product; tails are computed apart.
 
     .. math::
 
@@ -94,11 +96,11 @@ def log_cdf(
     )
     probability, derivatives = _log_cdf_central(xp, h, k, r, rho, hessian)
     is_tail = probability < _TAIL_PROBABILITY
-    rows = xp.nonzero(is_tail)[0]  # the only wait for the device
-    if rows.shape[0] > 0:
-        tail_rho = rho if sign is None else xp.take(rho, rows)
+    tail_rows = xp.nonzero(is_tail)[0]  # the only wait for the device
+    if tail_rows.shape[0] > 0:
+        tail_rho = rho if sign is None else xp.take(rho, tail_rows)
         tail_derivatives = _log_cdf_tail(
-            xp, xp.take(h, rows), xp.take(k, rows), r, tail_rho, hessian
+            xp, xp.take(h, tail_rows), xp.take(k, tail_rows), r, tail_rho, hessian
         )
         derivatives = [
             put_at_mask(central_values, is_tail, tail_values)
@@ -120,7 +122,9 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small."""
+    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small. ``rho`` is the
+    correlation r with its sign, ``s = sqrt(1 - r^2)``; the correlation adds an integral over the angle up to ``arcsin r``.
+    """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
     # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
@@ -132,29 +136,35 @@ def _log_cdf_central(
     inverse_cos2 = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[
         :, None
     ]
-    weight = xp.asarray(
+    angle_weights = xp.asarray(
         node_weights * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device
     )
-    product = h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
-    squares = (h * h + k * k) / 2
-    integrand = xp.exp((product[None, :] * sine - squares[None, :]) * inverse_cos2)
-    correction = xp.matmul(weight, integrand[:-1, :])
+    signed_product = (
+        h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
+    )
+    half_squared_length = (h * h + k * k) / 2
+    integrand = xp.exp(
+        (signed_product[None, :] * sine - half_squared_length[None, :]) * inverse_cos2
+    )
+    correlation_correction = xp.matmul(angle_weights, integrand[:-1, :])
     if not isinstance(rho, float) and r:
-        correction = correction * (rho / r)
+        correlation_correction = correlation_correction * (rho / r)
     probabilities = special(xp).ndtr(
         xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s])
     )
-    probability = probabilities[0, :] * probabilities[1, :] + correction
+    probability = probabilities[0, :] * probabilities[1, :] + correlation_correction
     safe_probability = xp.maximum(probability, _TAIL_PROBABILITY)
     h_slope = _DENSITY * xp.exp(-h * h / 2) * probabilities[2, :] / safe_probability
     k_slope = _DENSITY * xp.exp(-k * k / 2) * probabilities[3, :] / safe_probability
     derivatives = [xp.log(safe_probability), h_slope, k_slope]
     if hessian:
-        density = integrand[-1, :] / (2 * math.pi * s) / safe_probability
+        density_over_probability = (
+            integrand[-1, :] / (2 * math.pi * s) / safe_probability
+        )
         derivatives += [
-            -h * h_slope - rho * density - h_slope * h_slope,
-            -k * k_slope - rho * density - k_slope * k_slope,
-            density - h_slope * k_slope,
+            -h * h_slope - rho * density_over_probability - h_slope * h_slope,
+            -k * k_slope - rho * density_over_probability - k_slope * k_slope,
+            density_over_probability - h_slope * k_slope,
         ]
     return probability, derivatives
 
@@ -175,17 +185,19 @@ def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
     """Excess of the hazard, ``phi(t) / Phi(t) + t``, without cancellation at large negative ``t``."""
     negative_t = clip(t, None, -_SERIES_FROM)
     inverse_square = 1 / (negative_t * negative_t)
-    series = (
+    asymptotic_series = (
         -(1 - inverse_square * (2 - inverse_square * (10 - inverse_square * 74)))
         / negative_t
     )
-    return xp.where(t < -_SERIES_FROM, series, hazard + t)
+    return xp.where(t < -_SERIES_FROM, asymptotic_series, hazard + t)
 
 
 def _log_cdf_tail(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
-    """Logarithm and derivatives of the bivariate normal probability in the tails, by quadrature.
+    """Logarithm and derivatives of the bivariate normal probability in the tails, by quadrature. The integral runs over the
+    distance ``a`` below h, the smaller bound; ``t`` is the bound of the other variable given the first, ``s = sqrt(1 - r^2)``,
+    and names ending in 0 are values at a = 0.
 
     The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
     divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that
@@ -202,26 +214,30 @@ def _log_cdf_tail(
     )
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _scaled_probability_and_hazard(xp, t0)
-    slope = h + rho / s * hazard0
-    decay = xp.sqrt(slope * slope + 2 * _TAIL_DECAY)
+    log_integrand_slope = h + rho / s * hazard0
+    decay_rate = xp.sqrt(log_integrand_slope * log_integrand_slope + 2 * _TAIL_DECAY)
     # the positive solution of -slope a + a^2 / 2 = decay, in the form that does not cancel
-    width = xp.where(
-        slope < 0,
-        2 * _TAIL_DECAY / (decay + xp.abs(slope)),
-        decay + clip(slope, 0.0, None),
+    integration_width = xp.where(
+        log_integrand_slope < 0,
+        2 * _TAIL_DECAY / (decay_rate + xp.abs(log_integrand_slope)),
+        decay_rate + clip(log_integrand_slope, 0.0, None),
     )
-    a = width[None, :] * nodes
-    step = a * (rho / s)
-    t = t0[None, :] + step
+    a = integration_width[None, :] * nodes
+    t_change = a * (rho / s)
+    t = t0[None, :] + t_change
     scaled, hazard = _scaled_probability_and_hazard(xp, t)
     # min(t, 0)^2 - min(t0, 0)^2 from the step itself: t0 may be so large that the step is lost in t
     t0_below = clip(t0, None, 0.0)[None, :]
     t0_above = clip(t0, 0.0, None)[None, :]
-    shift = xp.minimum(step + t0_above, -t0_below)
-    log_ratio = h[None, :] * a - a * a / 2 - shift * (2 * t0_below + shift) / 2
+    negative_part_change = xp.minimum(t_change + t0_above, -t0_below)
+    log_ratio = (
+        h[None, :] * a
+        - a * a / 2
+        - negative_part_change * (2 * t0_below + negative_part_change) / 2
+    )
     integrand = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * node_weights
     integral = xp.sum(integrand, axis=0)
-    h_slope = 1 / (integral * width)
+    h_slope = 1 / (integral * integration_width)
     node_shares = integrand / integral[None, :]
     k_slope = xp.sum(node_shares * hazard, axis=0) / s
     value = (
@@ -242,21 +258,21 @@ def _log_cdf_tail(
         hazard_fall = xp.where(
             t0[None, :] > 0,
             hazard0[None, :] - hazard,
-            step + (excess0[None, :] - excess),
+            t_change + (excess0[None, :] - excess),
         )
         mean_fall = xp.sum(node_shares * hazard_fall, axis=0)
-        deviation = hazard_fall - mean_fall[None, :]
+        fall_deviation = hazard_fall - mean_fall[None, :]
         h_curvature = -h_slope * xp.sum(
             node_shares * (a + hazard_fall * (rho / s)), axis=0
         )
         k_curvature = (
-            xp.sum(node_shares * deviation * deviation, axis=0)
+            xp.sum(node_shares * fall_deviation * fall_deviation, axis=0)
             - xp.sum(node_shares * hazard * excess, axis=0)
         ) / (1 - r * r)
-        mixed = h_slope * mean_fall / s
+        mixed_derivative = h_slope * mean_fall / s
         derivatives += [
             xp.where(is_swapped, k_curvature, h_curvature),
             xp.where(is_swapped, h_curvature, k_curvature),
-            mixed,
+            mixed_derivative,
         ]
     return derivatives

@@ -18,7 +18,8 @@ NODES = 16
 def values_by_panels(
     function: Callable[[Host], Host], x: Host, tolerance: Host
 ) -> Host:
-    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth.
+    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth. Panels (intervals
+    of x) are halved until a polynomial resolves each; a panel holds sorted points ``starts`` to ``stops``.
 
     Panels with no more points than nodes are not interpolated: there the function is evaluated at its points. So it is never
     evaluated at more than a few times as many points as there are, and functions that no polynomial follows come out exact.
@@ -38,30 +39,34 @@ def values_by_panels(
     x = np.asarray(x, dtype=float)
     tolerance = np.asarray(tolerance, dtype=float)
     sorting = np.argsort(x, kind="stable")
-    points = x[sorting]
+    sorted_points = x[sorting]
     interpolated = np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     is_evaluated = np.ones(len(x), dtype=bool)
     # panels to begin with
-    edges = np.linspace(points[0], points[-1], 8 + 1) if len(x) else np.zeros(1)
+    edges = (
+        np.linspace(sorted_points[0], sorted_points[-1], 8 + 1)
+        if len(x)
+        else np.zeros(1)
+    )
     panels = np.stack([edges[:-1], edges[1:]], axis=1)
     while len(panels):
-        starts = np.searchsorted(points, panels[:, 0], side="left")
+        starts = np.searchsorted(sorted_points, panels[:, 0], side="left")
         # The last point of all lies at the end of the last panel, that of another one belongs to the next.
         stops = np.where(
-            panels[:, 1] >= points[-1],
+            panels[:, 1] >= sorted_points[-1],
             len(x),
-            np.searchsorted(points, panels[:, 1], side="left"),
+            np.searchsorted(sorted_points, panels[:, 1], side="left"),
         )
         # Equal or nearly equal points are evaluated directly, however many there are.
         # narrowest panel, relative to where it is
-        is_crowded = (stops - starts > NODES) & (
+        has_many_points = (stops - starts > NODES) & (
             np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1)
         )
-        panels = panels[is_crowded]
-        starts = starts[is_crowded]
-        stops = stops[is_crowded]
+        panels = panels[has_many_points]
+        starts = starts[has_many_points]
+        stops = stops[has_many_points]
         if not len(panels):
             break
         midpoint = panels.mean(axis=1)
@@ -75,7 +80,7 @@ def values_by_panels(
         for panel in np.flatnonzero(is_resolved):
             panel_points = slice(starts[panel], stops[panel])
             interpolated[panel_points] = chebyshev.chebval(
-                (points[panel_points] - midpoint[panel]) / half_width[panel],
+                (sorted_points[panel_points] - midpoint[panel]) / half_width[panel],
                 coefficients[panel],
             ).T
             is_evaluated[panel_points] = False
@@ -88,7 +93,7 @@ def values_by_panels(
             ]
         )
     if is_evaluated.any():
-        interpolated[is_evaluated] = function(points[is_evaluated])
+        interpolated[is_evaluated] = function(sorted_points[is_evaluated])
     values_in_order = np.empty_like(interpolated)
     values_in_order[sorting] = interpolated
     return values_in_order
@@ -104,7 +109,7 @@ class ChebyshevFit(NamedTuple):
     fit_error: float
 
     def __call__(self, s: Host) -> tuple[Host, Host]:
-        """Value of the fit at ``s`` and its error, from the spread over scrambles and the error of the fit."""
+        """Value of the fit at positions ``s`` in [0, 1] and its error, from the spread over scrambles and the fit."""
         values = chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
         standard_error = (
@@ -123,7 +128,7 @@ def lobatto_points(count: int) -> Host:
 def chebyshev_fit(
     s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
 ) -> ChebyshevFit:
-    """Fit Chebyshev polynomials to estimates (points, scrambles) with standard errors (points,), by least squares."""
+    """Fit Chebyshev polynomials to estimates (points, scrambles) with standard errors (points,) at ``s`` in [0, 1]."""
     basis = chebyshev.chebvander(2 * s - 1, degree)
     least_squares = (
         np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error

@@ -75,6 +75,7 @@ class FreeConvolution:
         *,
         law: Literal["exact", "quantiles"] = "exact",
     ) -> None:
+        """Store the atoms (eigenvalues) of the spectrum and their weights; equal atoms are merged."""
         atoms = np.asarray(atoms, dtype=np.float64)
         weights = (
             np.ones_like(atoms)
@@ -82,8 +83,8 @@ class FreeConvolution:
             else np.asarray(weights, dtype=np.float64)
         )
         self.law = law
-        self.atoms, indices = np.unique(atoms, return_inverse=True)
-        self.weights = np.bincount(indices, weights) / weights.sum()
+        self.atoms, merged_indices = np.unique(atoms, return_inverse=True)
+        self.weights = np.bincount(merged_indices, weights) / weights.sum()
 
     def rie(self, x: Array, noise: float) -> Array:
         """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re g(x)``.
@@ -104,37 +105,40 @@ class FreeConvolution:
         G is the Stieltjes transform of the observed law, and the resolvent of S is taken at w; computed in float64, on any
         namespace and device.
         """
-        point = self._invert(x, noise)
-        root = math.sqrt(noise)
-        return (point.x - point.drift) * root, point.v * root
+        subordinated = self._invert(x, noise)
+        noise_root = math.sqrt(noise)
+        return (
+            subordinated.x - subordinated.drift
+        ) * noise_root, subordinated.v * noise_root
 
     def _invert(self, x: Array, noise: float) -> _Subordinated:
-        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method.
+        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method. The root is kept
+        between ``lower_u`` and ``upper_u``; ``target`` is x in the same units.
 
         The solution lies within ``|x - u| <= 1``.
         """
         xp = namespace(x)
-        root = math.sqrt(noise)
+        noise_root = math.sqrt(noise)
         float64_like_x = matching(x, xp.float64)
-        atoms = xp.asarray(self.atoms / root, **float64_like_x)
+        atoms = xp.asarray(self.atoms / noise_root, **float64_like_x)
         weights = xp.asarray(self.weights, **float64_like_x)
-        target = xp.astype(x, xp.float64) / root
+        target = xp.astype(x, xp.float64) / noise_root
         lower_u = target - 1
         upper_u = target + 1
         tolerance = 2e-16 * (xp.abs(target) + 1)
         u = target
         point = _subordinated(xp, u, atoms, weights)
         for _ in range(100):
-            residual = target - point.x
-            lower_u = xp.where(residual > 0, u, lower_u)
-            upper_u = xp.where(residual < 0, u, upper_u)
-            next_u = u + residual / point.stretch
+            x_residual = target - point.x
+            lower_u = xp.where(x_residual > 0, u, lower_u)
+            upper_u = xp.where(x_residual < 0, u, upper_u)
+            next_u = u + x_residual / point.stretch
             next_u = xp.where(
                 (next_u > lower_u) & (next_u < upper_u), next_u, (lower_u + upper_u) / 2
             )
             converged = (
                 (xp.abs(next_u - u) <= tolerance)
-                | (xp.abs(residual) <= tolerance)
+                | (xp.abs(x_residual) <= tolerance)
                 | xp.isnan(target)
             )
             if xp.all(converged):
@@ -151,7 +155,8 @@ class FreeConvolution:
         *,
         rtol: float = 1e-8,
     ) -> Uncertain:
-        """Means of functions over the eigenvalues of the observed matrix, by integration.
+        """Means of functions over the eigenvalues of the observed matrix, by integration. ``breaks`` are eigenvalues at which a
+        function may have a kink or a jump.
 
         Parameters
         ----------
@@ -172,11 +177,11 @@ class FreeConvolution:
         ValueError
             If the noise is too small compared with the atoms for floating-point numbers.
         """
-        root = math.sqrt(noise)
+        noise_root = math.sqrt(noise)
 
         def at_points(p: _Subordinated) -> Host:
-            """The caller's function, in units of the noise."""
-            return function(p.x * root, p.shrunk * root, p.variance * noise)
+            """The caller's function at subordinated points p, in units of the noise."""
+            return function(p.x * noise_root, p.shrunk * noise_root, p.variance * noise)
 
         return self._with_atom_error(
             lambda law: law._integrate(noise, at_points, rtol, breaks)
@@ -200,7 +205,9 @@ class FreeConvolution:
         return self._with_atom_error(lambda law: law._mmse(noise, rtol))
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
-        """MMSE of this law, with closed forms where the noise is far smaller than the gaps between atoms."""
+        """MMSE of this law, with closed forms where the noise is far smaller than the gaps between atoms. ``rtol`` is the
+        relative tolerance of the integral.
+        """
         if math.isinf(noise):
             variance = float(
                 self.weights @ (self.atoms - self.weights @ self.atoms) ** 2
@@ -227,25 +234,25 @@ class FreeConvolution:
         self, compute: Callable[[FreeConvolution], Uncertain]
     ) -> Uncertain:
         """Compute a mean over this law, and enlarge its error if the law is known only through finitely many atoms."""
-        fine = compute(self)
+        result = compute(self)
         if self.law == "exact":
-            return fine
+            return result
         pair_starts = np.arange(0, self.atoms.size, 2)
-        weights = np.add.reduceat(self.weights, pair_starts)
-        coarse = compute(
+        pair_weights = np.add.reduceat(self.weights, pair_starts)
+        result_of_merged_pairs = compute(
             FreeConvolution(
-                np.add.reduceat(self.weights * self.atoms, pair_starts) / weights,
-                weights,
+                np.add.reduceat(self.weights * self.atoms, pair_starts) / pair_weights,
+                pair_weights,
             )
         )
         # Three times the change from halving the atoms, because the ends of a law can converge more slowly than 1/K.
-        error = fine.error + 3 * np.abs(coarse.value - fine.value)
-        return Uncertain(fine.value, error, "quadrature over quantiles")
+        error = result.error + 3 * np.abs(result_of_merged_pairs.value - result.value)
+        return Uncertain(result.value, error, "quadrature over quantiles")
 
     def _resolution(self, noise: float) -> float:
         """Rounding error of the largest atom, in units of the width of the narrowest bulk."""
-        width = math.sqrt(noise) * math.sqrt(float(self.weights.min()))
-        return 2e-16 * float(np.abs(self.atoms).max()) / width
+        narrowest_width = math.sqrt(noise) * math.sqrt(float(self.weights.min()))
+        return 2e-16 * float(np.abs(self.atoms).max()) / narrowest_width
 
     def _integrate(
         self,
@@ -254,7 +261,9 @@ class FreeConvolution:
         rtol: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Integrate a vector of functions over the observed law by adaptive Gauss-Kronrod quadrature.
+        """Integrate a vector of functions over the observed law by adaptive Gauss-Kronrod quadrature. Panels are intervals of
+        u, parametrized by an angle, and are halved where they are inaccurate; ``breaks`` are eigenvalues with kinks, ``dips``
+        minima of the density.
 
         Panels end at the ``breaks``. On every interval of u the variable is the angle of ``u = center + half sin(angle)``, in
         which the square roots at the ends of the density are smooth.
@@ -264,7 +273,7 @@ class FreeConvolution:
                 f"the noise variance {noise} is below the rounding error of the atoms of the spectrum; use a larger one"
             )
         atoms = self.atoms / math.sqrt(noise)
-        nodes, kronrod, gauss = gauss_kronrod()
+        nodes, kronrod_weights, gauss_weights = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
             """Integrals over each panel, and their error estimates."""
@@ -277,7 +286,7 @@ class FreeConvolution:
             )
             point = _subordinated(np, u.reshape(-1), atoms, self.weights)
             density = (point.v * point.stretch / math.pi).reshape(u.shape)
-            measure = (
+            weighted_density = (
                 density
                 * np.cos(angle)
                 * (upper_edge - lower_edge)
@@ -285,9 +294,11 @@ class FreeConvolution:
                 * (upper_angle - lower_angle)
                 / 2
             )
-            integrals = function(point).reshape(-1, *u.shape) * measure
-            fine = integrals @ kronrod
-            return fine, np.abs(fine - integrals[..., 1::2] @ gauss)
+            integrals = function(point).reshape(-1, *u.shape) * weighted_density
+            kronrod_integrals = integrals @ kronrod_weights
+            return kronrod_integrals, np.abs(
+                kronrod_integrals - integrals[..., 1::2] @ gauss_weights
+            )
 
         break_points = self._invert(np.asarray(breaks, dtype=float), noise)
         interval_ends, dips = _intervals(atoms, self.weights)
@@ -301,28 +312,31 @@ class FreeConvolution:
             if (errors.sum(-1) <= tolerance).all() or len(panels) > 20_000:
                 break
             is_inaccurate = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
-            center = panels[is_inaccurate, 2:].mean(1)
-            halves = np.tile(panels[is_inaccurate], (2, 1))
-            halves[: len(center), 3] = halves[len(center) :, 2] = center
-            panels = np.concatenate([panels[~is_inaccurate], halves])
-            half_values, half_errors = evaluate(halves)
+            middle_angle = panels[is_inaccurate, 2:].mean(1)
+            half_panels = np.tile(panels[is_inaccurate], (2, 1))
+            half_panels[: len(middle_angle), 3] = half_panels[
+                len(middle_angle) :, 2
+            ] = middle_angle
+            panels = np.concatenate([panels[~is_inaccurate], half_panels])
+            half_values, half_errors = evaluate(half_panels)
             integrals = np.concatenate(
                 [integrals[:, ~is_inaccurate], half_values], axis=1
             )
             errors = np.concatenate([errors[:, ~is_inaccurate], half_errors], axis=1)
         # The narrowest bulk is known to within the rounding of the atom that it surrounds.
-        rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(interval_ends).min()
+        rounding_error = (
+            1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(interval_ends).min()
+        )
         return Uncertain(
             integrals.sum(-1),
-            errors.sum(-1) + rounding * np.abs(integrals).sum(-1),
+            errors.sum(-1) + rounding_error * np.abs(integrals).sum(-1),
             "quadrature",
         )
 
 
 class _Subordinated(NamedTuple):
-    """Subordination functions at points u (n,), for noise 1.
-
-    ``x = u + drift``, v, ``stretch = dx/du``, and the mean (``shrunk``) and variance of the weights q.
+    """Subordination functions at points u (n,), for noise 1: eigenvalue ``x = u + drift``, imaginary part ``v``, ``stretch =
+    dx/du``, and the mean (``shrunk``) and variance of the signal's eigenvalue given x.
     """
 
     x: Array
@@ -350,28 +364,30 @@ def _subordinated(
 def _subordinate(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
-    """Subordination functions at one block of points u (n,), by Newton's method for ``v^2``."""
-    difference = u[:, None] - atoms[None, :]
-    square = difference * difference
+    """Subordination functions at one block of points u (n,), by Newton's method for ``t = v^2``; u lies in a bulk where t > 0."""
+    atom_distance = u[:, None] - atoms[None, :]
+    squared_distance = atom_distance * atom_distance
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
     # bound of v^2; a single atom gives one. Where f(0) < 1 steps are negative and t stays at zero.
-    t = clip(xp.max(weights[None, :] - square, axis=1), 0.0, None)
+    t = clip(xp.max(weights[None, :] - squared_distance, axis=1), 0.0, None)
     for _ in range(200):
-        inverse = 1 / (square + t[:, None])
-        inverse_mean = xp.matmul(inverse, weights)
-        slope = xp.matmul(inverse * inverse, weights) / (inverse_mean * inverse_mean)
-        next_t = clip(t + (1 - 1 / inverse_mean) / slope, 0.0, None)
-        is_converged = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / slope
+        inverse_distance = 1 / (squared_distance + t[:, None])
+        inverse_mean = xp.matmul(inverse_distance, weights)
+        inverse_slope = xp.matmul(inverse_distance * inverse_distance, weights) / (
+            inverse_mean * inverse_mean
+        )
+        next_t = clip(t + (1 - 1 / inverse_mean) / inverse_slope, 0.0, None)
+        is_converged = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / inverse_slope
         t = next_t
         if xp.all(is_converged | xp.isnan(inverse_mean)):
             break
-    inverse = 1 / (square + t[:, None])
-    terms = inverse * weights[None, :]
-    inverse_sum = xp.sum(terms, axis=1)
-    drift = xp.sum(terms * difference, axis=1)
-    squared_terms = terms * inverse
-    inverse_square_sum = xp.sum(squared_terms, axis=1)
-    inverse_moment = xp.sum(squared_terms * difference, axis=1)
+    inverse_distance = 1 / (squared_distance + t[:, None])
+    weighted_inverse = inverse_distance * weights[None, :]
+    inverse_sum = xp.sum(weighted_inverse, axis=1)
+    drift = xp.sum(weighted_inverse * atom_distance, axis=1)
+    weighted_inverse_square = weighted_inverse * inverse_distance
+    inverse_square_sum = xp.sum(weighted_inverse_square, axis=1)
+    inverse_moment = xp.sum(weighted_inverse_square * atom_distance, axis=1)
     in_bulk = t > 0
     stretch = clip(
         xp.where(
@@ -383,17 +399,18 @@ def _subordinate(
         1e-300,
         None,
     )
-    mean = xp.matmul(terms, atoms) / inverse_sum
-    variance = (
-        xp.sum(terms * (atoms[None, :] - mean[:, None]) ** 2, axis=1) / inverse_sum
+    atom_mean = xp.matmul(weighted_inverse, atoms) / inverse_sum
+    atom_variance = (
+        xp.sum(weighted_inverse * (atoms[None, :] - atom_mean[:, None]) ** 2, axis=1)
+        / inverse_sum
     )
     return _Subordinated(
         u + drift,
         xp.sqrt(t),
         drift,
         stretch,
-        xp.where(in_bulk, mean, u - drift),
-        variance,
+        xp.where(in_bulk, atom_mean, u - drift),
+        atom_variance,
     )
 
 
@@ -410,51 +427,59 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     # Two neighbors alone would leave this gap open; the other atoms can only close it.
     smallest_gap = (cube_roots[:-1] + cube_roots[1:]) ** 1.5
     wide_gaps = np.flatnonzero(atom_distances > smallest_gap)
-    gap_starts, found_left = _solve_edges(
+    gap_starts, has_left_edge = _solve_edges(
         atoms[wide_gaps] + root_weights[wide_gaps], 1, atoms, weights
     )
-    gap_ends, found_right = _solve_edges(
+    gap_ends, has_right_edge = _solve_edges(
         atoms[wide_gaps + 1] - root_weights[wide_gaps + 1], -1, atoms, weights
     )
-    lowest, _ = _solve_edges(atoms[:1] - root_weights[:1], -1, atoms, weights)
-    highest, _ = _solve_edges(atoms[-1:] + root_weights[-1:], 1, atoms, weights)
-    is_open = found_left & found_right & (gap_starts < gap_ends)
-    inner_ends = np.stack([gap_starts[is_open], gap_ends[is_open]], axis=1).ravel()
-    ends = np.concatenate([lowest, inner_ends, highest]).reshape(-1, 2)
-    dips = np.setdiff1d(
-        np.flatnonzero(atom_distances > smallest_gap / 3), wide_gaps[is_open]
+    lowest_edge, _ = _solve_edges(atoms[:1] - root_weights[:1], -1, atoms, weights)
+    highest_edge, _ = _solve_edges(atoms[-1:] + root_weights[-1:], 1, atoms, weights)
+    is_gap_open = has_left_edge & has_right_edge & (gap_starts < gap_ends)
+    inner_edges = np.stack(
+        [gap_starts[is_gap_open], gap_ends[is_gap_open]], axis=1
+    ).ravel()
+    interval_ends = np.concatenate([lowest_edge, inner_edges, highest_edge]).reshape(
+        -1, 2
     )
-    return ends, atoms[dips] + atom_distances[dips] * cube_roots[dips] / (
-        cube_roots[dips] + cube_roots[dips + 1]
+    dip_gaps = np.setdiff1d(
+        np.flatnonzero(atom_distances > smallest_gap / 3), wide_gaps[is_gap_open]
     )
+    return interval_ends, atoms[dip_gaps] + atom_distances[dip_gaps] * cube_roots[
+        dip_gaps
+    ] / (cube_roots[dip_gaps] + cube_roots[dip_gaps + 1])
 
 
 def _solve_edges(
     u: Host, direction: int, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Find the edges of the spectrum next to the points u in one direction, and where they exist."""
+    """Find the edges of the spectrum next to the points u in one direction (1 or -1), and where they exist: ``G(u) = sum_i
+    weight_i / (u - atom_i)^2`` is 1 there.
+    """
     has_edge = np.zeros(u.shape, dtype=bool)
-    unsolved = np.arange(u.size)
+    unsolved_points = np.arange(u.size)
     for _ in range(100):
-        inverse = 1 / (u[unsolved, None] - atoms)
-        square = inverse * inverse
-        G = square @ weights
-        value = G**-0.5 - 1
-        slope = (square * inverse) @ weights * G**-1.5
-        is_rising = slope * direction > 0
-        step = -value[is_rising] / slope[is_rising]
-        unsolved = unsolved[is_rising]
-        u[unsolved] += step
-        converged = np.abs(step) <= 1e-15 * (np.abs(u[unsolved]) + 1)
-        has_edge[unsolved[converged]] = True
-        unsolved = unsolved[~converged]
-        if not unsolved.size:
+        inverse_distance = 1 / (u[unsolved_points, None] - atoms)
+        inverse_square = inverse_distance * inverse_distance
+        G = inverse_square @ weights
+        edge_residual = G**-0.5 - 1
+        residual_slope = (inverse_square * inverse_distance) @ weights * G**-1.5
+        has_edge_ahead = residual_slope * direction > 0
+        newton_step = -edge_residual[has_edge_ahead] / residual_slope[has_edge_ahead]
+        unsolved_points = unsolved_points[has_edge_ahead]
+        u[unsolved_points] += newton_step
+        converged = np.abs(newton_step) <= 1e-15 * (np.abs(u[unsolved_points]) + 1)
+        has_edge[unsolved_points[converged]] = True
+        unsolved_points = unsolved_points[~converged]
+        if not unsolved_points.size:
             break
     return u, has_edge
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
-    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle."""
+    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle. Panels end at the angles
+    of ``breaks`` (points u), too.
+    """
     panels = []
     for lower_edge, upper_edge in ends:
         inner_breaks = breaks[(breaks > lower_edge) & (breaks < upper_edge)]

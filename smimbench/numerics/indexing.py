@@ -39,6 +39,7 @@ def put_at_mask(
     array: Array, mask: Array, selected: Array, *, places: Array | None = None
 ) -> Array:
     """Copy ``array`` with its entries at true positions of ``mask`` (N,) replaced by those of ``selected``, in order.
+    ``places`` is the index from ``places_at_mask``, if known.
 
     Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
     callers that have it.
@@ -50,10 +51,12 @@ def put_at_mask(
         updated = np.array(array, dtype=np.result_type(array, selected))
         updated[mask] = selected
         return updated
-    spread = xp.take(
+    spread_entries = xp.take(
         selected, places_at_mask(mask) if places is None else places, axis=0
     )
-    return xp.where(xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread, array)
+    return xp.where(
+        xp.reshape(mask, (-1,) + (1,) * (array.ndim - 1)), spread_entries, array
+    )
 
 
 @cache
@@ -69,9 +72,9 @@ def site_values(
     tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
 ) -> tuple[float, ...]:
     """One number for every pair of tokens: ``diagonal`` for a token with itself, ``off_diagonal`` for two different ones."""
-    by_kind = {True: diagonal, False: off_diagonal}
+    value_by_is_diagonal = {True: diagonal, False: off_diagonal}
     return tuple(
-        by_kind[token_a == token_b]
+        value_by_is_diagonal[token_a == token_b]
         for token_a, token_b in site_pairs(tokens, symmetric)
     )
 

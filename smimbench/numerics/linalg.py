@@ -19,7 +19,7 @@ def symmetric(matrix: Array) -> Array:
 
 
 def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
-    """Apply a function to symmetric matrices, ``U diag(f(a)) U^T``.
+    """Apply a function to symmetric matrices (..., P, P) through their eigenvalues a, ``U diag(f(a)) U^T``.
 
     Parameters
     ----------

@@ -14,19 +14,24 @@ T = TypeVar("T")
 
 
 class _HashableArray:
-    """Hashable wrapper of a host array that compares by entries, shape and type."""
+    """Hashable wrapper of a host array that compares by entries, shape and type. ``key`` is its content as bytes, with shape
+    and type.
+    """
 
     __slots__ = ("array", "key")
 
     def __init__(self, array: Host) -> None:
+        """Wrap an array and compute its key."""
         self.array = np.array(array, order="C")
         self.array.flags.writeable = False
         self.key = self.array.shape, self.array.dtype.str, self.array.tobytes()
 
     def __eq__(self, other: object) -> bool:
+        """Whether two wrapped arrays have equal entries, shape and type."""
         return isinstance(other, _HashableArray) and self.key == other.key
 
     def __hash__(self) -> int:
+        """Hash of the array's entries, shape and type."""
         return hash(self.key)
 
 
@@ -48,18 +53,22 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        """Return ``function`` with a cache of at most ``maxsize`` results."""
+
         @lru_cache(maxsize=maxsize)
         def cached(*arguments: object) -> T:
+            """Call the function on unwrapped arguments; ``lru_cache`` stores the result."""
             return function(*map(_unwrapped, arguments))
 
         @wraps(function)
         def call(*arguments: Any) -> T:
-            keys = tuple(map(_hashable, arguments))
+            """Call the cached function with arrays wrapped as hashable arguments."""
+            hashable_arguments = tuple(map(_hashable, arguments))
             try:
-                hash(keys)
+                hash(hashable_arguments)
             except TypeError:
                 return function(*arguments)
-            return cached(*keys)
+            return cached(*hashable_arguments)
 
         return call
 
@@ -70,7 +79,7 @@ def cached_on(
     owner: object, name: str, compute: Callable[[], T], key: Hashable = None
 ) -> T:
     """Return ``compute()``, called once for each ``name`` and ``key`` and stored on ``owner``."""
-    memory: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
-    if key not in memory:
-        memory[key] = compute()
-    return memory[key]
+    cached_results: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
+    if key not in cached_results:
+        cached_results[key] = compute()
+    return cached_results[key]

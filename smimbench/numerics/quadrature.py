@@ -67,11 +67,15 @@ def half_plane_hermite(count: int) -> Nodes:
 
     ``count``, even, nodes along x: nodes (2, count, count / 2), weights (count, count / 2) whose sum is 1.
     """
-    x, w = gauss_hermite(count)
-    upper_half = slice(count // 2, None)
+    node_coordinates, node_weights = gauss_hermite(count)
+    nonnegative_half = slice(count // 2, None)
     return _read_only(
-        np.stack(np.meshgrid(x, x[upper_half], indexing="ij")),
-        2 * np.outer(w, w[upper_half]),
+        np.stack(
+            np.meshgrid(
+                node_coordinates, node_coordinates[nonnegative_half], indexing="ij"
+            )
+        ),
+        2 * np.outer(node_weights, node_weights[nonnegative_half]),
     )
 
 
@@ -91,30 +95,57 @@ def gaussian_trapezoid(count: int) -> Nodes:
 @cache
 def gauss_kronrod() -> tuple[Host, Host, Host]:
     """Gauss-Kronrod rule on (-1, 1): nodes (15,), their weights, and the Gauss weights (7,) of every second node."""
-    half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
-    half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]
-    half += [0.586087235467691130294144691693013, 0.405845151377397166906606412076961]
-    half += [0.207784955007898467600689403773245]
-    kronrod = [0.022935322010529224963732008058970, 0.063092092629978553290700663189204]
-    kronrod += [
+    positive_nodes = [
+        0.991455371120812639206854697526329,
+        0.949107912342758524526189684047851,
+    ]
+    positive_nodes += [
+        0.864864423359769072789712788640926,
+        0.741531185599394439863864773280788,
+    ]
+    positive_nodes += [
+        0.586087235467691130294144691693013,
+        0.405845151377397166906606412076961,
+    ]
+    positive_nodes += [0.207784955007898467600689403773245]
+    half_kronrod_weights = [
+        0.022935322010529224963732008058970,
+        0.063092092629978553290700663189204,
+    ]
+    half_kronrod_weights += [
         0.104790010322250183839876322541518,
         0.140653259715525918745189590510238,
     ]
-    kronrod += [
+    half_kronrod_weights += [
         0.169004726639267902826583426598550,
         0.190350578064785409913256402421014,
     ]
-    kronrod += [0.204432940075298892414161999234649]
-    gauss = [0.129484966168869693270611432679082, 0.279705391489276667901467771423780]
-    gauss += [0.381830050505118944950369775488975]
-    rule = (
-        np.array([-x for x in half] + [0.0] + half[::-1]),
-        np.array([*kronrod, 0.209482141084727828012999174891714, *kronrod[::-1]]),
-        np.array([*gauss, 0.417959183673469387755102040816327, *gauss[::-1]]),
+    half_kronrod_weights += [0.204432940075298892414161999234649]
+    half_gauss_weights = [
+        0.129484966168869693270611432679082,
+        0.279705391489276667901467771423780,
+    ]
+    half_gauss_weights += [0.381830050505118944950369775488975]
+    rule_arrays = (
+        np.array([-x for x in positive_nodes] + [0.0] + positive_nodes[::-1]),
+        np.array(
+            [
+                *half_kronrod_weights,
+                0.209482141084727828012999174891714,
+                *half_kronrod_weights[::-1],
+            ]
+        ),
+        np.array(
+            [
+                *half_gauss_weights,
+                0.417959183673469387755102040816327,
+                *half_gauss_weights[::-1],
+            ]
+        ),
     )
-    for array in rule:
+    for array in rule_arrays:
         array.flags.writeable = False  # shared by all callers
-    return rule
+    return rule_arrays
 
 
 IMPOSSIBLE = -1e30
@@ -129,7 +160,8 @@ _COMB = np.linspace(-8.0, 8.0, 1025)
 
 
 class LineMoments(NamedTuple):
-    """Mass, mean and second moment of the integrand on every line, with errors.
+    """Logarithm of the mass (``log_norm``), mean and second moment (``square``) of the integrand on every line, and the error
+    of the mean.
 
     Attributes
     ----------
@@ -159,7 +191,9 @@ def line_moments(
     search: bool = True,
     places: Sequence[float] = (),
 ) -> LineMoments:
-    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature.
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature. There are ``count``
+    lines, cut at ``-reach`` and ``reach`` and first at ``places``; lines that seem zero are searched for a peak if ``search``
+    is set, and ``rounds`` limits refinement.
 
     Parameters
     ----------
@@ -194,8 +228,12 @@ def line_moments(
         )
         return np.asarray(np.maximum(to_host(log_weights), IMPOSSIBLE) - t * t / 2)
 
-    ends = [edge for edge in (*_EDGES, *places) if abs(edge) < reach] + [reach]
-    edges = np.unique([*ends, *(-edge for edge in _EDGES if edge < reach), -reach])
+    positive_edges = [edge for edge in (*_EDGES, *places) if abs(edge) < reach] + [
+        reach
+    ]
+    edges = np.unique(
+        [*positive_edges, *(-edge for edge in _EDGES if edge < reach), -reach]
+    )
     moments = LineMoments(
         np.full(count, IMPOSSIBLE),
         np.zeros(count),
@@ -219,10 +257,11 @@ def line_moments(
 
 
 class _Cells(NamedTuple):
-    """Quadrature cells of all lines, (M,) each, ordered by line and from left to right.
+    """Quadrature cells of all lines, (M,) each: number of the line, midpoint, half-width, log-integrand ``values`` (m, M) at
+    the nodes and its largest ``top``, moments over ``exp(top)`` and log-error; a peak may hide between the nodes of a ``rough``
+    cell.
 
-    ``values`` (m, M) is the log-integrand at the nodes, ``top`` its largest; ``mass``, ``first_moment`` and ``second_moment`` are
-    the integrals of 1, t - midpoint and its square, over ``exp(top)``; a peak may hide between the nodes of a ``rough`` cell.
+    Ordered by line and from left to right; the moments are integrals of 1, t - midpoint and its square.
     """
 
     line: Host
@@ -249,12 +288,14 @@ def _integrate(
     rounds: int,
     all_moments: LineMoments,
 ) -> None:
-    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``."""
-    lower_ends, upper_ends = (
+    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``.
+    Cells of high ``priority`` are split in two, at most ``rounds`` times.
+    """
+    cell_starts, cell_stops = (
         np.tile(cell_ends, len(lines)) for cell_ends in (edges[:-1], edges[1:])
     )
     cells = _evaluate_cells(
-        integrand, np.repeat(lines, len(edges) - 1), lower_ends, upper_ends
+        integrand, np.repeat(lines, len(edges) - 1), cell_starts, cell_stops
     )
     for refinement in range(rounds + 1):
         if not (cells.top > IMPOSSIBLE / 2).all():
@@ -277,36 +318,36 @@ def _integrate(
             np.maximum.reduceat(priority, line_starts) - math.log(10), cell_counts
         )
         unfinished_cells = np.flatnonzero(np.repeat(is_unfinished, cell_counts))
-        new_positions = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
-        parents = cells.take(unfinished_cells[is_split[unfinished_cells]])
+        source_cells = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
+        split_cells = cells.take(unfinished_cells[is_split[unfinished_cells]])
         # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
-        all_moments.error[parents.line] = np.inf
-        lower_ends = parents.midpoint - parents.half
-        upper_ends = parents.midpoint + parents.half
+        all_moments.error[split_cells.line] = np.inf
+        cell_starts = split_cells.midpoint - split_cells.half
+        cell_stops = split_cells.midpoint + split_cells.half
         split_ends = np.stack(
-            [lower_ends, _split_points(integrand, parents), upper_ends]
+            [cell_starts, _split_points(integrand, split_cells), cell_stops]
         )
-        children = _evaluate_cells(
+        half_cells = _evaluate_cells(
             integrand,
-            np.repeat(parents.line, 2),
+            np.repeat(split_cells.line, 2),
             split_ends[:2].T.ravel(),
             split_ends[1:].T.ravel(),
         )
-        cells = cells.take(new_positions)
-        halved = is_split[new_positions]
-        for column, child_column in zip(cells, children):
-            column[..., halved] = child_column
+        cells = cells.take(source_cells)
+        is_half_cell = is_split[source_cells]
+        for column, child_column in zip(cells, half_cells):
+            column[..., is_half_cell] = child_column
 
 
 def _evaluate_cells(
     integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
 ) -> _Cells:
     """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines."""
-    nodes, weights, transform = _lobatto_rule()
+    nodes, weights, to_legendre = _lobatto_rule()
     midpoint = (low + high) / 2
-    half = (high - low) / 2
+    half_width = (high - low) / 2
     values = (
-        integrand(midpoint[:, None] + half[:, None] * nodes, line).T
+        integrand(midpoint[:, None] + half_width[:, None] * nodes, line).T
         if len(line)
         else np.empty((_NODES, 0))
     )
@@ -315,23 +356,24 @@ def _evaluate_cells(
     values = np.maximum(values, largest_value - 1e9)
     scaled_integrand = np.exp(np.maximum(values - largest_value, -700.0))
     mass, first_moment, second_moment = (
-        half ** (power + 1) * (weights * nodes**power @ scaled_integrand)
+        half_width ** (power + 1) * (weights * nodes**power @ scaled_integrand)
         for power in range(3)
     )
-    coefficient_sizes = np.abs(transform @ scaled_integrand)
-    low_order = coefficient_sizes[:2].max(axis=0)
-    high_order = coefficient_sizes[2:].max(axis=0)
+    coefficient_sizes = np.abs(to_legendre @ scaled_integrand)
+    low_order_size = coefficient_sizes[:2].max(axis=0)
+    high_order_size = coefficient_sizes[2:].max(axis=0)
     # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
     # Those of a step do not: their ratio is at least 1/4 wherever it is.
-    decay_ratio = high_order / np.maximum(low_order, 1e-300)
+    decay_ratio = high_order_size / np.maximum(low_order_size, 1e-300)
     error = np.maximum(
-        2 * half * high_order * np.minimum((5.0 * decay_ratio) ** 2, 1.5), 1e-300
+        2 * half_width * high_order_size * np.minimum((5.0 * decay_ratio) ** 2, 1.5),
+        1e-300,
     )
     is_rough = largest_value - values.min(axis=0) > 8.0
     return _Cells(
         line,
         midpoint,
-        half,
+        half_width,
         values,
         largest_value,
         mass,
@@ -343,7 +385,8 @@ def _evaluate_cells(
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Logarithm (M,) of the largest integral that each cell could have missed in a peak between its nodes.
+    """Logarithm (M,) of the largest integral that each cell could have missed in a peak between its nodes. ``values`` is the
+    log-integrand at nodes of rough cells, bounded in each gap between nodes by extrapolation from both sides.
 
     The log-integrand is taken to be concave.
 
@@ -354,41 +397,42 @@ def _hidden_mass(cells: _Cells) -> Host:
     node_gaps = np.diff(_lobatto_rule()[0])[:, None]
     value_changes = np.diff(values, axis=0)
     impossible_row = np.full((1, len(rough_cells)), IMPOSSIBLE)
-    from_left = np.vstack(
+    extrapolated_from_left = np.vstack(
         [
             -impossible_row,
             values[1:-1] + value_changes[:-1] * (node_gaps[1:] / node_gaps[:-1]),
         ]
     )
-    from_right = np.vstack(
+    extrapolated_from_right = np.vstack(
         [
             values[1:-1] - value_changes[1:] * (node_gaps[:-1] / node_gaps[1:]),
             -impossible_row,
         ]
     )
-    node_bound = np.maximum(
-        np.minimum(from_left, from_right), np.maximum(values[1:], values[:-1])
+    gap_bound = np.maximum(
+        np.minimum(extrapolated_from_left, extrapolated_from_right),
+        np.maximum(values[1:], values[:-1]),
     )
-    node_bound = np.vstack([impossible_row, node_bound, impossible_row])
-    line = cells.line[rough_cells]
+    gap_bound = np.vstack([impossible_row, gap_bound, impossible_row])
+    line_of_cell = cells.line[rough_cells]
     last_cell = len(cells.line) - 1
-    previous = np.maximum(rough_cells - 1, 0)
-    following = np.minimum(rough_cells + 1, last_cell)
+    previous_cell = np.maximum(rough_cells - 1, 0)
+    next_cell = np.minimum(rough_cells + 1, last_cell)
     left_values = np.where(
-        (previous < rough_cells) & (cells.line[previous] == line),
-        cells.values[-2, previous],
+        (previous_cell < rough_cells) & (cells.line[previous_cell] == line_of_cell),
+        cells.values[-2, previous_cell],
         IMPOSSIBLE,
     )
     right_values = np.where(
-        (following > rough_cells) & (cells.line[following] == line),
-        cells.values[1, following],
+        (next_cell > rough_cells) & (cells.line[next_cell] == line_of_cell),
+        cells.values[1, next_cell],
         IMPOSSIBLE,
     )
     padded_values = np.vstack([left_values, values, right_values])
     is_peak = (values >= padded_values[:-2]) & (values >= padded_values[2:])
     log_hidden_mass = np.full(cells.line.shape, IMPOSSIBLE)
     peak_height = np.where(
-        is_peak, np.maximum(node_bound[:-1], node_bound[1:]), IMPOSSIBLE
+        is_peak, np.maximum(gap_bound[:-1], gap_bound[1:]), IMPOSSIBLE
     ).max(axis=0)
     log_hidden_mass[rough_cells] = peak_height + np.log(2 * cells.half[rough_cells])
     return log_hidden_mass
@@ -397,18 +441,20 @@ def _hidden_mass(cells: _Cells) -> Host:
 def _moments_and_priorities(
     cells: _Cells, line_starts: Host, cell_counts: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
-    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough."""
+    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough. ``top`` is the
+    largest log-integrand on a line, ``offset`` the distance of a cell to the line's mean, ``square`` the second moment.
+    """
 
-    def line_sums(column: Host) -> Host:
-        """Sums over the cells of every line."""
-        return np.add.reduceat(column, line_starts)
+    def line_sums(cell_numbers: Host) -> Host:
+        """Sums over the cells of every line, of one number per cell."""
+        return np.add.reduceat(cell_numbers, line_starts)
 
     top = np.maximum.reduceat(cells.top, line_starts)
     cell_scales = np.exp(np.maximum(cells.top - np.repeat(top, cell_counts), -700.0))
-    norm = line_sums(cells.mass * cell_scales)
+    scaled_norm = line_sums(cells.mass * cell_scales)
     mean = (
         line_sums((cells.first_moment + cells.mass * cells.midpoint) * cell_scales)
-        / norm
+        / scaled_norm
     )
     offset = cells.midpoint - np.repeat(mean, cell_counts)
     second_moment = (
@@ -416,13 +462,14 @@ def _moments_and_priorities(
         + 2 * cells.first_moment * offset
         + cells.mass * offset * offset
     )
-    square = line_sums(second_moment * cell_scales) / norm + mean * mean
-    log_norm = top + np.log(norm)
+    square = line_sums(second_moment * cell_scales) / scaled_norm + mean * mean
+    log_norm = top + np.log(scaled_norm)
     cell_log_norms = np.repeat(log_norm, cell_counts)
     # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
-    arm_lengths = np.abs(offset) + cells.half + 0.1
+    distances_to_mean = np.abs(offset) + cells.half + 0.1
     errors = (
-        np.exp(np.clip(cells.log_error - cell_log_norms, -700.0, 300.0)) * arm_lengths
+        np.exp(np.clip(cells.log_error - cell_log_norms, -700.0, 300.0))
+        * distances_to_mean
     )
     hidden_masses = _hidden_mass(cells) - cell_log_norms
     error = line_sums(errors)
@@ -440,36 +487,42 @@ def _moments_and_priorities(
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
-    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint."""
-    values = np.maximum(cells.values, cells.top - 60.0)
-    value_changes = np.diff(values, axis=0)
+    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint. A jump is bisected between
+    the ``low`` and ``high`` node around it.
+    """
+    log_integrand = np.maximum(cells.values, cells.top - 60.0)
+    value_changes = np.diff(log_integrand, axis=0)
     largest_change = np.abs(value_changes).max(axis=0)
     # A gap with this share of the change of its cell holds a jump.
     jump_cells = np.flatnonzero(
-        largest_change > np.maximum(0.7 * (cells.top - values.min(axis=0)), 0.1)
+        largest_change > np.maximum(0.7 * (cells.top - log_integrand.min(axis=0)), 0.1)
     )
     splits = cells.midpoint.copy()
     nodes = _lobatto_rule()[0]
     if not len(jump_cells):
         return splits
     jump_gap = np.abs(value_changes[:, jump_cells]).argmax(axis=0)
-    line = cells.line[jump_cells]
+    jump_lines = cells.line[jump_cells]
     midpoint = cells.midpoint[jump_cells]
-    half = cells.half[jump_cells]
-    low = midpoint + half * nodes[jump_gap]
-    high = midpoint + half * nodes[jump_gap + 1]
-    jump_middle = values[jump_gap, jump_cells] + value_changes[jump_gap, jump_cells] / 2
+    half_width = cells.half[jump_cells]
+    low = midpoint + half_width * nodes[jump_gap]
+    high = midpoint + half_width * nodes[jump_gap + 1]
+    mean_at_jump = (
+        log_integrand[jump_gap, jump_cells] + value_changes[jump_gap, jump_cells] / 2
+    )
     is_rising = value_changes[jump_gap, jump_cells] > 0
     # Each step halves the part of a cell in which the jump may be.
     for _ in range(13):
-        center = (low + high) / 2
+        bisection_point = (low + high) / 2
         is_past_jump = (
-            integrand(center[:, None], line)[:, 0] > jump_middle
+            integrand(bisection_point[:, None], jump_lines)[:, 0] > mean_at_jump
         ) == is_rising
-        low = np.where(is_past_jump, low, center)
-        high = np.where(is_past_jump, center, high)
-    margin = half * (1 - 1e-6)
-    splits[jump_cells] = np.clip((low + high) / 2, midpoint - margin, midpoint + margin)
+        low = np.where(is_past_jump, low, bisection_point)
+        high = np.where(is_past_jump, bisection_point, high)
+    largest_offset = half_width * (1 - 1e-6)
+    splits[jump_cells] = np.clip(
+        (low + high) / 2, midpoint - largest_offset, midpoint + largest_offset
+    )
     return splits
 
 
@@ -480,5 +533,5 @@ def _lobatto_rule() -> tuple[Host, Host, Host]:
     The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.
     """
     nodes, weights = gauss_lobatto(_NODES)
-    transform = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
-    return nodes, weights, transform[1:]
+    to_legendre = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
+    return nodes, weights, to_legendre[1:]

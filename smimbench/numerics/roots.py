@@ -21,7 +21,9 @@ def bracketed_roots(
     tolerance: float = 1e-14,
     values: tuple[Host, Host] | None = None,
 ) -> Host:
-    """Find one root in each of many brackets, by Chandrupatla's method.
+    """Find one root in each of many brackets, by Chandrupatla's method. ``a`` is the latest point, ``b`` the other end of the
+    bracket, ``c`` the end given up last, and fa, fb, fc are the values there; xi and phi tell whether inverse quadratic
+    interpolation is safe.
 
     Inverse quadratic interpolation where the three latest points promise that it works, otherwise bisection: never slower
     than bisection by more than a step, and usually as fast as Newton's method.
@@ -29,7 +31,7 @@ def bracketed_roots(
     Parameters
     ----------
     function : callable
-        ``function(x, index)``: values at ``x`` (k,) for the brackets ``index`` (k,).
+        ``function(x, index)``: values at ``x`` (k,) for the brackets ``bracket_index`` (k,).
     lower, upper : ndarray (n,)
         Ends of the brackets.
     tolerance : float
@@ -49,39 +51,43 @@ def bracketed_roots(
     lower = np.array(lower, dtype=float)
     upper = np.array(upper, dtype=float)
     roots = np.full(lower.shape, np.nan)
-    index = np.arange(lower.size)
+    bracket_index = np.arange(lower.size)
     a, b = upper, lower  # a: latest point; b: the opposite end of the bracket
-    fb, fa = (function(b, index), function(a, index)) if values is None else values
+    fb, fa = (
+        (function(b, bracket_index), function(a, bracket_index))
+        if values is None
+        else values
+    )
     is_root = (fa == 0) | (fb == 0)
     roots[is_root] = np.where(fa == 0, a, b)[is_root]
     is_active = ~is_root & (np.sign(fa) * np.sign(fb) < 0)
-    index, a, b, fa, fb = (
-        bracket_array[is_active] for bracket_array in (index, a, b, fa, fb)
+    bracket_index, a, b, fa, fb = (
+        bracket_array[is_active] for bracket_array in (bracket_index, a, b, fa, fb)
     )
-    fraction = np.full(a.shape, 0.5)
+    step_fraction = np.full(a.shape, 0.5)
     # bisection needs at most 60
     for _ in range(200):
-        if not index.size:
+        if not bracket_index.size:
             break
-        x = a + fraction * (b - a)
-        fx = function(x, index)
-        same_sign = np.sign(fx) == np.sign(fa)
+        x = a + step_fraction * (b - a)
+        fx = function(x, bracket_index)
+        has_same_sign = np.sign(fx) == np.sign(fa)
         # c is the point that leaves the bracket
-        c = np.where(same_sign, a, b)
-        fc = np.where(same_sign, fa, fb)
-        b = np.where(same_sign, b, a)
-        fb = np.where(same_sign, fb, fa)
+        c = np.where(has_same_sign, a, b)
+        fc = np.where(has_same_sign, fa, fb)
+        b = np.where(has_same_sign, b, a)
+        fb = np.where(has_same_sign, fb, fa)
         a = x
         fa = fx
-        best = np.where(np.abs(fa) < np.abs(fb), a, b)
-        roots[index] = best
+        best_end = np.where(np.abs(fa) < np.abs(fb), a, b)
+        roots[bracket_index] = best_end
         smallest_step = (
-            tolerance * (1 + np.abs(best)) / np.maximum(np.abs(b - a), 1e-300)
+            tolerance * (1 + np.abs(best_end)) / np.maximum(np.abs(b - a), 1e-300)
         )
         is_active = (smallest_step <= 0.5) & (fa != 0) & (fb != 0)
-        index, a, b, c, fa, fb, fc, smallest_step = (
+        bracket_index, a, b, c, fa, fb, fc, smallest_step = (
             bracket_array[is_active]
-            for bracket_array in (index, a, b, c, fa, fb, fc, smallest_step)
+            for bracket_array in (bracket_index, a, b, c, fa, fb, fc, smallest_step)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             xi = (a - b) / (c - b)
@@ -92,7 +98,7 @@ def bracketed_roots(
             can_interpolate = (
                 (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi) & np.isfinite(quadratic_step)
             )
-        fraction = np.clip(
+        step_fraction = np.clip(
             np.where(can_interpolate, quadratic_step, 0.5),
             smallest_step,
             1 - smallest_step,

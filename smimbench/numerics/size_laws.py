@@ -31,7 +31,8 @@ sizes of 15 instead of 20."""
 
 
 class SizeFit(NamedTuple):
-    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes.
+    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes. ``coefficients`` are (limit, b, c), with standard
+    ``errors`` part by part; ``laws`` are the powers of 1/D at every size.
 
     Attributes
     ----------
@@ -54,7 +55,8 @@ class SizeFit(NamedTuple):
 def fit_sizes(
     sizes: Host, values: Host, errors: Host, scales: Sequence[float]
 ) -> SizeFit:
-    r"""Fit ``limit + b / D + c / D^2`` to values at several sizes D, by penalized least squares.
+    r"""Fit ``limit + b / D + c / D^2`` to values at several sizes D, by penalized least squares. ``scales`` are standard
+    deviations of the coefficients known beforehand; infinite where nothing is known.
 
     Coefficients are normal variables around 0, as far as they are known.
 
@@ -67,24 +69,31 @@ def fit_sizes(
     scales : sequence of float (3,)
         Standard deviations s of limit, b and c; infinite: nothing is known; 0: there is no such term.
     """
-    laws = (1 / sizes)[:, None] ** np.arange(3)
-    is_unknown = np.isinf(scales)
-    units = np.where(is_unknown, 1.0, scales)
-    matrix = np.vstack([laws * units / errors[:, None], np.diag(1.0 - is_unknown)])
-    target = np.append(values / errors, np.zeros(3))
-    inverse = np.linalg.pinv(matrix)
-    scaled_coefficients = inverse @ target
+    powers_of_inverse_size = (1 / sizes)[:, None] ** np.arange(3)
+    has_no_prior = np.isinf(scales)
+    coefficient_units = np.where(has_no_prior, 1.0, scales)
+    design = np.vstack(
+        [
+            powers_of_inverse_size * coefficient_units / errors[:, None],
+            np.diag(1.0 - has_no_prior),
+        ]
+    )
+    scaled_values = np.append(values / errors, np.zeros(3))
+    pseudo_inverse = np.linalg.pinv(design)
+    scaled_coefficients = pseudo_inverse @ scaled_values
     return SizeFit(
-        units * scaled_coefficients,
-        units[:, None] * inverse,
-        laws,
-        float(np.sum((matrix @ scaled_coefficients - target) ** 2)),
+        coefficient_units * scaled_coefficients,
+        coefficient_units[:, None] * pseudo_inverse,
+        powers_of_inverse_size,
+        float(np.sum((design @ scaled_coefficients - scaled_values) ** 2)),
     )
 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Extrapolation of values at several sizes D to infinite size.
+    """Extrapolation of values at several sizes D to infinite size. ``coefficient`` and ``second`` are b and c of ``limit + b /
+    D + c / D^2``, ``dof`` and ``free`` the degrees of freedom of the error and of chi-square, and ``refusal`` says why a limit
+    means nothing.
 
     Attributes
     ----------
@@ -124,7 +133,8 @@ def extrapolate(
     dof: float = math.inf,
     second: float = SECOND,
 ) -> Extrapolation:
-    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``.
+    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``. D, y and e are sizes, values and errors;
+    ``second`` is how large c may be, relative to the value.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
@@ -174,43 +184,44 @@ def extrapolate(
         )
     smallest_size = float(D.min())
     value_at_smallest = abs(float(y[np.argmin(D)]))
-    allowance = 0.0
+    second_order_scale = 0.0
     for _ in range(
         3
     ):  # at first by 1/D alone: what follows it is of the size of its square
-        fit = fit_sizes(D, y, e, (math.inf, math.inf, allowance))
-        limit, b, c = fit.coefficients.tolist()
+        size_fit = fit_sizes(D, y, e, (math.inf, math.inf, second_order_scale))
+        limit, b, c = size_fit.coefficients.tolist()
         value_size = max(abs(limit), value_at_smallest)
-        allowance = math.hypot(
+        second_order_scale = math.hypot(
             value_size * second / 3,
             b * b / max(abs(limit), abs(b) / smallest_size, 1e-300),
         )
     chi2_dof = len(D) - 2
-    error, b_error, _ = np.linalg.norm(fit.errors, axis=1).tolist()
-    p = float(
-        chdtrc(chi2_dof, fit.chi2)
+    error, b_error, _ = np.linalg.norm(size_fit.errors, axis=1).tolist()
+    p_value = float(
+        chdtrc(chi2_dof, size_fit.chi2)
         if math.isinf(dof)
-        else fdtrc(chi2_dof, dof, fit.chi2 / chi2_dof)
+        else fdtrc(chi2_dof, dof, size_fit.chi2 / chi2_dof)
     )
-    is_undetermined = abs(fit.errors[0, -1]) > LARGEST_OPEN_SHARE * value_size
+    is_undetermined = abs(size_fit.errors[0, -1]) > LARGEST_OPEN_SHARE * value_size
     refusal = (
         "no series in 1/D"
-        if p < REJECTED_P_VALUE
+        if p_value < REJECTED_P_VALUE
         else "sizes too small"
         if is_undetermined
         else ""
     )
     # Only the part of the error that is chance rests on the runs (Welch and Satterthwaite).
-    dof *= (error / float(np.linalg.norm(fit.errors[0, :-3]))) ** 4
+    dof *= (error / float(np.linalg.norm(size_fit.errors[0, :-3]))) ** 4
     return Extrapolation(
-        limit, error, dof, b, b_error, c, fit.chi2, chi2_dof, p, refusal
+        limit, error, dof, b, b_error, c, size_fit.chi2, chi2_dof, p_value, refusal
     )
 
 
 def pooled_errors(
     sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
 ) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together.
+    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together. ``D``, ``s`` and ``n`` are
+    sizes, standard deviations over runs and numbers of runs.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of
@@ -238,49 +249,54 @@ def pooled_errors(
         np.asarray(argument, dtype=float) for argument in (sizes, deviations, counts)
     )
     has_variance = (n > 1) & np.isfinite(s)
-    degrees = np.where(has_variance, n - 1, 0.0)
-    unpooled = np.where(has_variance, s, np.nan) / np.sqrt(n)
+    run_dof = np.where(has_variance, n - 1, 0.0)
+    unpooled_errors = np.where(has_variance, s, np.nan) / np.sqrt(n)
     if (
         not has_variance.any()
         or (s[has_variance] <= ROUNDING * s[has_variance].max()).any()
     ):
-        return unpooled, float(degrees.sum())
-    powers = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
+        return unpooled_errors, float(run_dof.sum())
+    log_size_basis = np.stack([np.ones_like(D), np.log(D / D.min())], axis=1)
     power_law, covariance = _variance_law(
-        powers[has_variance], s[has_variance] ** 2, degrees[has_variance]
+        log_size_basis[has_variance], s[has_variance] ** 2, run_dof[has_variance]
     )
-    errors = np.exp(powers @ power_law / 2) / np.sqrt(n)
-    log_covariance = powers @ covariance @ powers.T
-    ratio = (unpooled[has_variance] / errors[has_variance]) ** 2
+    errors = np.exp(log_size_basis @ power_law / 2) / np.sqrt(n)
+    log_covariance = log_size_basis @ covariance @ log_size_basis.T
+    variance_ratio = (unpooled_errors[has_variance] / errors[has_variance]) ** 2
     bartlett = float(
         np.sum(
-            degrees[has_variance]
-            * (ratio - 1 - np.log(ratio))
-            / (1 + 1 / (3 * degrees[has_variance]))
+            run_dof[has_variance]
+            * (variance_ratio - 1 - np.log(variance_ratio))
+            / (1 + 1 / (3 * run_dof[has_variance]))
         )
     )
-    tested_dof = int(has_variance.sum()) - 1
+    bartlett_dof = int(has_variance.sum()) - 1
     # probability of more scatter about a power law of the standard deviation, below which every size keeps its own;
     # a single size tests no law
-    if tested_dof and chdtrc(tested_dof, bartlett) < 1e-3:
-        errors = unpooled
-        log_covariance = np.diag(2 / np.maximum(degrees, 1))
-    is_known = np.isfinite(errors)
+    if bartlett_dof and chdtrc(bartlett_dof, bartlett) < 1e-3:
+        errors = unpooled_errors
+        log_covariance = np.diag(2 / np.maximum(run_dof, 1))
+    has_error = np.isfinite(errors)
     # Shares of the sizes in the variance of the limit of the law 1/D.
     design = (
-        np.stack([np.ones_like(D), D.min() / D], axis=1)[is_known]
-        / errors[is_known, None]
+        np.stack([np.ones_like(D), D.min() / D], axis=1)[has_error]
+        / errors[has_error, None]
     )
-    shares = np.linalg.pinv(design)[0] ** 2
+    limit_variance_shares = np.linalg.pinv(design)[0] ** 2
     return errors, float(
         2
-        * shares.sum() ** 2
-        / (shares @ log_covariance[np.ix_(is_known, is_known)] @ shares)
+        * limit_variance_shares.sum() ** 2
+        / (
+            limit_variance_shares
+            @ log_covariance[np.ix_(has_error, has_error)]
+            @ limit_variance_shares
+        )
     )
 
 
 def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
-    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance.
+    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance. ``powers`` (K, 2) are
+    1 and log size, ``degrees`` the degrees of freedom of every variance.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.
@@ -303,11 +319,11 @@ def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, H
         log_variances = powers @ coefficients
         # A single variance far above the rest would throw the first steps off.
         relative_residual = np.clip(variances / np.exp(log_variances) - 1, -1.0, 3.0)
-        updated: Host = pseudo_inverse @ np.append(
+        updated_coefficients: Host = pseudo_inverse @ np.append(
             (log_variances + relative_residual) * np.sqrt(degrees),
             -VARIANCE_POWER * power_weight,
         )
-        if np.abs(updated - coefficients).max() < 1e-9:
+        if np.abs(updated_coefficients - coefficients).max() < 1e-9:
             break
-        coefficients = updated
-    return updated, 2 * pseudo_inverse @ pseudo_inverse.T
+        coefficients = updated_coefficients
+    return updated_coefficients, 2 * pseudo_inverse @ pseudo_inverse.T

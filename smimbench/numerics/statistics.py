@@ -22,14 +22,16 @@ ROUNDING = 1e-12
 
 def effective_sample_size(samples: Array) -> Array:
     r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
-    sizes = np.abs(np.asarray(samples, dtype=float))
-    largest = sizes.max(axis=0, initial=0.0)
-    scaled_sizes = sizes / np.where(largest > 0, largest, 1.0)
-    sum_of_squares = np.sum(scaled_sizes**2, axis=0)
-    effective_size = np.sum(scaled_sizes, axis=0) ** 2 / np.where(
+    magnitudes = np.abs(np.asarray(samples, dtype=float))
+    largest_magnitude = magnitudes.max(axis=0, initial=0.0)
+    scaled_magnitudes = magnitudes / np.where(
+        largest_magnitude > 0, largest_magnitude, 1.0
+    )
+    sum_of_squares = np.sum(scaled_magnitudes**2, axis=0)
+    effective_count = np.sum(scaled_magnitudes, axis=0) ** 2 / np.where(
         sum_of_squares > 0, sum_of_squares, 1.0
     )
-    return effective_size if np.ndim(effective_size) else float(effective_size)
+    return effective_count if np.ndim(effective_count) else float(effective_count)
 
 
 def controlled_mean(
@@ -39,7 +41,9 @@ def controlled_mean(
     faintest: float = 0.0,
     collinear: float = 1e-9,
 ) -> tuple[Host, Host]:
-    """Means of several random numbers, with variance reduced by regression on control variates.
+    """Means of several random numbers, with variance reduced by regression on control variates. Samples y and controls x come
+    in scrambles; controls of a standard deviation below ``faintest`` and directions with singular values below ``collinear``
+    are left out.
 
     Parameters
     ----------
@@ -70,20 +74,28 @@ def controlled_mean(
     ):
         other_gram = total_gram - scramble_gram
         other_cross = total_cross - scramble_cross
-        scale = np.sqrt(np.maximum(np.diagonal(other_gram), 0.0))
-        is_used = scale > smallest_scale
-        inverse_scale = np.where(is_used, 1 / np.where(is_used, scale, 1.0), 0.0)
-        correlations = other_gram * inverse_scale * inverse_scale[:, None]
+        control_scale = np.sqrt(np.maximum(np.diagonal(other_gram), 0.0))
+        is_control_used = control_scale > smallest_scale
+        inverse_control_scale = np.where(
+            is_control_used, 1 / np.where(is_control_used, control_scale, 1.0), 0.0
+        )
+        correlations = (
+            other_gram * inverse_control_scale * inverse_control_scale[:, None]
+        )
         coefficients = np.linalg.lstsq(
-            correlations, other_cross * inverse_scale[:, None], rcond=collinear
+            correlations, other_cross * inverse_control_scale[:, None], rcond=collinear
         )[0]
-        estimates.append(y.mean(0) - (x.mean(0) * inverse_scale) @ coefficients)
-    stacked = np.stack(estimates)
-    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))
+        estimates.append(y.mean(0) - (x.mean(0) * inverse_control_scale) @ coefficients)
+    stacked_estimates = np.stack(estimates)
+    return stacked_estimates.mean(0), stacked_estimates.std(0, ddof=1) / np.sqrt(
+        len(estimates)
+    )
 
 
 def quantile(share: float, dof: float = math.inf) -> float:
-    """Quantile of Student's t law with ``dof`` degrees of freedom; of the normal law if that is infinite."""
+    """Quantile at probability ``share`` of Student's t law with ``dof`` degrees of freedom; of the normal law if that is
+    infinite.
+    """
     from scipy.special import stdtrit
 
     return float(stdtrit(dof, share))
