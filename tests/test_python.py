@@ -58,6 +58,27 @@ def test_everything_that_was_run_is_loaded(ran, where):
     assert last == pytest.approx(ends, rel=1e-6)
     assert damped == {v["key"] for v in values if v["algorithm"] == "gamp"} != set()
     assert "28 rows" in found._repr_html_()
+    steps = len(found.trajectories)
+    assert repr(found) == f"28 rows in .values, {steps} in .trajectories"
+
+
+def test_rows_in_a_notebook_are_a_ranking_a_verdict_and_folded_rows(ran):
+    text = ran[2]._repr_html_()
+    ranking, verdict, rows = re.split("<p>|<details>", text)
+    for words in ("error / optimal", "error / best", "95% interval", "gamp", "adam"):
+        assert words in ranking
+    assert verdict.startswith("line: gamp is best, ")
+    assert "<summary>8 of 8 rows</summary>" in rows
+    assert "sortable" not in text  # nothing would sort it
+    assert "\n  adam: " in repr(ran[2])
+
+
+def test_values_in_a_notebook_are_a_table_without_pandas(ran, monkeypatch):
+    monkeypatch.setattr(notebook, "frame", lambda rows: rows)
+    text = smimbench.load(ran[0] / "results")._repr_html_()
+    assert text.count("<tr>") == 12 + 1
+    assert "<th>metric</th>" in text
+    assert not re.search(r"\d\.\d{6}", re.sub('data-value="[^"]*"', "", text))
 
 
 def test_without_frames_there_are_lists(ran, monkeypatch):

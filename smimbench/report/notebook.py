@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import JsonObject
 from smimbench.interfaces import Array
 from smimbench.registry.registry import find_metric, theory_of
-from smimbench.report.columns import Column, html_table
+from smimbench.report.columns import Column, as_text, column_of, html_table, number
 from smimbench.report.figures import (
     chart_questions,
     drawn_ratios,
@@ -24,9 +24,10 @@ from smimbench.report.figures import (
     named_thresholds,
 )
 from smimbench.report.row import RowDocument, component_word, row_of
+from smimbench.report.tables import CONTENDER as RANKING
 from smimbench.report.text_files import flat_rows
-from smimbench.report.verdict import verdicts
-from smimbench.report.wording import verdict_line
+from smimbench.report.verdict import Verdict, verdicts
+from smimbench.report.wording import contender_line, verdict_line
 from smimbench.run.record import Record
 from smimbench.run.store import scores_of, settings_under, why_no_runs
 from smimbench.suite import SuiteError
@@ -45,6 +46,17 @@ ROW: list[str | Column] = [
 ]  # fmt: skip
 """Columns of the HTML table of rows."""
 
+CONTENDER: list[str | Column] = [
+    *RANKING[:-1],
+    column_of("error / best", "compared.ratio"),
+    column_of("95% interval", "compared.interval"),
+    RANKING[-1],
+]
+"""Columns of the HTML table of algorithms on a problem."""
+
+SCREEN = 20
+"""Largest number of lines of all algorithms that the text of rows shows; doubled, it is longer than a screen."""
+
 
 class Rows(list[RowDocument]):
     """List of rows, as in ``show --json``, that notebooks display as verdicts and a table."""
@@ -55,50 +67,75 @@ class Rows(list[RowDocument]):
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
-        verdict_lines = [
-            textwrap.fill(verdict_line_text, 80, subsequent_indent="    ")
-            for verdict_line_text in self._verdict_lines()
-        ]
-        return "\n".join(
-            [*verdict_lines, f"{len(self)} rows; .table is a frame of them"]
-        )
+        best_lines, all_lines = [], []
+        for verdict in self._verdicts():
+            indent = "    "
+            lines = textwrap.wrap(verdict_line(verdict), 80, subsequent_indent=indent)
+            best_lines += lines
+            all_lines += lines
+            for contender in verdict.contenders[1:]:
+                text = f"  {contender_line(contender)}"
+                all_lines += textwrap.wrap(text, 80, subsequent_indent=indent)
+        lines = all_lines if len(all_lines) <= SCREEN else best_lines
+        return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
 
     def _repr_html_(self) -> str | None:
-        """Render verdicts and the first rows as HTML, with text from users escaped; None without jinja2."""
+        """Render rankings and verdicts, and the first rows folded in, with text from users escaped; None without jinja2."""
         if importlib.util.find_spec("jinja2") is None:
             return None
-        list_entries = "".join(
-            f"<li>{html.escape(verdict_line_text)}</li>"
-            for verdict_line_text in self._verdict_lines()
+        sections = []
+        for verdict in self._verdicts():
+            line = html.escape(verdict_line(verdict))
+            sections.append(
+                f"{_plain_table(CONTENDER, verdict.contenders)}<p>{line}</p>"
+            )
+        rows = [row_of(row) for row in self[:40]]
+        summary = f"{len(rows)} of {len(self)} rows"
+        return (
+            "".join(sections)
+            + f"<details><summary>{summary}</summary>{_plain_table(ROW, rows)}</details>"
         )
-        table_html = html_table(ROW, [row_of(row) for row in self[:40]])
-        return f"<ul>{list_entries}</ul>{table_html}<p>{min(40, len(self))} of {len(self)} rows</p>"
 
-    def _verdict_lines(self) -> list[str]:
-        """Return the verdict on every problem, one line each."""
-        return [
-            verdict_line(verdict) for verdict in verdicts([row_of(row) for row in self])
-        ]
+    def _verdicts(self) -> list[Verdict]:
+        """Return the verdict on every problem."""
+        return verdicts([row_of(row) for row in self])
+
+
+def _plain_table(columns: Iterable[str | Column], rows: Sequence[object]) -> str:
+    """Make an HTML table for a notebook, which has no script that sorts it."""
+    return html_table(columns, rows).replace(' class="sortable"', "")
 
 
 AXES = ("iteration", "seconds", "samples", "damping")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Loaded:
     """Metric values and trajectories of runs, as pandas or polars frames or as lists of dicts."""
 
     values: Any
     trajectories: Any
 
-    def _repr_html_(self) -> str:
-        """Render the first rows of values as an HTML table."""
+    def __repr__(self) -> str:
+        counts = len(self.values), len(self.trajectories)
+        return "{} rows in .values, {} in .trajectories".format(*counts)
+
+    def _repr_html_(self) -> str | None:
+        """Render the first rows of values as an HTML table; None without pandas, polars and jinja2."""
         first_rows = self.values[:12]
-        table_html = (
-            first_rows._repr_html_()
-            if hasattr(first_rows, "_repr_html_")
-            else f"<pre>{html.escape(str(first_rows))}</pre>"
-        )
+        if hasattr(first_rows, "_repr_html_"):
+            table_html = first_rows._repr_html_()
+        elif importlib.util.find_spec("jinja2") is None:
+            return None
+        else:
+            columns = [
+                Column(
+                    name, number if name in ("value", "seconds") else as_text, "", name
+                )
+                for name in first_rows[0]
+                if name not in ("reason", "versions", "key")
+            ]
+            table_html = _plain_table(columns, first_rows)
         return f"{table_html}<p>{len(first_rows)} of {len(self.values)} rows</p>"
 
 
