@@ -42,6 +42,7 @@ class DerivedChannel(Delegate):
     _original = "channel"
 
     def __init__(self, channel: Channel, sites: int) -> None:
+        """Wrap a channel for samples of C = ``sites`` latents per component."""
         self.channel = channel
         self.sites = int(sites)
         self.components = int(channel.components)
@@ -90,6 +91,7 @@ class DerivedChannel(Delegate):
 
     def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
         """Predict the label twice, from independent draws of the noise; the product is an unbiased estimate of the square.
+        Equal ``index`` takes equal draws.
 
         Equal ``index`` takes equal draws, others independent ones.
         """
@@ -111,7 +113,9 @@ class DerivedChannel(Delegate):
         return label_sum / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C), by fourth-order finite differences in float64."""
+        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C), by fourth-order finite differences in float64. ``y`` are
+        the labels predicted at shifted latents, one latent at a time.
+        """
         xp = namespace(z, cotangent)
         n = z.shape[0]
         z_float64 = xp.astype(z, xp.float64)
@@ -121,15 +125,22 @@ class DerivedChannel(Delegate):
         for latent_index in range(self.components * self.sites):
             step_array = np.zeros((1, self.components, self.sites))
             step_array.flat[latent_index] = step
-            shift = xp.asarray(step_array, **matching(z_float64))
-            difference = xp.zeros((n,), **matching(z_float64))
-            for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
-                y = xp.astype(self._predict(z_float64 + factor * shift), xp.float64)
+            latent_shift = xp.asarray(step_array, **matching(z_float64))
+            cotangent_difference = xp.zeros((n,), **matching(z_float64))
+            for shift_factor, coefficient in (
+                (1, 8.0),
+                (-1, -8.0),
+                (2, -1.0),
+                (-2, 1.0),
+            ):
+                y = xp.astype(
+                    self._predict(z_float64 + shift_factor * latent_shift), xp.float64
+                )
                 y = xp.reshape(y, (n, -1))
-                difference = difference + coefficient * xp.sum(
+                cotangent_difference = cotangent_difference + coefficient * xp.sum(
                     flat_cotangent * y, axis=1
                 )
-            derivatives.append(difference / (12 * step))
+            derivatives.append(cotangent_difference / (12 * step))
         return xp.astype(xp.reshape(xp.stack(derivatives, axis=1), z.shape), z.dtype)
 
 
@@ -169,6 +180,9 @@ class IntegratedChannel(DerivedChannel):
     """
 
     def __init__(self, channel: Channel, sites: int) -> None:
+        """Wrap a channel for samples of C = ``sites`` latents per component; raise ParameterError if there are too many to
+        integrate.
+        """
         super().__init__(channel, sites)
         self.dimension = self.components * self.sites
         if self.dimension > LARGEST_DIMENSION:
@@ -188,7 +202,8 @@ class IntegratedChannel(DerivedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label, by numerical integration; V may be singular.
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label, by numerical integration; V may be singular. ``V^{1/2}
+        (x) I_C`` takes the moments of whitened latents to those of z.
 
         Integration points are fixed, so that ``rng`` is not used. Where no point was compatible with the
         label, the prior is returned and counted as an error of one width.
@@ -196,36 +211,44 @@ class IntegratedChannel(DerivedChannel):
         whitened_moments = self._integrate(y, omega, V)
         xp = namespace(omega)
         n, P, C = omega.shape
-        root = symmetric_root(xp.astype(V, xp.float64))
+        root_V = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
-        identity = xp.eye(C, **matching(root))
-        root_of_sites = root[:, None, :, None] * identity[None, :, None, :]
-        root_of_sites = xp.reshape(root_of_sites, (P * C, P * C))
-        deviation = xp.reshape(
-            xp.matmul(whitened_moments.mean, root_of_sites), (n, P, C)
+        site_identity = xp.eye(C, **matching(root_V))
+        root_of_all_sites = root_V[:, None, :, None] * site_identity[None, :, None, :]
+        root_of_all_sites = xp.reshape(root_of_all_sites, (P * C, P * C))
+        mean_shift = xp.reshape(
+            xp.matmul(whitened_moments.mean, root_of_all_sites), (n, P, C)
         )
-        mean = omega + xp.astype(deviation, omega.dtype)
+        mean = omega + xp.astype(mean_shift, omega.dtype)
         whitened_covariance = (
             whitened_moments.square
             - whitened_moments.mean[:, :, None] * whitened_moments.mean[:, None, :]
         )
-        blocks = xp.matmul(
-            xp.matmul(root_of_sites, xp.mean(whitened_covariance, axis=0)),
-            root_of_sites,
+        mean_covariance_blocks = xp.matmul(
+            xp.matmul(root_of_all_sites, xp.mean(whitened_covariance, axis=0)),
+            root_of_all_sites,
         )
-        blocks = xp.reshape(blocks, (P, C, P, C))
-        site_blocks = xp.stack([blocks[:, site, :, site] for site in range(C)])
+        mean_covariance_blocks = xp.reshape(mean_covariance_blocks, (P, C, P, C))
+        site_blocks = xp.stack(
+            [mean_covariance_blocks[:, site, :, site] for site in range(C)]
+        )
         covariance = symmetric(xp.sum(site_blocks, axis=0) / C)
-        moments = None
+        second_moments = None
         if second_moment:
             flat_mean = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
-            moments = xp.matmul(
-                xp.matmul(root_of_sites, whitened_covariance), root_of_sites
+            second_moments = xp.matmul(
+                xp.matmul(root_of_all_sites, whitened_covariance), root_of_all_sites
             )
-            moments = moments + flat_mean[:, :, None] * flat_mean[:, None, :]
-            moments = xp.astype(xp.reshape(moments, (n, P, C, P, C)), omega.dtype)
+            second_moments = (
+                second_moments + flat_mean[:, :, None] * flat_mean[:, None, :]
+            )
+            second_moments = xp.astype(
+                xp.reshape(second_moments, (n, P, C, P, C)), omega.dtype
+            )
         error = float(xp.sqrt(xp.mean(clip(whitened_moments.error, 0.0, 1.0) ** 2)))
-        return Posterior(mean, xp.astype(covariance, omega.dtype), moments, error)
+        return Posterior(
+            mean, xp.astype(covariance, omega.dtype), second_moments, error
+        )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Log-partition function ``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
@@ -248,8 +271,8 @@ class IntegratedChannel(DerivedChannel):
         The slope is for one component with labels that do not see its sign.
         """
         information = self._information
-        is_derivable = information.blind_to_signs and not information.is_exact
-        if self.channel.susceptibility is None and is_derivable:
+        can_be_derived = information.blind_to_signs and not information.is_exact
+        if self.channel.susceptibility is None and can_be_derived:
             return self._slope
         return self.channel.susceptibility
 
@@ -275,12 +298,14 @@ class IntegratedChannel(DerivedChannel):
         return few_labels(self.channel, self.sites)
 
     def check(self) -> None:
-        """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel."""
+        """Raise ParameterError if ``forward`` and ``log_likelihood`` do not describe the same channel. ``z`` are test
+        latents and ``y`` labels drawn from them.
+        """
 
         def error_about(reason: str) -> ParameterError:
-            """ParameterError that names the channel and the reason."""
-            name = getattr(self.channel, "name", type(self.channel).__name__)
-            return ParameterError("name", f"channel {name!r}: {reason}")
+            """ParameterError that names the channel and the reason why it is rejected."""
+            channel_name = getattr(self.channel, "name", type(self.channel).__name__)
+            return ParameterError("name", f"channel {channel_name!r}: {reason}")
 
         z = probe(self.channel, self.sites, 16)
         y = np.asarray(
@@ -291,20 +316,22 @@ class IntegratedChannel(DerivedChannel):
                 f"forward must return one label per sample, shape (16, ...), got {y.shape}"
             )
         with np.errstate(all="ignore"):
-            logs = np.asarray(log_likelihood(self.channel, y, z), dtype=float)
+            log_likelihoods = np.asarray(
+                log_likelihood(self.channel, y, z), dtype=float
+            )
         if is_exact(self.channel, self.sites):
             raise error_about(
                 "the label is a continuous function of the latents without noise, so its likelihood is a delta "
                 "function that cannot be integrated; define a posterior instead of log_likelihood, or add noise to forward"
             )
-        if logs.shape != (len(z),):
+        if log_likelihoods.shape != (len(z),):
             raise error_about(
-                f"log_likelihood must return one number per sample, shape (16,), got {logs.shape}"
+                f"log_likelihood must return one number per sample, shape (16,), got {log_likelihoods.shape}"
             )
-        if not np.isfinite(logs).all():
+        if not np.isfinite(log_likelihoods).all():
             raise error_about(
                 "log_likelihood must be finite for labels that forward has drawn from the same latents, "
-                f"got {logs[~np.isfinite(logs)][0]}"
+                f"got {log_likelihoods[~np.isfinite(log_likelihoods)][0]}"
             )
 
     @property
@@ -313,14 +340,16 @@ class IntegratedChannel(DerivedChannel):
         return self.labels is None and super().draws_predictions
 
     def _mean_label(self, z: Array) -> Array:
-        """Mean label ``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
-        labels = self.labels
-        if labels is None:
+        """Mean label ``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise. ``y``
+        repeats one label for all samples.
+        """
+        possible_labels = self.labels
+        if possible_labels is None:
             return super()._mean_label(z)
         xp = namespace(z)
         weighted_sum: Array = 0.0
         probability_sum: Array = 0.0
-        for label_value in labels:
+        for label_value in possible_labels:
             label = xp.asarray(label_value, device=array_api_compat.device(z))
             y = xp.broadcast_to(label, (z.shape[0], *label.shape))
             observable_label = xp.astype(observable(self.channel, y), z.dtype)
@@ -347,6 +376,7 @@ class IntegratedChannel(DerivedChannel):
 
 def complete_channel(channel: Channel, model: Model) -> Any:
     """Return the channel with all members added that can be derived: posterior, derivative and prediction.
+    ``derivable_members`` are the members that can be derived and may be missing.
 
     Parameters
     ----------
@@ -368,9 +398,9 @@ def complete_channel(channel: Channel, model: Model) -> Any:
     """
     with_defaults(Channel, type(channel))
     if not defines_member(Channel, type(channel), "posterior"):
-        integrated = IntegratedChannel(channel, model.sites)
-        integrated.check()
-        return integrated
-    derivable = (channel.symmetry, channel.predict, channel.vjp)
-    is_complete = all(member is not None for member in derivable)
+        integrated_channel = IntegratedChannel(channel, model.sites)
+        integrated_channel.check()
+        return integrated_channel
+    derivable_members = (channel.symmetry, channel.predict, channel.vjp)
+    is_complete = all(member is not None for member in derivable_members)
     return channel if is_complete else DerivedChannel(channel, model.sites)

@@ -31,7 +31,8 @@ other, leaves out a decade."""
 
 
 class DerivedPrior(Delegate):
-    """Base class of priors whose missing members are derived, such as the state-evolution map.
+    """Base class of priors whose missing members are derived, such as the state-evolution map. ``matrix`` says whether
+    signals are matrices, and ``overlap_error`` is the relative error of V.
 
     Members named in ``preferred`` are taken from the original prior if it has them.
 
@@ -45,6 +46,7 @@ class DerivedPrior(Delegate):
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
     def __init__(self, prior: Prior, *preferred: str) -> None:
+        """Wrap a prior; ``preferred`` are names of its own members that replace the derived ones."""
         with_defaults(Prior, type(prior))
         self.prior = prior
         self.factor = prior.factor or Factor(
@@ -61,7 +63,9 @@ class DerivedPrior(Delegate):
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch."""
+        """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch. V is
+        computed on the host, matrix by matrix.
+        """
         xp = namespace(Qhat)
         host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
         V = np.zeros(host_Qhat.shape)
@@ -87,8 +91,8 @@ class DerivedPrior(Delegate):
                 "width",
                 f"must not be set with the prior {self.prior.name!r}, got {width}",
             )
-        axes = 2 if self.matrix else 1
-        return rng.standard_normal((components, *[dimension] * axes))
+        signal_axes = 2 if self.matrix else 1
+        return rng.standard_normal((components, *[dimension] * signal_axes))
 
     def _symmetric(self, signal: Array) -> Array:
         """Symmetric part of a matrix signal; any other signal is returned unchanged."""
@@ -102,11 +106,14 @@ class DerivedLaw(DerivedPrior):
     """
 
     def __init__(self, prior: Prior) -> None:
+        """Wrap a prior whose ``law`` describes one number."""
         super().__init__(prior, "sample")
         self.unit = self.center = self.variance = math.nan
 
     def _set_scale(self, mean: float, variance: float) -> None:
-        """Set unit, mean and variance of the law; a mean within rounding error of 0 becomes 0."""
+        """Set unit, mean and variance of the law; a mean within rounding error of 0 becomes 0. ``unit`` scales the law's own
+        numbers.
+        """
         self.unit = (
             1.0
             if defines_member(Prior, type(self.prior), "sample")
@@ -150,7 +157,9 @@ def error_curve(
     per_decade: int = 16,
     steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
-    """Interpolate the error V as a function of the information from values on a logarithmic grid.
+    """Interpolate the error V as a function of the information from values on a logarithmic grid, of ``per_decade`` points
+    around ``1 / variance``; the values of ``exact_error`` are no longer computed once the gain over a linear estimate is
+    ``steady``.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
     the best linear estimate the estimate is. ``takes_grid``: ``exact_error`` takes the whole grid at once. ``per_decade``: values
@@ -159,14 +168,19 @@ def error_curve(
     from scipy.interpolate import PchipInterpolator
 
     # Structure in a signal shows between a tenth of the prior's precision and a thousand times that.
-    center = math.log10(1 / variance)
-    ends = math.log10(LOWEST), center - 1, center + 3, math.log10(HIGHEST)
-    densities = (2, per_decade, 2)
-    segments = [
+    log10_center = math.log10(1 / variance)
+    log10_ends = (
+        math.log10(LOWEST),
+        log10_center - 1,
+        log10_center + 3,
+        math.log10(HIGHEST),
+    )
+    points_per_decade = (2, per_decade, 2)
+    log10_segments = [
         np.linspace(low, high, round((high - low) * density) + 1)[:-1]
-        for low, high, density in zip(ends, ends[1:], densities)
+        for low, high, density in zip(log10_ends, log10_ends[1:], points_per_decade)
     ]
-    log_grid = np.append(np.concatenate(segments), ends[-1]) * math.log(10)
+    log_grid = np.append(np.concatenate(log10_segments), log10_ends[-1]) * math.log(10)
     grid = np.exp(log_grid)
     if takes_grid:
         errors = np.clip(exact_error(grid), 1e-300, variance)
@@ -181,9 +195,9 @@ def error_curve(
         clipped_information = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_gain = np.exp(interpolant(np.log(clipped_information)))
-            interpolated = log_gain / (1 / variance + information)
-        interpolated = np.where(information <= 0, variance, interpolated)
-        return np.where(np.isnan(information), np.nan, interpolated)
+            interpolated_error = log_gain / (1 / variance + information)
+        interpolated_error = np.where(information <= 0, variance, interpolated_error)
+        return np.where(np.isnan(information), np.nan, interpolated_error)
 
     return error
 
@@ -191,21 +205,24 @@ def error_curve(
 def _gains_until_steady(
     exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
-    """Tabulate ``log(V (1/variance + information))`` on a grid; constant where it no longer changes by ``tolerance``."""
+    """Tabulate the log-gain over a linear estimate, ``log(V (1/variance + information))``, on a grid of informations;
+    constant where it no longer changes by ``tolerance``.
+    """
     log_gain = np.zeros(len(grid))
-    unchanged = 0
+    steady_count = 0
     for grid_index, information in enumerate(grid):
         # Far out at the upper end nothing changes any more.
-        if unchanged == 3:
+        if steady_count == 3:
             log_gain[grid_index] = log_gain[grid_index - 1]
             continue
         error = min(max(exact_error(information), 1e-300), variance)
         log_gain[grid_index] = math.log(error * (1 / variance + information))
-        is_far = grid_index > 0 and information * variance > 100
+        is_past_center = grid_index > 0 and information * variance > 100
         is_steady = (
-            is_far and abs(log_gain[grid_index] - log_gain[grid_index - 1]) < tolerance
+            is_past_center
+            and abs(log_gain[grid_index] - log_gain[grid_index - 1]) < tolerance
         )
-        unchanged = unchanged + 1 if is_steady else 0
+        steady_count = steady_count + 1 if is_steady else 0
     return log_gain
 
 
@@ -225,6 +242,7 @@ class SimulatedPrior(DerivedPrior):
     """
 
     def __init__(self, prior: Prior, model: Model) -> None:
+        """Wrap a prior for a model, which gives the shape of signals and the noise."""
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"
@@ -243,16 +261,22 @@ class SimulatedPrior(DerivedPrior):
         """Second moment of every simulated signal (draws, P, P), and overlap of the prior mean (P, P)."""
 
         def simulate() -> tuple[Host, Host]:
-            """Second moments of simulated signals, and overlap of the prior mean."""
+            """Second moments of simulated signals, and overlap of the prior mean. ``draws`` is their number, and
+            ``signal_deviation`` a signal minus the prior mean.
+            """
             dimension, draws = self._size
-            mean = self.mean(components, dimension)
-            overlap = np.asarray(self.model.inner(mean, mean))
+            prior_mean = self.mean(components, dimension)
+            mean_overlap = np.asarray(self.model.inner(prior_mean, prior_mean))
             second_moments = []
             for draw in range(draws):
                 rng = monte_carlo_rng("simulated prior", draw)
-                deviation = self.prior.sample(rng, components, dimension) - mean
-                second_moments.append(overlap + self.model.inner(deviation, deviation))
-            return np.stack(second_moments), overlap
+                signal_deviation = (
+                    self.prior.sample(rng, components, dimension) - prior_mean
+                )
+                second_moments.append(
+                    mean_overlap + self.model.inner(signal_deviation, signal_deviation)
+                )
+            return np.stack(second_moments), mean_overlap
 
         return cached_on(self, "moments", simulate, key=components)
 
@@ -265,7 +289,9 @@ class SimulatedPrior(DerivedPrior):
         return self._moments(components)[1]
 
     def overlap_error(self, Qhat: Host) -> float:
-        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own ``overlap``."""
+        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own
+        ``overlap``.
+        """
         if not self._simulates:
             return 0.0
         if self.matrix:
@@ -288,20 +314,21 @@ class SimulatedPrior(DerivedPrior):
         """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
         variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
         log_grid = []
-        errors = []
+        relative_errors = []
 
         def mean_error(information: float) -> float:
             """Mean simulated error at one information; its relative error is recorded."""
-            draws = self._simulated_errors(np.array([[information]]))
+            simulated_errors = self._simulated_errors(np.array([[information]]))
             log_grid.append(math.log(information))
-            errors.append(float(_relative_error(draws)[0]))
-            return float(draws.mean())
+            relative_errors.append(float(_relative_error(simulated_errors)[0]))
+            return float(simulated_errors.mean())
 
         curve = error_curve(mean_error, variance, per_decade=8)
-        return curve, np.array(log_grid), np.array(errors)
+        return curve, np.array(log_grid), np.array(relative_errors)
 
     def _simulated_errors(self, Qhat: Host) -> Host:
-        """Error V (draws, P, P) of ``denoise`` in each of several simulations.
+        """Error V (draws, P, P) of ``denoise`` in each of several simulations, from its squared errors and from the variance
+        that its estimates explain.
 
         Where little is known V is the prior's variance less the overlap of the estimate with itself, which Bayes makes
         equal to that with the signal; where much is known it is the squared error. Each has a small relative error in its
@@ -310,33 +337,37 @@ class SimulatedPrior(DerivedPrior):
         P = len(Qhat)
         dimension, draws = self._size
         noise_root = inverse_root(Qhat, 1e-12)
-        mean = self.mean(P, dimension)
+        prior_mean = self.mean(P, dimension)
         second_moments, mean_overlap = self._moments(P)
-        variances = second_moments - mean_overlap
-        variance = np.trace(variances.mean(axis=0))
-        signal_to_noise = float(np.trace(Qhat) * variance) / P**2
-        errors = []
+        prior_variances = second_moments - mean_overlap
+        total_prior_variance = np.trace(prior_variances.mean(axis=0))
+        signal_to_noise = float(np.trace(Qhat) * total_prior_variance) / P**2
+        combined_errors = []
         for draw in range(draws):
             rng = monte_carlo_rng("simulated prior", draw)
             signal = self.prior.sample(rng, P, dimension)
             noise = self.model.draw_noise(rng, P, dimension)
             R = signal + np.tensordot(noise_root, noise, axes=1)
             estimate = np.asarray(self.prior.denoise(R, Qhat).estimate)
-            difference = signal - estimate
-            centered_estimate = estimate - mean
-            squared = np.asarray(self.model.inner(difference, difference))
-            variance_left = variances[draw] - np.asarray(
+            estimate_error = signal - estimate
+            centered_estimate = estimate - prior_mean
+            squared_error = np.asarray(self.model.inner(estimate_error, estimate_error))
+            unexplained_variance = prior_variances[draw] - np.asarray(
                 self.model.inner(centered_estimate, centered_estimate)
             )
-            combined = variance_left + signal_to_noise * squared
-            errors.append(combined / (1 + signal_to_noise))
-        return np.stack(errors)
+            combined_error = unexplained_variance + signal_to_noise * squared_error
+            combined_errors.append(combined_error / (1 + signal_to_noise))
+        return np.stack(combined_errors)
 
 
-def _relative_error(draws: Host) -> Host:
+def _relative_error(simulated_matrices: Host) -> Host:
     """Relative standard error (P,) of the diagonal of a mean over simulated matrices (draws, P, P)."""
-    diagonals = np.diagonal(draws, axis1=1, axis2=2)
+    simulated_diagonals = np.diagonal(simulated_matrices, axis1=1, axis2=2)
     # Wider by 1.3, so that a deviation of four errors estimated from eight simulations is as rare as one of four exact errors.
-    standard_error = 1.3 * diagonals.std(axis=0, ddof=1) / math.sqrt(len(diagonals))
-    mean: Host = diagonals.mean(axis=0)
+    standard_error = (
+        1.3
+        * simulated_diagonals.std(axis=0, ddof=1)
+        / math.sqrt(len(simulated_diagonals))
+    )
+    mean: Host = simulated_diagonals.mean(axis=0)
     return np.where(mean > 0, standard_error / np.where(mean > 0, mean, 1.0), 1.0)

@@ -20,11 +20,11 @@ def observable(channel: Channel, y: Array) -> Array:
 
 def predict(channel: Channel, z: Array) -> Array:
     """Noiseless labels of given latents in observable form; with an estimate as ``z`` this is the plug-in prediction."""
-    own_predict = channel.predict
+    predict_of_channel = channel.predict
     return (
         observable(channel, channel.forward(z))
-        if own_predict is None
-        else own_predict(z)
+        if predict_of_channel is None
+        else predict_of_channel(z)
     )
 
 
@@ -47,18 +47,20 @@ def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
 
 
 def gives_probabilities(problem: ProblemLike) -> bool:
-    """Whether the observable labels of a problem are rows of probabilities, as attention matrices are."""
+    """Whether the observable labels of a problem are rows of probabilities, as attention matrices are. ``y`` are labels of a
+    few random latents ``z``.
+    """
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Channel = problem.channel
     y = channel.forward(z, rng=rng)
     if channel.observable is None:
         return False
-    observed = np.asarray(channel.observable(y))
+    observable_labels = np.asarray(channel.observable(y))
     return bool(
-        observed.ndim >= 2
-        and (observed >= 0).all()
-        and np.allclose(observed.sum(axis=-1), 1.0)
+        observable_labels.ndim >= 2
+        and (observable_labels >= 0).all()
+        and np.allclose(observable_labels.sum(axis=-1), 1.0)
     )
 
 
@@ -79,35 +81,37 @@ def is_noisy(channel: Channel, z: Array) -> bool:
         AssertionError,
     ):  # rng is required, or None has no such method
         return True
-    labels_0, labels_1 = (
+    labels_of_seed_0, labels_of_seed_1 = (
         np.asarray(channel.forward(z, rng=np.random.default_rng(seed)))
         for seed in (0, 1)
     )
-    return not np.array_equal(labels_0, labels_1)
+    return not np.array_equal(labels_of_seed_0, labels_of_seed_1)
 
 
 def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
-    """Whether the noiseless label has a useful derivative; signs and positions of maxima have none."""
+    """Whether the noiseless label has a useful derivative, equal for two finite-difference steps; signs and positions of
+    maxima have none.
+    """
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
     def directional_derivative(step: float) -> Array:
         """Derivatives (n, entries) of the labels along the fixed direction, by central differences."""
-        upper, lower = (
+        labels_ahead, labels_behind = (
             np.asarray(noiseless(z + shift * direction), dtype=float)
             for shift in (step, -step)
         )
-        return np.reshape((upper - lower) / (2 * step), (len(z), -1))
+        return np.reshape((labels_ahead - labels_behind) / (2 * step), (len(z), -1))
 
-    coarse = directional_derivative(1e-3)
-    fine = directional_derivative(1e-4)
-    largest_slope = np.abs(fine).max(axis=1)
-    is_stable = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(
-        largest_slope, 1e-6
-    )
+    slope_of_large_step = directional_derivative(1e-3)
+    slope_of_small_step = directional_derivative(1e-4)
+    largest_slope = np.abs(slope_of_small_step).max(axis=1)
+    is_slope_stable = np.abs(slope_of_large_step - slope_of_small_step).max(
+        axis=1
+    ) <= 1e-2 * np.maximum(largest_slope, 1e-6)
     return bool(
-        np.isfinite(fine).all()
+        np.isfinite(slope_of_small_step).all()
         and (largest_slope > 0).mean() > 0.5
-        and is_stable.mean() > 0.8
+        and is_slope_stable.mean() > 0.8
     )
 
 
@@ -117,15 +121,17 @@ def is_exact(channel: Channel, sites: int) -> bool:
         return False
     z = probe(channel, sites, 64)
     small_shift = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
-    labels, moved_labels = (
+    labels, labels_of_shifted = (
         np.asarray(channel.forward(latents)).reshape(len(z), -1)
         for latents in (z, z + small_shift)
     )
-    return bool((labels != moved_labels).any(axis=1).mean() > 0.02)
+    return bool((labels != labels_of_shifted).any(axis=1).mean() > 0.02)
 
 
 def few_labels(channel: Channel, sites: int) -> Host | None:
-    """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None."""
+    """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None. ``y`` are labels
+    drawn from test latents ``z``.
+    """
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met
     y = np.asarray(channel.forward(z, rng=rng))
@@ -157,40 +163,48 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
     """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
-    leaves_labels = partial(_is_symmetry, channel, sites)
-    cycle = np.roll(np.eye(P), 1, axis=0)
+    is_symmetry = partial(_is_symmetry, channel, sites)
+    cyclic_permutation = np.roll(np.eye(P), 1, axis=0)
     transposition = np.eye(P)
     transposition[:2] = transposition[:2][::-1]
-    rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
-    rotation[0] *= np.linalg.det(rotation)  # a reflection is none
-    if P > 1 and leaves_labels(rotation):
+    random_rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
+    random_rotation[0] *= np.linalg.det(random_rotation)  # a reflection is none
+    if P > 1 and is_symmetry(random_rotation):
         return "rotations"
     has_sign_flips = all(
-        leaves_labels(np.diag(np.where(np.arange(P) == component, -1.0, 1.0)))
+        is_symmetry(np.diag(np.where(np.arange(P) == component, -1.0, 1.0)))
         for component in range(P)
     )
-    has_permutations = P > 1 and leaves_labels(cycle) and leaves_labels(transposition)
+    has_permutations = (
+        P > 1 and is_symmetry(cyclic_permutation) and is_symmetry(transposition)
+    )
     if has_sign_flips:
         return "signed-permutations" if has_permutations else "signs"
-    if P > 1 and leaves_labels(-np.eye(P)):
+    if P > 1 and is_symmetry(-np.eye(P)):
         return "permutations-common-sign" if has_permutations else "common-sign"
     return "permutations" if has_permutations else "none"
 
 
 def _is_symmetry(channel: Channel, sites: int, transformation: Array) -> bool:
-    """Whether a transformation of the latents leaves the probability of all labels unchanged."""
+    """Whether a transformation of the latents leaves the probability of all labels unchanged. ``y`` are labels drawn from
+    test latents ``z``; labels without a likelihood are compared themselves.
+    """
     z = probe(channel, sites, 64)
     transformed_z = transformation @ z
     if channel.log_likelihood is not None:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
-            expected, transformed = (
+            numbers_at_z, numbers_at_transformed_z = (
                 np.asarray(log_likelihood(channel, y, latents), dtype=float)
                 for latents in (z, transformed_z)
             )
-        return bool(np.allclose(expected, transformed, rtol=1e-6, atol=1e-6))
-    expected, transformed = (
+        return bool(
+            np.allclose(numbers_at_z, numbers_at_transformed_z, rtol=1e-6, atol=1e-6)
+        )
+    numbers_at_z, numbers_at_transformed_z = (
         np.asarray(channel.forward(latents, rng=monte_carlo_rng("symmetry: labels")))
         for latents in (z, transformed_z)
     )
-    return bool(np.allclose(expected, transformed, rtol=1e-6, atol=1e-9))
+    return bool(
+        np.allclose(numbers_at_z, numbers_at_transformed_z, rtol=1e-6, atol=1e-9)
+    )

@@ -43,7 +43,8 @@ OMITTED_SHARE = 4e-3
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information that labels carry about the latents, for channels with ``forward`` and ``log_likelihood``.
+    """Information that labels carry about the latents, for channels with ``forward`` and ``log_likelihood``. ``labels`` are
+    all possible labels if there are few, and ``blind_to_signs`` says that labels do not see the sign of the latents.
 
     There are P components and C sites.
     ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
@@ -81,10 +82,10 @@ class LikelihoodInformation:
                 value[index], error[index] = self._estimate(Q[index], V[index])
         method = "nested quadrature of the likelihood"
         if not self.is_exact:
-            averaging = "labels added up"
+            averaging_method = "labels added up"
             if self.labels is None:
-                averaging = "posterior integrated from the likelihood"
-            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {averaging})"
+                averaging_method = "posterior integrated from the likelihood"
+            method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {averaging_method})"
         return Uncertain(value, error, method)
 
     @property
@@ -93,57 +94,69 @@ class LikelihoodInformation:
         return self.labels is not None and self.dimension == 1
 
     def _for_one_component(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error for one component at Q and V (N,); extrapolated where Q or V is nearly zero."""
+        """Information and its error for one component at Q and V (N,); extrapolated where Q or V is nearly zero. The
+        extrapolation is a power law in V or, at nearly zero Q, uses the susceptibility as slope.
+        """
         smallest_ratio = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
         is_extrapolated = (smallest_ratio * Q > V) & (self.labels is not None)
         computed_V = np.where(is_extrapolated, smallest_ratio * Q, V)
         value, error = self._without_extrapolation(Q + V - computed_V, computed_V)
         if is_extrapolated.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
-            wider_information, wider_error = self._without_extrapolation(
+            information_at_wider_V, error_at_wider_V = self._without_extrapolation(
                 (Q + V - 10 * computed_V)[is_extrapolated],
                 10 * computed_V[is_extrapolated],
             )
-            information = value[is_extrapolated]
-            log_distance = np.log(computed_V[is_extrapolated] / V[is_extrapolated])
+            information_at_smallest = value[is_extrapolated]
+            log_ratio_of_V = np.log(computed_V[is_extrapolated] / V[is_extrapolated])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
-                power = np.clip(np.log10(information / wider_information), 0.0, 1.0)
-                power = np.where(
-                    (information > 0) & (wider_information > 0), power, 0.0
+                power_of_V = np.clip(
+                    np.log10(information_at_smallest / information_at_wider_V), 0.0, 1.0
+                )
+                power_of_V = np.where(
+                    (information_at_smallest > 0) & (information_at_wider_V > 0),
+                    power_of_V,
+                    0.0,
                 )
                 relative_error = (
                     error[is_extrapolated]
-                    / information
-                    * (1 + log_distance / math.log(10))
+                    / information_at_smallest
+                    * (1 + log_ratio_of_V / math.log(10))
                 )
                 relative_error = (
                     relative_error
-                    + wider_error / wider_information * log_distance / math.log(10)
+                    + error_at_wider_V
+                    / information_at_wider_V
+                    * log_ratio_of_V
+                    / math.log(10)
                 )
-            value[is_extrapolated] = information * np.exp(power * log_distance)
+            value[is_extrapolated] = information_at_smallest * np.exp(
+                power_of_V * log_ratio_of_V
+            )
             error[is_extrapolated] = value[is_extrapolated] * np.minimum(
                 np.nan_to_num(relative_error, nan=1.0), 1.0
             )
         if not self.blind_to_signs or self.is_exact:
             return value, error
-        total = Q + V
-        for index in np.flatnonzero(FAINT_OVERLAP * total > Q):
+        latent_variance = Q + V
+        for index in np.flatnonzero(FAINT_OVERLAP * latent_variance > Q):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
-            initial_slope = self.susceptibility(total[index])
-            faint_Q = FAINT_OVERLAP * total[index]
+            initial_slope = self.susceptibility(latent_variance[index])
+            faint_Q = FAINT_OVERLAP * latent_variance[index]
             faint_estimate = self._without_extrapolation(
-                np.array([faint_Q]), np.array([total[index] - faint_Q])
+                np.array([faint_Q]), np.array([latent_variance[index] - faint_Q])
             )
             faint_slope, faint_slope_error = (
                 float(number[0]) / faint_Q for number in faint_estimate
             )
-            share = Q[index] / faint_Q
+            overlap_over_faint = Q[index] / faint_Q
             value[index] = Q[index] * (
-                initial_slope.value + (faint_slope - initial_slope.value) * share
+                initial_slope.value
+                + (faint_slope - initial_slope.value) * overlap_over_faint
             )
             error[index] = Q[index] * math.hypot(
-                initial_slope.error, faint_slope_error * share
+                initial_slope.error, faint_slope_error * overlap_over_faint
             )
         return value, error
 
@@ -156,7 +169,7 @@ class LikelihoodInformation:
         for index, (q, v) in enumerate(zip(Q.tolist(), V.tolist())):
 
             def estimate(q: float = q, v: float = v) -> tuple[Host, Host]:
-                """Information and its error at one overlap."""
+                """Information and its error at one overlap q and error v."""
                 return self._estimate(np.array([[q]]), np.array([[v]]))
 
             estimates = cached_on(self, "values", estimate, key=(q, v))
@@ -172,18 +185,20 @@ class LikelihoodInformation:
         return cached_on(self, "slopes", lambda: self._susceptibility(V), key=V)
 
     def _susceptibility(self, V: float) -> Uncertain:
-        """Susceptibility, not cached: by quadrature over labels if they are single numbers, otherwise by Monte Carlo."""
-        labels = []
+        """Susceptibility, not cached: by quadrature over labels if they are single numbers, otherwise by Monte Carlo. ``y``
+        are quadrature nodes among the labels, and ``z`` latents from which labels are drawn.
+        """
+        drawn_labels = []
         for scramble in range(SCRAMBLES):
             whitened_latents = whitened_points(
                 self.dimension, 512, "slope: latents", scramble, paired=False
             )
             z = math.sqrt(V) * whitened_latents.reshape(-1, 1, self.sites)
             rng = monte_carlo_rng("slope: labels", scramble)
-            labels.append(np.asarray(self.channel.forward(z, rng=rng)))
-        if self.dimension == labels[0][0].size == 1:
-            nodes, weights = _panels(np.concatenate(labels).ravel())
-            y = nodes.reshape(-1, *labels[0].shape[1:])
+            drawn_labels.append(np.asarray(self.channel.forward(z, rng=rng)))
+        if self.dimension == drawn_labels[0][0].size == 1:
+            nodes, weights = _panels(np.concatenate(drawn_labels).ravel())
+            y = nodes.reshape(-1, *drawn_labels[0].shape[1:])
             density, squared_response = self._squared_response(y, V)
             narrower_density, _ = self._squared_response(y, V / 2)
             weighted_density = weights * density
@@ -196,16 +211,22 @@ class LikelihoodInformation:
                     weighted_density @ squared_response / weighted_density.sum()
                 )
                 return Uncertain(value, value * (10 * norm_change + 1e-6), "quadrature")
-        means = [float(self._squared_response(y, V)[1].mean()) for y in labels]
-        error = float(np.std(means, ddof=1)) / math.sqrt(SCRAMBLES)
-        return Uncertain(float(np.mean(means)), error, "Monte Carlo")
+        scramble_means = [
+            float(self._squared_response(y, V)[1].mean()) for y in drawn_labels
+        ]
+        error = float(np.std(scramble_means, ddof=1)) / math.sqrt(SCRAMBLES)
+        return Uncertain(float(np.mean(scramble_means)), error, "Monte Carlo")
 
     def _squared_response(self, y: Host, V: float) -> tuple[Host, Host]:
-        """Density (n,) of labels at omega = 0, up to a factor, and their squared responses, whose mean is the susceptibility."""
+        """Density (n,) of labels at omega = 0, up to a factor, and their squared responses, whose mean is the
+        susceptibility.
+        """
         omega = np.zeros((len(y), 1, self.sites))
-        moments = integrate(self.channel, y, omega, np.array([[V]]), refine=False)
-        response = (moments.square - np.eye(self.sites)) / V
-        return np.exp(moments.log_norm), (response * response).sum((1, 2))
+        posterior_moments = integrate(
+            self.channel, y, omega, np.array([[V]]), refine=False
+        )
+        response = (posterior_moments.square - np.eye(self.sites)) / V
+        return np.exp(posterior_moments.log_norm), (response * response).sum((1, 2))
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error (P, P), by sums over all labels or by drawn labels, with enough points."""
@@ -222,7 +243,9 @@ class LikelihoodInformation:
         points: int,
         tolerance: float,
     ) -> tuple[Host, Host]:
-        """Information and its error by ``method``, with four times the points if one component misses the tolerance."""
+        """Information and its error by ``method``, with four times the points if one component misses the tolerance.
+        ``points`` is their number in each scramble.
+        """
         if self.components > 1:
             # Iteration would not converge if the number of points changed.
             return method(Q, V, max(points, 128))
@@ -232,7 +255,9 @@ class LikelihoodInformation:
         return value, error
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
-        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels at random omega."""
+        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels at random omega; ``point_sets``
+        are two independent sets of integration points, reflected along random ``reflection_axes``.
+        """
         P = self.components
         C = self.sites
         dimension = self.dimension
@@ -250,8 +275,8 @@ class LikelihoodInformation:
             )
             omega = root_Q @ normal_latents.reshape(points, P, C)
             rng = monte_carlo_rng("likelihood information: axes", scramble)
-            axes = rng.standard_normal((2, points, dimension))
-            axes /= np.linalg.norm(axes, axis=2, keepdims=True)
+            reflection_axes = rng.standard_normal((2, points, dimension))
+            reflection_axes /= np.linalg.norm(reflection_axes, axis=2, keepdims=True)
             point_sets = [
                 _wide_points(dimension, 2 * scramble + set_index)
                 for set_index in range(2)
@@ -261,19 +286,25 @@ class LikelihoodInformation:
             for start in range(0, points, chunk_size):
                 chunk = slice(start, start + chunk_size)
                 square_sum = square_sum + self._sum_of_squares(
-                    omega[chunk], root_V, point_sets, axes[:, chunk]
+                    omega[chunk], root_V, point_sets, reflection_axes[:, chunk]
                 )
-            blocks = symmetric(square_sum / points).reshape(P, C, P, C)
+            site_blocks = symmetric(square_sum / points).reshape(P, C, P, C)
             estimates.append(
-                inverse_root_V @ np.einsum("pcqc->pq", blocks) @ inverse_root_V
+                inverse_root_V @ np.einsum("pcqc->pq", site_blocks) @ inverse_root_V
             )
         error = np.std(estimates, axis=0, ddof=1) / math.sqrt(SCRAMBLES)
         return np.mean(estimates, axis=0), error
 
     def _sum_of_squares(
-        self, omega: Host, root_V: Host, point_sets: list[tuple[Host, Host]], axes: Host
+        self,
+        omega: Host,
+        root_V: Host,
+        point_sets: list[tuple[Host, Host]],
+        reflection_axes: Host,
     ) -> Host:
         """Sum over labels and omegas of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of the whitened latents.
+        Points u have importance weights and are reflected along ``reflection_axes``; each factor m uses one of two
+        independent sets.
 
         ``omega`` (n, P, C). Two independent sets of points give two means of each: noise has mean zero in their product, but
         not in a square.
@@ -281,10 +312,14 @@ class LikelihoodInformation:
         n, P, C = omega.shape
         labels: Array = self.labels
         probability_sums = []
-        means = []
-        for (u, importance), axis in zip(point_sets, axes):
+        weighted_means = []
+        for (u, importance_weights), reflection_axis in zip(
+            point_sets, reflection_axes
+        ):
             # Turned for every omega, so that the errors of different omegas are independent.
-            reflected_points = reflected(np.broadcast_to(u, (n, *u.shape)), axis, np)
+            reflected_points = reflected(
+                np.broadcast_to(u, (n, *u.shape)), reflection_axis, np
+            )
             z = omega[:, None] + root_V @ reflected_points.reshape(-1, len(u), P, C)
             z = z.reshape(-1, P, C)
             log_likelihoods = []
@@ -293,35 +328,41 @@ class LikelihoodInformation:
                     y = np.broadcast_to(label, (len(z), *label.shape))
                     log_likelihoods.append(log_likelihood(self.channel, y, z))
             probabilities = np.exp(np.array(log_likelihoods, dtype=float))
-            posterior_weights = importance * probabilities.reshape(-1, n, len(u))
+            posterior_weights = importance_weights * probabilities.reshape(
+                -1, n, len(u)
+            )
             probability_sums.append(posterior_weights.sum(axis=2))
-            means.append(
+            weighted_means.append(
                 (posterior_weights[:, :, None, :] @ reflected_points)[:, :, 0, :]
             )
         inverse_masses = 2 / np.maximum(sum(probability_sums), 1e-300)
-        return np.asarray(np.einsum("yn,yni,ynj->ij", inverse_masses, *means))
+        return np.asarray(np.einsum("yn,yni,ynj->ij", inverse_masses, *weighted_means))
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
         labels: Array = self.labels
         omega_scale = np.sqrt(Q)
-        width = np.sqrt(V)
+        root_V = np.sqrt(V)
         tolerance = SCALAR_TOLERANCE / 10
         chunk_size = max(1, BLOCK // (80 * len(labels)))
 
         def log_square(t: Array, problem_indices: Array) -> Array:
-            """Logarithm of the mean squared posterior mean at ``omega = sqrt(Q) t``."""
+            """Logarithm of the mean squared posterior mean at ``omega = sqrt(Q) t``, for the problems (pairs of Q and V)
+            with these indices.
+            """
             omega = (omega_scale[problem_indices][:, None] * t).ravel()
-            widths = np.broadcast_to(width[problem_indices][:, None], t.shape).ravel()
+            root_V_of_point = np.broadcast_to(
+                root_V[problem_indices][:, None], t.shape
+            ).ravel()
             chunks = [
                 slice(start, start + chunk_size)
                 for start in range(0, len(omega), chunk_size)
             ]
-            sums = [
-                self._mean_squares(omega[chunk], widths[chunk], tolerance)
+            mean_squares = [
+                self._mean_squares(omega[chunk], root_V_of_point[chunk], tolerance)
                 for chunk in chunks
             ]
-            return np.log(np.concatenate(sums)).reshape(t.shape)
+            return np.log(np.concatenate(mean_squares)).reshape(t.shape)
 
         with np.errstate(all="ignore"):
             moments = line_moments(log_square, len(Q), NUMPY, None, tolerance=tolerance)
@@ -330,14 +371,18 @@ class LikelihoodInformation:
         error = value * np.clip(10 * moments.error, 0.0, 1.0)
         return value, np.where(value > 0, error, 0.0)
 
-    def _mean_squares(self, omega: Host, width: Host, tolerance: float) -> Host:
-        """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of a whitened latent's posterior mean, by quadrature."""
+    def _mean_squares(self, omega: Host, root_V: Host, tolerance: float) -> Host:
+        """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of a whitened latent's posterior mean, by quadrature.
+        ``root_V`` is ``sqrt(V)``.
+        """
         labels: Array = self.labels
 
         def log_weight(u: Array, pair_indices: Array) -> Array:
-            """Log-likelihood of one label at ``z = omega + sqrt(V) u``."""
+            """Log-likelihood of one label at ``z = omega + sqrt(V) u``, for the pairs of an omega and a label with these
+            indices.
+            """
             omega_index = pair_indices // len(labels)
-            z = omega[omega_index][:, None] + width[omega_index][:, None] * u
+            z = omega[omega_index][:, None] + root_V[omega_index][:, None] * u
             y = np.repeat(labels[pair_indices % len(labels)], u.shape[1], axis=0)
             log_likelihoods = log_likelihood(self.channel, y, z.reshape(-1, 1, 1))
             log_likelihoods = np.asarray(log_likelihoods, dtype=float)
@@ -348,14 +393,16 @@ class LikelihoodInformation:
             log_weight, count, NUMPY, None, tolerance=tolerance, search=False
         )
         label_probability = np.exp(np.clip(moments.log_norm, -700, None))
-        squares = (label_probability * moments.mean**2).reshape(len(omega), len(labels))
-        return np.asarray(squares.sum(axis=1))
+        weighted_squares = (label_probability * moments.mean**2).reshape(
+            len(omega), len(labels)
+        )
+        return np.asarray(weighted_squares.sum(axis=1))
 
     def _from_drawn_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
         """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
         root_Q = symmetric_root(Q)
         root_V = symmetric_root(V)
-        shape = points, self.components, self.sites
+        latent_shape = points, self.components, self.sites
 
         def labels(scramble: int) -> Labels:
             """Labels drawn in one scramble, with two independent estimates of their posterior means."""
@@ -365,13 +412,16 @@ class LikelihoodInformation:
                 "likelihood information: pairs of latents",
                 scramble,
                 paired=False,
-            ).reshape(points, 2, *shape[1:])
+            ).reshape(points, 2, *latent_shape[1:])
             omega = root_Q @ normal_latents[:, 0]
             z = omega + root_V @ normal_latents[:, 1]
             rng = monte_carlo_rng("likelihood information: labels", scramble)
             y = np.asarray(self.channel.forward(z, rng=rng))
             moments = integrate(self.channel, y, omega, V, refine=False)
-            means = moments.half.reshape(shape), moments.other_half.reshape(shape)
+            means = (
+                moments.half.reshape(latent_shape),
+                moments.other_half.reshape(latent_shape),
+            )
             return Labels(normal_latents[:, 0], normal_latents[:, 1], means)
 
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
@@ -381,7 +431,7 @@ def _panels(drawn_labels: Host) -> tuple[Host, Host]:
     """Gauss-Legendre nodes and weights on panels between 32 quantiles of ``drawn_labels``, and on wider panels beyond them."""
     quantiles = np.quantile(drawn_labels, np.linspace(0, 1, 33))
     outer_distances = np.ptp(drawn_labels) * np.array([0.05, 0.15, 0.4, 1.0, 2.0])
-    ends = np.unique(
+    panel_ends = np.unique(
         [
             *(quantiles[0] - outer_distances),
             *quantiles,
@@ -389,8 +439,10 @@ def _panels(drawn_labels: Host) -> tuple[Host, Host]:
         ]
     )
     nodes, weights = gauss_legendre(16, 0.0, 1.0)
-    width = np.diff(ends)[:, None]
-    return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
+    panel_widths = np.diff(panel_ends)[:, None]
+    return (panel_ends[:-1, None] + panel_widths * nodes).ravel(), (
+        panel_widths * weights
+    ).ravel()
 
 
 @lru_cache(maxsize=64)
@@ -398,17 +450,21 @@ def _wide_points(dimension: int, seed: int) -> tuple[Host, Host]:
     """Points drawn from Gaussians of several widths, with their importance weights for the standard normal law."""
     total_count = sum(count for _, count in WIDTHS)
     points = []
-    for mixture_index, (scale, count) in enumerate(WIDTHS):
+    for mixture_index, (gaussian_width, count) in enumerate(WIDTHS):
         normal_latents = whitened_points(
             dimension, count, "likelihood: mixture", seed, mixture_index
         )
-        points.append(scale * normal_latents)
-    points_ = np.concatenate(points)
-    squared_norms = (points_ * points_).sum(1)
+        points.append(gaussian_width * normal_latents)
+    stacked_points = np.concatenate(points)
+    squared_norms = (stacked_points * stacked_points).sum(1)
     log_densities = []
-    for scale, count in WIDTHS:
-        log_share = math.log(count / total_count) - dimension * math.log(scale)
-        log_densities.append(log_share - squared_norms / (2 * scale**2))
-    weight = np.exp(-squared_norms / 2 - np.logaddexp.reduce(log_densities))
-    weight /= weight.sum()
-    return points_ @ inverse_root((points_ * weight[:, None]).T @ points_), weight
+    for gaussian_width, count in WIDTHS:
+        log_factor = math.log(count / total_count) - dimension * math.log(
+            gaussian_width
+        )
+        log_densities.append(log_factor - squared_norms / (2 * gaussian_width**2))
+    importance_weights = np.exp(-squared_norms / 2 - np.logaddexp.reduce(log_densities))
+    importance_weights /= importance_weights.sum()
+    return stacked_points @ inverse_root(
+        (stacked_points * importance_weights[:, None]).T @ stacked_points
+    ), importance_weights

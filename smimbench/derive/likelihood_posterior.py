@@ -55,7 +55,9 @@ FIT_ROUNDS = 40
 
 
 class PosteriorMoments(NamedTuple):
-    """Posterior moments of the whitened latents u of n samples, and how accurate they are.
+    """Posterior moments of the whitened latents u of n samples: logarithm of the normalization, mean, second moment
+    (``square``), error of the mean, the means from either half of the replicates (``half``, ``other_half``), and the
+    effective number of points.
 
     ``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
     how many points were effective (n,).
@@ -72,7 +74,9 @@ class PosteriorMoments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples whose posteriors are integrated, and the Gaussians that the integration points are drawn from.
+    """Samples (labels y, latents of mean omega and root of the covariance V) whose posteriors are integrated, and the
+    Gaussians, of given mean and Cholesky factor, that the integration points are drawn from; points are reflected, and lines
+    run, along ``axis``.
 
     ``y`` are labels (n, ...), ``omega`` prior means (n, P, C), ``root`` is ``V^{1/2}``.
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
@@ -99,7 +103,9 @@ class Samples:
         refine: bool,
         block_start: int,
     ) -> Samples:
-        """Create samples whose integration points are drawn from the prior; ``block_start`` is the index of the first sample."""
+        """Create samples whose integration points are drawn from the prior; ``block_start`` is the index of the first
+        sample. Shapes: R replicates, n samples, d latents.
+        """
         xp = namespace(omega)
         R = REPLICATES
         n = omega.shape[0]
@@ -124,19 +130,21 @@ class Samples:
         return int(self.mean.shape[2])
 
     def take(self, rows: Array) -> Samples:
-        """Subset of the samples, with indices ``rows``."""
-        take = self.xp.take
+        """Subset of the samples, with indices ``rows``, as a new ``Samples``."""
+        take_rows = self.xp.take
         return replace(
             self,
-            y=take(self.y, rows, axis=0),
-            omega=take(self.omega, rows, axis=0),
-            mean=take(self.mean, rows, axis=1),
-            factor=take(self.factor, rows, axis=1),
-            axis=take(self.axis, rows, axis=1),
+            y=take_rows(self.y, rows, axis=0),
+            omega=take_rows(self.omega, rows, axis=0),
+            mean=take_rows(self.mean, rows, axis=1),
+            factor=take_rows(self.factor, rows, axis=1),
+            axis=take_rows(self.axis, rows, axis=1),
         )
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
-        """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate."""
+        """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate. ``purpose``
+        seeds them.
+        """
         replicates = [
             whitened_points(dimension, count, purpose, replicate)
             for replicate in range(REPLICATES)
@@ -151,8 +159,8 @@ class Samples:
         xp = self.xp
         shape = (*self.mean.shape[:2], *points.shape[2:])
         reflected_points = reflected(xp.broadcast_to(points, shape), self.axis, xp)
-        offsets = xp.matmul(reflected_points, xp.matrix_transpose(self.factor))
-        return reflected_points, self.mean[:, :, None, :] + offsets
+        deviations = xp.matmul(reflected_points, xp.matrix_transpose(self.factor))
+        return reflected_points, self.mean[:, :, None, :] + deviations
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
         """Log-likelihood (N, k) at whitened latents (N, k, d) of the samples with indices ``rows`` (N,)."""
@@ -161,11 +169,13 @@ class Samples:
         y = xp.take(self.y, rows, axis=0)
         omega = xp.take(self.omega, rows, axis=0)
         P, C = omega.shape[1:]
-        deviation = xp.reshape(u, (N * k, P, C))
-        deviation = (
-            self.root[0, 0] * deviation if P == 1 else xp.matmul(self.root, deviation)
+        latent_deviation = xp.reshape(u, (N * k, P, C))
+        latent_deviation = (
+            self.root[0, 0] * latent_deviation
+            if P == 1
+            else xp.matmul(self.root, latent_deviation)
         )
-        z = omega[:, None, :, :] + xp.reshape(deviation, (N, k, P, C))
+        z = omega[:, None, :, :] + xp.reshape(latent_deviation, (N, k, P, C))
         label_shape = y.shape[1:]
         repeated_labels = xp.broadcast_to(y[:, None, ...], (N, k, *label_shape))
         log_likelihoods = log_likelihood(
@@ -189,7 +199,8 @@ class Samples:
         return self.log_likelihood(u, rows) - self.xp.sum(u * u, axis=-1) / 2
 
     def fitted(self) -> Samples:
-        """Replace the prior by a Gaussian fitted to the posterior, for every sample and replicate.
+        """Replace the prior by a Gaussian fitted to the posterior, for every sample and replicate. Rows are pairs of
+        replicate and sample; points u are standard normal nodes mapped by the current Gaussian.
 
         Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FIT_FRACTION`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
@@ -213,14 +224,16 @@ class Samples:
             rows = xp.nonzero(is_unfitted)[0]
             row_mean = xp.take(mean, rows, axis=0)
             row_covariance = xp.take(covariance, rows, axis=0)
-            points = xp.take(nodes, rows, axis=0)
-            root = xp.matrix_transpose(xp.linalg.cholesky(row_covariance))
-            u = row_mean[:, None, :] + xp.matmul(points, root)
+            row_nodes = xp.take(nodes, rows, axis=0)
+            row_root = xp.matrix_transpose(xp.linalg.cholesky(row_covariance))
+            u = row_mean[:, None, :] + xp.matmul(row_nodes, row_root)
             log_weights = self.log_weight(u, xp.take(sample_of_row, rows))
-            log_weights = log_weights + xp.sum(points * points, axis=-1) / 2
-            unfitted = effective_count(log_weights, xp) < FIT_FRACTION * point_count
-            is_unfitted = put_at_mask(is_unfitted, is_unfitted, unfitted)
-            rows = xp.nonzero(unfitted)[0]
+            log_weights = log_weights + xp.sum(row_nodes * row_nodes, axis=-1) / 2
+            is_row_unfitted = (
+                effective_count(log_weights, xp) < FIT_FRACTION * point_count
+            )
+            is_unfitted = put_at_mask(is_unfitted, is_unfitted, is_row_unfitted)
+            rows = xp.nonzero(is_row_unfitted)[0]
             if not rows.shape[0]:
                 break
             row_mean, row_covariance, u, log_weights = (
@@ -230,22 +243,22 @@ class Samples:
             fitted_center, fitted_covariance = _tempered_fit(
                 u, log_weights, row_mean, row_covariance, xp
             )
-            ridge = (
+            covariance_ridge = (
                 1e-9 / d * xp.linalg.trace(fitted_covariance)[:, None, None] * identity
             )
-            fitted_covariance = COVARIANCE_FACTOR * fitted_covariance + ridge
+            fitted_covariance = COVARIANCE_FACTOR * fitted_covariance + covariance_ridge
             # Nothing found: look further out.
-            is_possible = xp.max(log_weights, axis=1) > 0.5 * IMPOSSIBLE
-            row_mean = xp.where(is_possible[:, None], fitted_center, row_mean)
+            has_possible_point = xp.max(log_weights, axis=1) > 0.5 * IMPOSSIBLE
+            row_mean = xp.where(has_possible_point[:, None], fitted_center, row_mean)
             fitted_covariance = xp.where(
-                is_possible[:, None, None], fitted_covariance, 4 * row_covariance
+                has_possible_point[:, None, None], fitted_covariance, 4 * row_covariance
             )
             mean = put_at_mask(mean, is_unfitted, row_mean)
             covariance = put_at_mask(covariance, is_unfitted, fitted_covariance)
         factor = xp.linalg.cholesky(covariance)
         # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
-        longest = xp.linalg.eigh(covariance)[1][:, :, -1:]
-        axis = xp.linalg.solve(factor, longest)[..., 0]
+        longest_direction = xp.linalg.eigh(covariance)[1][:, :, -1:]
+        axis = xp.linalg.solve(factor, longest_direction)[..., 0]
         axis = axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True)
         return replace(
             self,
@@ -255,50 +268,64 @@ class Samples:
         )
 
 
-def effective_count(weight: Array, xp: ModuleType) -> Array:
-    """Effective number (N,) of points under log-weights (N, K); 0 where all points are impossible."""
-    largest = xp.max(weight, axis=1, keepdims=True)
-    weights = xp.exp(clip(weight - largest, -700.0, 0.0))
-    effective = xp.sum(weights, axis=1) ** 2 / xp.sum(weights * weights, axis=1)
+def effective_count(log_weights: Array, xp: ModuleType) -> Array:
+    """Effective number (N,) of points under log-weights ``log_weights`` (N, K); 0 where all points are impossible."""
+    largest_log_weight = xp.max(log_weights, axis=1, keepdims=True)
+    weights = xp.exp(clip(log_weights - largest_log_weight, -700.0, 0.0))
+    effective_number = xp.sum(weights, axis=1) ** 2 / xp.sum(weights * weights, axis=1)
     return xp.where(
-        largest[:, 0] > 0.5 * IMPOSSIBLE, effective, xp.zeros_like(effective)
+        largest_log_weight[:, 0] > 0.5 * IMPOSSIBLE,
+        effective_number,
+        xp.zeros_like(effective_number),
     )
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
-    """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign."""
+    """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign. ``mirror_normal`` is
+    the normal of the mirror.
+    """
     axis_numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
-    unit = xp.astype(axis_numbers == 0, axis.dtype)
-    plus_one = xp.ones_like(unit)
-    normal = axis - unit * xp.where(axis[..., :1] > 0, -plus_one, plus_one)
-    normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
-    return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
+    unit_vector = xp.astype(axis_numbers == 0, axis.dtype)
+    unit_signs = xp.ones_like(unit_vector)
+    mirror_normal = axis - unit_vector * xp.where(
+        axis[..., :1] > 0, -unit_signs, unit_signs
+    )
+    mirror_normal = mirror_normal / xp.linalg.vector_norm(
+        mirror_normal, axis=-1, keepdims=True
+    )
+    return (
+        points
+        - 2 * xp.matmul(points, mirror_normal[..., None]) * mirror_normal[..., None, :]
+    )
 
 
 def _tempered_fit(
-    u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType
+    u: Array, log_weights: Array, mean: Array, covariance: Array, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Mean and covariance of points under tempered weights, for one step of the fit of a Gaussian.
+    """Mean and covariance of points u (N, K, d) under tempered weights, for one step of the fit of a Gaussian; the
+    log-weights are raised to the largest power at which enough points are effective, ``2 ** exponent``.
 
     Weights are raised to the power that makes the fraction ``FIT_FRACTION`` of the points effective.
 
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
     before it arrives.
     """
-    possible = xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64)
-    log_ratio = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
+    is_possible = xp.astype(log_weights > 0.5 * IMPOSSIBLE, xp.float64)
+    log_ratio = clip(
+        log_weights - xp.max(log_weights, axis=1, keepdims=True), -1e9, None
+    )
     # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
     target_count = clip(
-        xp.sum(possible, axis=1) / 2, 1.0, FIT_FRACTION * weight.shape[1]
+        xp.sum(is_possible, axis=1) / 2, 1.0, FIT_FRACTION * log_weights.shape[1]
     )
-    low_exponent = xp.full_like(target_count, -50.0)
+    lower_exponent = xp.full_like(target_count, -50.0)
     exponent = xp.zeros_like(target_count)
-    high_exponent = xp.zeros_like(target_count)
+    upper_exponent = xp.zeros_like(target_count)
 
-    def tempered(power: Array) -> Array:
+    def tempered(weight_power: Array) -> Array:
         """Weights raised to a power, with 0 for impossible points."""
-        weights = xp.exp(clip(power[:, None] * log_ratio, -700.0, None))
-        return weights * possible + 1e-300
+        weights = xp.exp(clip(weight_power[:, None] * log_ratio, -700.0, None))
+        return weights * is_possible + 1e-300
 
     for _ in range(16):
         tempered_weights = tempered(2.0**exponent)
@@ -307,28 +334,36 @@ def _tempered_fit(
             / xp.sum(tempered_weights * tempered_weights, axis=1)
             >= target_count
         )
-        low_exponent = xp.where(is_enough, exponent, low_exponent)
-        high_exponent = xp.where(is_enough, high_exponent, exponent)
-        exponent = (low_exponent + high_exponent) / 2
-    power = 2.0**low_exponent
-    tempered_weights = tempered(power)
+        lower_exponent = xp.where(is_enough, exponent, lower_exponent)
+        upper_exponent = xp.where(is_enough, upper_exponent, exponent)
+        exponent = (lower_exponent + upper_exponent) / 2
+    weight_power = 2.0**lower_exponent
+    tempered_weights = tempered(weight_power)
     tempered_weights = tempered_weights / xp.sum(
         tempered_weights, axis=1, keepdims=True
     )
-    center = xp.sum(tempered_weights[..., None] * u, axis=1)
-    deviation = u - center[:, None, :]
-    step = center - mean
-    square = xp.matmul(
-        xp.matrix_transpose(deviation * tempered_weights[..., None]), deviation
+    weighted_center = xp.sum(tempered_weights[..., None] * u, axis=1)
+    point_deviation = u - weighted_center[:, None, :]
+    center_shift = weighted_center - mean
+    weighted_square = xp.matmul(
+        xp.matrix_transpose(point_deviation * tempered_weights[..., None]),
+        point_deviation,
     )
-    square = square + (1 - power)[:, None, None] * step[:, :, None] * step[:, None, :]
+    weighted_square = (
+        weighted_square
+        + (1 - weight_power)[:, None, None]
+        * center_shift[:, :, None]
+        * center_shift[:, None, :]
+    )
     # Too few points to determine a covariance: shrink towards the present one.
     shrinkage = clip(
         (u.shape[-1] + 2) * xp.sum(tempered_weights * tempered_weights, axis=1),
         0.0,
         1.0,
     )[:, None, None]
-    return center, (1 - shrinkage) * square + shrinkage * covariance / 4
+    return weighted_center, (
+        1 - shrinkage
+    ) * weighted_square + shrinkage * covariance / 4
 
 
 BLOCK = 1 << 18
@@ -341,6 +376,7 @@ def integrate(
     channel: Channel, y: Array, omega: Array, V: Array, *, refine: bool
 ) -> PosteriorMoments:
     """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
+    ``refine`` asks for more points where the error is above the target.
 
     ``refine``: samples whose error is above ``ACCURACY`` get more points, up to sixteen times as many.
 
@@ -355,21 +391,21 @@ def integrate(
         raise ValueError(
             "there is no sample to integrate a posterior for; labels y must have at least one row"
         )
-    root = symmetric_root(xp.astype(V, xp.float64))
+    root_V = symmetric_root(xp.astype(V, xp.float64))
     is_scalar = P * C == 1
     block_size = max(1, BLOCK // (200 if is_scalar else 2 * POINTS * P * C))
-    blocks = []
+    block_moments = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         for start in range(0, n, block_size):
             rows = slice(start, min(start + block_size, n))
             omega_float64 = xp.astype(omega[rows, ...], xp.float64)
             block = Samples.on_prior(
-                channel, y[rows, ...], omega_float64, root, refine, start
+                channel, y[rows, ...], omega_float64, root_V, refine, start
             )
-            blocks.append(
+            block_moments.append(
                 _of_single_latents(block) if is_scalar else _from_prior(block)
             )
-    return _concatenate(blocks)
+    return _concatenate(block_moments)
 
 
 def _concatenate(blocks: list[PosteriorMoments]) -> PosteriorMoments:
@@ -380,7 +416,9 @@ def _concatenate(blocks: list[PosteriorMoments]) -> PosteriorMoments:
 
 
 def _from_prior(block: Samples) -> PosteriorMoments:
-    """Posterior moments from points drawn from the prior; samples with too few effective points use another method."""
+    """Posterior moments from points drawn from the prior; samples with too few effective points use another method.
+    ``block`` is a block of samples.
+    """
     moments = _on_points(block, POINTS)
     # Where errors of single samples average out, a few effective points will do.
     needed_fraction = (1.0 if block.refine else 0.2) * PRIOR_FRACTION
@@ -390,7 +428,9 @@ def _from_prior(block: Samples) -> PosteriorMoments:
 
 
 def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
-    """Posterior moments of samples whose posterior is so narrow that few points drawn from the prior lie in it."""
+    """Posterior moments of samples whose posterior is so narrow that few points drawn from the prior lie in it. ``block`` is
+    a block of samples.
+    """
     if block.d > 3:
         return _from_fit(block)
     # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
@@ -404,22 +444,28 @@ def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
 
 
 def _from_fit(block: Samples) -> PosteriorMoments:
-    """Posterior moments from points drawn from a fitted Gaussian, or along lines if too few of these are effective."""
+    """Posterior moments from points drawn from a fitted Gaussian, or along lines if too few of these are effective.
+    ``block`` is a block of samples.
+    """
     block = block.fitted()
     moments = _on_points(block, POINTS)
-    is_thin = moments.effective < LINES_FRACTION * POINTS * REPLICATES
-    moments = _with_more_points(block, moments, ~is_thin)
-    lines = LINES if block.d <= 3 else 4 * LINES
-    return _recompute(block, moments, is_thin, partial(_on_lines, count=lines))
+    has_few_effective = moments.effective < LINES_FRACTION * POINTS * REPLICATES
+    moments = _with_more_points(block, moments, ~has_few_effective)
+    line_count = LINES if block.d <= 3 else 4 * LINES
+    return _recompute(
+        block, moments, has_few_effective, partial(_on_lines, count=line_count)
+    )
 
 
 def _with_more_points(
-    block: Samples, moments: PosteriorMoments, mask: Array
+    block: Samples, moments: PosteriorMoments, refinable: Array
 ) -> PosteriorMoments:
-    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target."""
-    counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
-    for count in counts:
-        is_inaccurate = mask & (moments.error > ACCURACY)
+    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target. ``refinable``
+    selects among the samples of a block.
+    """
+    point_counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
+    for count in point_counts:
+        is_inaccurate = refinable & (moments.error > ACCURACY)
         more_points = partial(_on_points, count=count)
         moments = _recompute(block, moments, is_inaccurate, more_points)
     return moments
@@ -438,23 +484,29 @@ def _recompute(
         return moments
     chunks = [rows[start : min(start + 128, count)] for start in range(0, count, 128)]
     recomputed = _concatenate([method(block.take(chunk)) for chunk in chunks])
-    columns = zip(moments, recomputed)
+    column_pairs = zip(moments, recomputed)
     return PosteriorMoments(
-        *(put_at_mask(column, mask, rows) for column, rows in columns)
+        *(put_at_mask(column, mask, rows) for column, rows in column_pairs)
     )
 
 
 def _of_single_latents(block: Samples) -> PosteriorMoments:
-    """Posterior moments of a single latent per sample, by adaptive quadrature that looks for narrow peaks."""
+    """Posterior moments of a single latent per sample, by adaptive quadrature that looks for narrow peaks. ``block`` is a
+    block of samples.
+    """
 
     def log_weight(t: Array, lines: Array) -> Array:
         """Log-likelihood at whitened latents t of the samples with indices ``lines``."""
         return block.log_likelihood(t[..., None], lines)
 
     array_options = matching(block.omega)
-    count = block.omega.shape[0]
+    sample_count = block.omega.shape[0]
     log_norm, mean, square, error = line_moments(
-        log_weight, count, block.xp, array_options["device"], tolerance=SCALAR_TOLERANCE
+        log_weight,
+        sample_count,
+        block.xp,
+        array_options["device"],
+        tolerance=SCALAR_TOLERANCE,
     )
     mean = mean[:, None]
     return PosteriorMoments(
@@ -463,7 +515,9 @@ def _of_single_latents(block: Samples) -> PosteriorMoments:
 
 
 def _on_lines(block: Samples, count: int) -> PosteriorMoments:
-    """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate."""
+    """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate. ``block`` is a block
+    of samples; lines run along the ``axis`` of each Gaussian.
+    """
     xp = block.xp
     R, n, d = block.mean.shape
     array_options = matching(block.omega)
@@ -483,7 +537,9 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     sample_of_line = xp.reshape(xp.broadcast_to(sample_numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
-        """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from."""
+        """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from. ``t``
+        is the coordinate along a line.
+        """
         origin = xp.take(origins, lines, axis=0)[:, None, :]
         direction = xp.take(directions, lines, axis=0)[:, None, :]
         u = origin + t[..., None] * direction
@@ -503,15 +559,20 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     log_masses, line_means, line_squares = (
         xp.reshape(moment, (R, n, count)) for moment in moments[:3]
     )
-    variance = clip(line_squares - line_means * line_means, 0.0, None)
-    points = line_origins + line_means[..., None] * directions_of_lines
+    line_variances = clip(line_squares - line_means * line_means, 0.0, None)
+    line_means_of_latents = line_origins + line_means[..., None] * directions_of_lines
     return _combine_replicates(
-        block, log_masses, points, variance[..., None] * directions_of_lines
+        block,
+        log_masses,
+        line_means_of_latents,
+        line_variances[..., None] * directions_of_lines,
     )
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
-    """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate."""
+    """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate. ``block`` is a
+    block of samples.
+    """
     xp = block.xp
     R, n, d = block.mean.shape
     nodes, u = block.reflect_and_map(block.points(d, count, "likelihood: modes"))
@@ -531,6 +592,7 @@ def _combine_replicates(
     line_variance: Array | None = None,
 ) -> PosteriorMoments:
     """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
+    ``line_variance`` is that of points on a line, along it.
 
     ``line_variance`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the
     spread of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
@@ -540,8 +602,8 @@ def _combine_replicates(
     R, _, d = block.mean.shape
     log_determinant = xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)
     log_weights = log_weights + log_determinant[..., None]
-    largest = xp.max(log_weights, axis=(0, 2))
-    weights = xp.exp(clip(log_weights - largest[None, :, None], -700.0, 0.0))
+    largest_log_weight = xp.max(log_weights, axis=(0, 2))
+    weights = xp.exp(clip(log_weights - largest_log_weight[None, :, None], -700.0, 0.0))
     weights = (
         weights
         * xp.astype(log_weights > 0.5 * IMPOSSIBLE, xp.float64)
@@ -554,39 +616,53 @@ def _combine_replicates(
     )
     if line_variance is not None:
         direction = xp.matmul(block.factor, block.axis[..., None])
-        along_lines = xp.sum(weights[..., None] * line_variance, axis=2)[..., None]
-        replicate_squares = replicate_squares + along_lines * xp.matrix_transpose(
-            direction
+        variance_along_lines = xp.sum(weights[..., None] * line_variance, axis=2)[
+            ..., None
+        ]
+        replicate_squares = (
+            replicate_squares + variance_along_lines * xp.matrix_transpose(direction)
         )
-    norm = xp.mean(replicate_norms, axis=0)
-    is_possible = norm > 0
-    safe_norm = xp.where(is_possible, norm, xp.ones_like(norm))
-    mean = xp.mean(replicate_sums, axis=0) / safe_norm[:, None]
+    mean_norm = xp.mean(replicate_norms, axis=0)
+    has_possible_point = mean_norm > 0
+    divisor_norm = xp.where(has_possible_point, mean_norm, xp.ones_like(mean_norm))
+    mean = xp.mean(replicate_sums, axis=0) / divisor_norm[:, None]
     identity = xp.eye(d, **matching(mean))
-    prior_square = xp.astype(~is_possible, xp.float64)[:, None, None] * identity
+    prior_square = xp.astype(~has_possible_point, xp.float64)[:, None, None] * identity
     square = (
-        xp.mean(replicate_squares, axis=0) / safe_norm[:, None, None] + prior_square
+        xp.mean(replicate_squares, axis=0) / divisor_norm[:, None, None] + prior_square
     )
     # Standard error of a ratio over the replicates.
-    residuals = xp.sum(
+    replicate_scatter = xp.sum(
         (replicate_sums - replicate_norms[..., None] * mean) ** 2, axis=(0, 2)
     )
-    error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe_norm
-    effective = (R * norm) ** 2 / clip(
+    error = xp.sqrt(replicate_scatter / (R * (R - 1) * d)) / divisor_norm
+    effective_number = (R * mean_norm) ** 2 / clip(
         xp.sum(weights * weights, axis=(0, 2)), 1e-300, None
     )
-    separation = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
-    width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + separation) / (R * d))
-    cloud_error = width / xp.sqrt(clip(effective, 1.0, None))
-    error = xp.where(effective < TRUSTED_COUNT, xp.maximum(error, cloud_error), error)
+    center_scatter = xp.sum(
+        (block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2)
+    )
+    cloud_width = xp.sqrt(
+        (xp.sum(block.factor**2, axis=(0, 2, 3)) + center_scatter) / (R * d)
+    )
+    cloud_error = cloud_width / xp.sqrt(clip(effective_number, 1.0, None))
+    error = xp.where(
+        effective_number < TRUSTED_COUNT, xp.maximum(error, cloud_error), error
+    )
     half_means = []
     for replicates in (slice(0, R // 2), slice(R // 2, R)):
         group_norm = xp.sum(replicate_norms[replicates, :], axis=0)
-        populated = group_norm > 1e-3 * norm
-        divisor = xp.where(populated, group_norm, xp.ones_like(group_norm))[:, None]
-        half_mean = xp.sum(replicate_sums[replicates, ...], axis=0) / divisor
-        half_means.append(xp.where(populated[:, None], half_mean, mean))
-    log_norm = xp.where(is_possible, largest + xp.log(safe_norm), largest)
+        has_mass = group_norm > 1e-3 * mean_norm
+        group_divisor = xp.where(has_mass, group_norm, xp.ones_like(group_norm))[
+            :, None
+        ]
+        half_mean = xp.sum(replicate_sums[replicates, ...], axis=0) / group_divisor
+        half_means.append(xp.where(has_mass[:, None], half_mean, mean))
+    log_norm = xp.where(
+        has_possible_point,
+        largest_log_weight + xp.log(divisor_norm),
+        largest_log_weight,
+    )
     return PosteriorMoments(
-        log_norm, mean, square, error, half_means[0], half_means[1], effective
+        log_norm, mean, square, error, half_means[0], half_means[1], effective_number
     )

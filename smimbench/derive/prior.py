@@ -67,11 +67,14 @@ class DensityPrior(DerivedLaw):
     """
 
     def __init__(self, prior: Prior) -> None:
+        """Normalize the density, and find where the law is narrow: edges of intervals between quantiles at which integration
+        must look closely.
+        """
         super().__init__(prior)
         self._log_density: Any = prior.law.log_density
-        points, log_density = self._support()
+        support_points, log_density = self._support()
         density = np.exp(log_density - log_density.max())
-        cumulative = np.concatenate(
+        cumulative_mass = np.concatenate(
             [[0.0], np.cumsum((density[1:] + density[:-1]) / 2)]
         )
         log_mass, log_positive_part, log_negative_part, log_second_moment = (
@@ -94,7 +97,10 @@ class DensityPrior(DerivedLaw):
                 f"must be the log-density of a law whose variance exceeds rounding, got {variance:g}",
             )
         self._set_scale(mean, variance)
-        self._distribution = points / self.unit, cumulative / cumulative[-1]
+        self._distribution = (
+            support_points / self.unit,
+            cumulative_mass / cumulative_mass[-1],
+        )
         # Quadratures need to be told where 1/64 of the law lies within a fiftieth of its width.
         quantiles = np.interp(
             np.linspace(0, 1, 65)[1:-1], self._distribution[1], self._distribution[0]
@@ -108,7 +114,9 @@ class DensityPrior(DerivedLaw):
         self._narrow_edges = np.unique(narrow_ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
-        """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there."""
+        """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there.
+        ``lowest_t`` and ``highest_t`` bound t.
+        """
         t = np.linspace(-38.0, 38.0, 40_001)
         log_density = self._log_density_of_sinh(t)
         # The tails of the second moment decide whether there is one.
@@ -120,9 +128,9 @@ class DensityPrior(DerivedLaw):
             )
         for _ in range(3):  # zoom to where the mass is
             in_support = np.flatnonzero(log_density >= log_density.max() - 60)
-            low = t[max(in_support[0] - 1, 0)]
-            high = t[min(in_support[-1] + 1, len(t) - 1)]
-            t = np.linspace(low, high, len(t))
+            lowest_t = t[max(in_support[0] - 1, 0)]
+            highest_t = t[min(in_support[-1] + 1, len(t) - 1)]
+            t = np.linspace(lowest_t, highest_t, len(t))
             log_density = self._log_density_of_sinh(t)
         return np.sinh(t), log_density
 
@@ -138,13 +146,17 @@ class DensityPrior(DerivedLaw):
         """
 
         def log_weight(t: Host, moment_indices: Host) -> Host:
-            """Log-density at ``sinh(t)`` times the factor of each moment."""
+            """Log-density at ``sinh(t)`` times the factor of each moment. ``log_signed_halves`` are the factors of the
+            positive and of the negative half of the first moment.
+            """
             w = np.sinh(t)
-            log_size = np.log(np.abs(w) + 1e-300)
-            log_halves = (
-                np.where(sign * w > 0, log_size, IMPOSSIBLE) for sign in (1, -1)
+            log_abs_w = np.log(np.abs(w) + 1e-300)
+            log_signed_halves = (
+                np.where(sign * w > 0, log_abs_w, IMPOSSIBLE) for sign in (1, -1)
             )
-            log_factors = np.stack([np.zeros_like(w), *log_halves, 2 * log_size])
+            log_factors = np.stack(
+                [np.zeros_like(w), *log_signed_halves, 2 * log_abs_w]
+            )
             log_factor = log_factors[moment_indices, np.arange(len(moment_indices))]
             log_density = self._raw_log_density(w) + log_factor
             return np.asarray(log_density + np.log(np.cosh(t)) + t * t / 2)
@@ -172,8 +184,10 @@ class DensityPrior(DerivedLaw):
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D) on the host, float64."""
-        points, cumulative = self._distribution
-        return np.interp(rng.random((components, dimension)), cumulative, points)
+        support_points, cumulative_mass = self._distribution
+        return np.interp(
+            rng.random((components, dimension)), cumulative_mass, support_points
+        )
 
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean of the signal (P, D), host."""
@@ -224,14 +238,16 @@ class DensityPrior(DerivedLaw):
         return mean_and_variance[:, 0], np.maximum(mean_and_variance[:, 1], 0.0)
 
     def _entry_posteriors(self, r: Host, information: Host, tolerance: float) -> Host:
-        """Posterior mean, posterior variance and log-density (3, N) of observations ``r``, each with its own information."""
+        """Posterior mean, posterior variance and log-density (3, N) of observations ``r``, each with its own information.
+        The quadrature runs along the noise or along the law, whichever is narrower, and where unsure along both.
+        """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         noise_is_narrower = information >= 1
         noise_width = 1 / np.sqrt(information)
-        origin = np.where(noise_is_narrower, r, 0.0)
-        scale = np.where(noise_is_narrower, noise_width, 1.0)
+        line_origin = np.where(noise_is_narrower, r, 0.0)
+        line_scale = np.where(noise_is_narrower, noise_width, 1.0)
         posterior = self._entry_posteriors_along(
-            r, information, origin, scale, tolerance
+            r, information, line_origin, line_scale, tolerance
         )
         is_ambiguous = (
             noise_is_narrower
@@ -242,12 +258,14 @@ class DensityPrior(DerivedLaw):
             # Quadrature along the noise may miss narrow parts of the law, and quadrature along the law may miss narrow noise.
             # What is missed lowers the density, so the higher density is the right one.
             zeros = np.zeros(is_ambiguous.sum())
-            along_law = self._entry_posteriors_along(
+            posterior_along_law = self._entry_posteriors_along(
                 r[is_ambiguous], information[is_ambiguous], zeros, zeros + 1, tolerance
             )
-            along_noise = posterior[:, is_ambiguous]
-            is_denser = along_law[2] > along_noise[2]
-            posterior[:, is_ambiguous] = np.where(is_denser, along_law, along_noise)
+            posterior_along_noise = posterior[:, is_ambiguous]
+            law_finds_more = posterior_along_law[2] > posterior_along_noise[2]
+            posterior[:, is_ambiguous] = np.where(
+                law_finds_more, posterior_along_law, posterior_along_noise
+            )
         return posterior
 
     def _entry_posteriors_along(
@@ -258,11 +276,13 @@ class DensityPrior(DerivedLaw):
         def log_weight(t: Host, lines: Host) -> Host:
             """Log-density of entry and noise at ``w = origin + scale t``."""
             w = origin[lines][:, None] + scale[lines][:, None] * t
-            energy = (w - r[lines][:, None]) ** 2 * information[lines][:, None] / 2
+            noise_energy = (
+                (w - r[lines][:, None]) ** 2 * information[lines][:, None] / 2
+            )
             log_density = self._raw_log_density(w * self.unit)
-            return np.asarray(log_density - energy + t * t / 2)
+            return np.asarray(log_density - noise_energy + t * t / 2)
 
-        places = self._narrow_edges if (scale == 1).any() else ()
+        narrow_places = self._narrow_edges if (scale == 1).any() else ()
         moments = line_moments(
             log_weight,
             len(r),
@@ -270,7 +290,7 @@ class DensityPrior(DerivedLaw):
             None,
             tolerance=tolerance,
             rounds=80,
-            places=places,
+            places=narrow_places,
         )
         mean = origin + scale * moments.mean
         variance = np.maximum(moments.square - moments.mean**2, 0.0)
@@ -283,26 +303,30 @@ class DensityPrior(DerivedLaw):
         xp = namespace(R)
         P = R.shape[0]
         # A direction that was not observed has noise far beyond the law's own width.
-        noise = spectral_function(Qhat, lambda values: 1 / np.maximum(values, 1e-9))
+        noise_covariance = spectral_function(
+            Qhat, lambda values: 1 / np.maximum(values, 1e-9)
+        )
         column_channel = IntegratedChannel(_ColumnChannel(self, P), sites=1)
-        columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
-        labels = xp.zeros((R.shape[1],), **matching(columns))
-        noise = xp.asarray(noise, **matching(columns))
-        posterior = column_channel.posterior(labels, columns, noise)
+        signal_columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
+        labels = xp.zeros((R.shape[1],), **matching(signal_columns))
+        noise_covariance = xp.asarray(noise_covariance, **matching(signal_columns))
+        posterior = column_channel.posterior(labels, signal_columns, noise_covariance)
         estimate = xp.matrix_transpose(posterior.mean[:, :, 0])
         return Denoised(
             xp.astype(estimate, R.dtype), xp.astype(posterior.covariance, R.dtype)
         )
 
     def _error(self, Qhat: Host) -> Host:
-        """Error of the posterior mean for one ``Qhat``: interpolated quadratures if it is diagonal, else quasi-random points."""
-        diagonal = np.diagonal(Qhat)
+        """Error of the posterior mean for one ``Qhat``: interpolated quadratures if it is diagonal, else quasi-random
+        points.
+        """
+        informations = np.diagonal(Qhat)
         if is_diagonal(Qhat):
-            return np.diag(self._scalar_error(diagonal))
+            return np.diag(self._scalar_error(informations))
         rng = monte_carlo_rng("density prior")
         W = self.sample(rng, len(Qhat), 4096)
-        noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
-        return np.asarray(self._denoise_jointly(W + noise, Qhat).V)
+        noise_draws = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
+        return np.asarray(self._denoise_jointly(W + noise_draws, Qhat).V)
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
@@ -314,7 +338,9 @@ class DensityPrior(DerivedLaw):
         observation_width = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
-            """Logarithm of density times posterior variance of an observation, along the law of observations."""
+            """Logarithm of density times posterior variance of an observation, at ``t`` standard deviations of observations;
+            ``lines`` are indices of informations.
+            """
             observations = (self.center + observation_width[lines][:, None] * t).ravel()
             informations = np.repeat(information[lines], t.shape[1])
             chunks = np.array_split(
@@ -343,14 +369,15 @@ class _ColumnChannel(Channel):
     name = "prior"
 
     def __init__(self, prior: DensityPrior, components: int) -> None:
+        """Set the prior, and the number of components as number of latents."""
         self.prior = prior
         self.components = components
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
         """Log-density of every column ``z``; the labels ``y`` are not used."""
         del y
-        logs = self.prior._log_density(z[:, :, 0] * self.prior.unit)
-        return namespace(z).sum(clip(logs, IMPOSSIBLE, None), axis=1)
+        log_densities = self.prior._log_density(z[:, :, 0] * self.prior.unit)
+        return namespace(z).sum(clip(log_densities, IMPOSSIBLE, None), axis=1)
 
 
 FEWEST_SAMPLES = 64
@@ -359,6 +386,7 @@ FEWEST_SAMPLES = 64
 
 class SpectrumPrior(DerivedLaw):
     r"""Prior of rotationally invariant signals ``S = O diag(lambda) O^T`` (P, D, D) with a given law of the eigenvalues.
+    ``matrix`` says that signals are matrices, ``overlap_error`` is the relative error of V.
 
     ``O`` is uniform over rotations, ``lambda`` are the quantiles of the law at ``(i + 1/2)/D``. The posterior mean given
     ``R = S + sqrt(Delta) Z`` keeps the eigenvectors of R and shrinks its eigenvalues,
@@ -382,6 +410,7 @@ class SpectrumPrior(DerivedLaw):
     overlap_error = 3e-3
 
     def __init__(self, prior: Prior) -> None:
+        """Read the law of the eigenvalues, from its quantile function or from samples, as weighted atoms."""
         super().__init__(prior)
         self._quantile: Any = prior.law.quantile
         law: Literal["exact", "quantiles"] = "quantiles"
@@ -493,7 +522,7 @@ class SpectrumPrior(DerivedLaw):
         return self._error_of_noise(_noise_variances(Qhat))
 
     def _error_of_noise(self, noise: Host) -> Host:
-        """Error V (P, P) of the posterior mean, diagonal, for noise variances (P,)."""
+        """Error V (P, P) of the posterior mean, diagonal, for noise variances (P,). ``noise`` are variances."""
         with np.errstate(divide="ignore"):
             return np.diag(self._scalar_error(1 / noise))
 
@@ -510,10 +539,10 @@ class SpectrumPrior(DerivedLaw):
 
 def _noise_variances(Qhat: Host) -> Host:
     """Noise variance ``[Qhat^{-1}]_pp`` (P,) with which each component is observed; infinite without information."""
-    diagonal = np.diagonal(Qhat)
+    informations = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
-            return np.asarray(1 / np.where(diagonal < 0, 0.0, diagonal))
+            return np.asarray(1 / np.where(informations < 0, 0.0, informations))
         eigenvalues, eigenvectors = np.linalg.eigh(Qhat)
         return np.asarray((eigenvectors**2 / np.maximum(eigenvalues, 1e-300)).sum(1))
 
@@ -523,26 +552,27 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     dyadic_edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
-    lower = dyadic_edges[:-1]
-    upper = dyadic_edges[1:]
-    starts = [
+    panel_starts = dyadic_edges[:-1]
+    panel_stops = dyadic_edges[1:]
+    subpanel_starts = [
         np.linspace(start, end, 5)[:-1] if end > 0.06 else [start]
-        for start, end in zip(lower, upper)
+        for start, end in zip(panel_starts, panel_stops)
     ]
-    panel_edges = np.concatenate([*starts, [0.5]])
-    lower = panel_edges[:-1]
-    upper = panel_edges[1:]
+    panel_edges = np.concatenate([*subpanel_starts, [0.5]])
+    panel_starts = panel_edges[:-1]
+    panel_stops = panel_edges[1:]
     probabilities = (
-        (lower + upper)[:, None] / 2 + (upper - lower)[:, None] / 2 * nodes
+        (panel_starts + panel_stops)[:, None] / 2
+        + (panel_stops - panel_starts)[:, None] / 2 * nodes
     ).ravel()
-    probability_weights = ((upper - lower)[:, None] / 2 * weights).ravel()
+    probability_weights = ((panel_stops - panel_starts)[:, None] / 2 * weights).ravel()
     return np.concatenate([probabilities, 1 - probabilities[::-1]]), np.concatenate(
         [probability_weights, probability_weights[::-1]]
     )
 
 
 def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
-    """Group sorted samples into at most 512 groups of neighbors; return their means and weights."""
+    """Group sorted samples (atoms of the spectrum) into at most 512 groups of neighbors; return their means and weights."""
     groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)
     return np.array([group.mean() for group in groups]), weights / weights.sum()
@@ -557,8 +587,15 @@ def complete_prior(prior: Prior, model: Model) -> Any:
         If it gives neither ``denoise`` nor a law that the engine can use with this model.
     """
     with_defaults(Prior, type(prior))
-    members = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
-    if all(defines_member(Prior, type(prior), member) for member in members):
+    derivable_members = (
+        "sample",
+        "mean",
+        "second_moment",
+        "mean_overlap",
+        "denoise",
+        "overlap",
+    )
+    if all(defines_member(Prior, type(prior), member) for member in derivable_members):
         return prior
     prior_name = f"prior {getattr(prior, 'member', type(prior).__name__)!r}"
     if defines_member(Prior, type(prior), "denoise"):

@@ -43,7 +43,9 @@ little larger."""
 
 
 class Labels(NamedTuple):
-    """A set of quasi-randomly drawn labels and their posteriors, as host arrays.
+    """A set of quasi-randomly drawn labels and their posteriors, as host arrays: latent means omega, whitened latents
+    (``truth``) from which labels are drawn, two estimates of their posterior means, second moments (``second``) and
+    responses of unlearned components.
 
     Posterior means and responses come twice: equal where the posterior is exact, independent where it is sampled.
 
@@ -69,7 +71,8 @@ class Labels(NamedTuple):
 
 
 class LabelMeans(NamedTuple):
-    """Information and susceptibility as means over random labels, with standard errors; host arrays (P, P).
+    """Information and susceptibility as means over random labels, with standard errors; host arrays (P, P). ``effective`` is
+    the effective number of labels.
 
     Attributes
     ----------
@@ -103,6 +106,8 @@ def label_means(
     collinear: float = 1e-9,
 ) -> LabelMeans:
     r"""Information ``E sum_c g_c g_c^T``, ``g = V^{-1/2} <h>``, and susceptibility, from labels and their posteriors.
+    Unlearned components a, b have zero overlap; the regression on control variates leaves out those ``faintest`` or
+    ``collinear``.
 
     Parameters
     ----------
@@ -125,46 +130,54 @@ def label_means(
     # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
     # that of the result.
     inverse_root_V = np.linalg.inv(symmetric_root(V))
-    basis = np.zeros((len(upper_triangle[0]), P, P))
+    symmetric_basis = np.zeros((len(upper_triangle[0]), P, P))
     for index, (a, b) in enumerate(zip(*upper_triangle)):
-        basis[index, a, b] = basis[index, b, a] = 1.0
-    rotation_to_g = (inverse_root_V @ basis @ inverse_root_V)[:, *upper_triangle]
-    count = len(upper_triangle[0])
+        symmetric_basis[index, a, b] = symmetric_basis[index, b, a] = 1.0
+    rotation_to_g = (inverse_root_V @ symmetric_basis @ inverse_root_V)[
+        :, *upper_triangle
+    ]
+    pair_count = len(upper_triangle[0])
     samples = []
     controls = []
     for scramble in range(scrambles):
         drawn_labels = labels(scramble)
-        columns = [
+        sample_columns = [
             symmetric(_outer_products(*drawn_labels.means))[:, *upper_triangle]
             @ rotation_to_g
         ]
         if drawn_labels.responses is not None:
-            columns.append(
+            sample_columns.append(
                 symmetric(np.einsum("nacd,nbcd->nab", *drawn_labels.responses))[
                     :, *unlearned_pairs
                 ]
             )
-        samples.append(np.concatenate(columns, axis=1))
+        samples.append(np.concatenate(sample_columns, axis=1))
         controls.append(_control_variates(drawn_labels, V, unlearned))
-    means = [np.zeros((P, P)) for _ in range(5)]
-    for index, row in enumerate(
+    mean_matrices = [np.zeros((P, P)) for _ in range(5)]
+    for index, pair_means in enumerate(
         controlled_mean(samples, controls, faintest=faintest, collinear=collinear)
     ):
-        means[index][upper_triangle] = means[index].T[upper_triangle] = row[:count]
-        for a, b, entry in zip(*unlearned_pairs, row[count:]):
-            i = unlearned[a]
-            j = unlearned[b]
-            means[2 + index][i, j] = means[2 + index][j, i] = entry / (
-                V[i, i] * V[j, j]
+        mean_matrices[index][upper_triangle] = mean_matrices[index].T[
+            upper_triangle
+        ] = pair_means[:pair_count]
+        for a, b, pair_mean in zip(*unlearned_pairs, pair_means[pair_count:]):
+            component_a = unlearned[a]
+            component_b = unlearned[b]
+            mean_matrices[2 + index][component_a, component_b] = mean_matrices[
+                2 + index
+            ][component_b, component_a] = pair_mean / (
+                V[component_a, component_a] * V[component_b, component_b]
             )
-    means[4][upper_triangle] = means[4].T[upper_triangle] = effective_sample_size(
-        np.concatenate([sample[:, :count] for sample in samples])
+    mean_matrices[4][upper_triangle] = mean_matrices[4].T[upper_triangle] = (
+        effective_sample_size(
+            np.concatenate([sample[:, :pair_count] for sample in samples])
+        )
     )
-    return LabelMeans(*means)
+    return LabelMeans(*mean_matrices)
 
 
 def _outer_products(a: Host, b: Host) -> Host:
-    """Sum over sites of outer products, ``sum_c a_c b_c^T`` (n, P, P)."""
+    """Sum over sites of outer products, ``sum_c a_c b_c^T`` (n, P, P), of two arrays (n, P, C)."""
     # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
     return np.asarray(
         sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1]))
@@ -173,17 +186,18 @@ def _outer_products(a: Host, b: Host) -> Host:
 
 def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Host:
     """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero."""
-    first_mean, second_mean = drawn_labels.means
-    n, P, C = first_mean.shape
+    posterior_mean_1, posterior_mean_2 = drawn_labels.means
+    n, P, C = posterior_mean_1.shape
     upper_triangle = np.triu_indices(P)
     identity = C * np.eye(P)
-    mean = 0.5 * (first_mean + second_mean)
-    squared_means = symmetric(_outer_products(first_mean, second_mean))
+    average_posterior_mean = 0.5 * (posterior_mean_1 + posterior_mean_2)
+    squared_means = symmetric(_outer_products(posterior_mean_1, posterior_mean_2))
     controls = [
-        (squared_means - symmetric(_outer_products(mean, drawn_labels.truth)))[
-            :, *upper_triangle
-        ],
-        _outer_products(drawn_labels.omega, mean).reshape(n, -1),
+        (
+            squared_means
+            - symmetric(_outer_products(average_posterior_mean, drawn_labels.truth))
+        )[:, *upper_triangle],
+        _outer_products(drawn_labels.omega, average_posterior_mean).reshape(n, -1),
         (_outer_products(drawn_labels.truth, drawn_labels.truth) - identity)[
             :, *upper_triangle
         ],
@@ -196,17 +210,19 @@ def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Ho
     if unlearned and drawn_labels.responses is not None:
         z = (symmetric_root(V) @ drawn_labels.truth)[:, unlearned]
         variances = np.diagonal(V)[unlearned][:, None, None]
-        surprise = z[..., :, None] * z[..., None, :] / variances - np.eye(C)
-        first_response, second_response = drawn_labels.responses
+        squared_latent_excess = z[..., :, None] * z[..., None, :] / variances - np.eye(
+            C
+        )
+        response_1, response_2 = drawn_labels.responses
         controls.append(
             (
-                0.5 * (first_response + second_response) * surprise
-                - first_response * second_response
+                0.5 * (response_1 + response_2) * squared_latent_excess
+                - response_1 * response_2
             ).sum((2, 3))
         )
-        controls.append((surprise**2).sum((2, 3)) - C * (C + 1))
+        controls.append((squared_latent_excess**2).sum((2, 3)) - C * (C + 1))
         if drawn_labels.second is not None:
-            controls.append(np.trace(first_response, axis1=2, axis2=3))
+            controls.append(np.trace(response_1, axis1=2, axis2=3))
     return np.concatenate(controls, axis=1)
 
 
@@ -214,7 +230,8 @@ def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Ho
 def sampled_moments(
     channel: Channel, sites: int, Q: Array, V: Array
 ) -> tuple[Uncertain, Uncertain]:
-    """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``.
+    """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``; unlearned components
+    have zero overlap, and their susceptibility needs second moments.
 
     Parameters
     ----------
@@ -241,7 +258,7 @@ def sampled_moments(
     has_moments = True
 
     def labels(scramble: int) -> Labels:
-        """Labels drawn in one scramble, with their posteriors."""
+        """Labels drawn in one scramble, with their posteriors. ``y`` are the labels."""
         nonlocal has_moments
         normal_latents = normal_points(
             2 * P * sites, POINTS, "information: latents", scramble
@@ -289,31 +306,36 @@ def sampled_moments(
             (responses, responses),
         )
 
-    means = label_means(labels, Q, V)
+    label_averages = label_means(labels, Q, V)
     # An error of the posterior mean adds its square to the mean square.
-    bias = sites * max(posterior_errors) ** 2
+    posterior_bias = sites * max(posterior_errors) ** 2
     # A mean that few or no labels contribute to may have missed those that would; its error is then unknown.
-    has_few_labels = means.effective < FEWEST_EFFECTIVE
+    has_few_labels = label_averages.effective < FEWEST_EFFECTIVE
     error = np.where(
         has_few_labels,
-        np.maximum(means.information_error, np.abs(means.information)),
-        means.information_error,
+        np.maximum(
+            label_averages.information_error, np.abs(label_averages.information)
+        ),
+        label_averages.information_error,
     )
     absolute_root = np.abs(inverse_root_V)
     variances = np.diagonal(V)
     is_unlearned = np.isin(np.arange(P), unlearned)
-    response_error = means.susceptibility_error + sites * bias * np.outer(
-        is_unlearned / variances, is_unlearned / variances
+    response_error = (
+        label_averages.susceptibility_error
+        + sites
+        * posterior_bias
+        * np.outer(is_unlearned / variances, is_unlearned / variances)
     )
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
     return (
         Uncertain(
-            means.information,
-            error + bias * (absolute_root @ np.ones((P, P)) @ absolute_root),
+            label_averages.information,
+            error + posterior_bias * (absolute_root @ np.ones((P, P)) @ absolute_root),
             method,
         ),
         Uncertain(
-            means.susceptibility,
+            label_averages.susceptibility,
             response_error if has_moments else np.full((P, P), np.inf),
             method,
         ),

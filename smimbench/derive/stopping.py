@@ -66,6 +66,7 @@ class OverlapRule(StoppingRule):
     """
 
     def __init__(self, problem: ProblemLike, dimension: int) -> None:
+        """Compute the second moment of the signal, and the fluctuation of overlaps at this dimension."""
         components = problem.components
         second_moment = np.asarray(problem.prior.second_moment(components))
         self.second_moment = np.diagonal(second_moment)
@@ -86,13 +87,15 @@ class OverlapRule(StoppingRule):
         self.latest: Info | None = None
 
     def watch(self, info: Info) -> None:
-        """Record what the latest iteration reported: residual, overlaps and step size."""
+        """Record what the latest iteration reported: residual, overlaps and step size. ``info`` is what the step returned."""
         self.latest = info
         if info.predicted_overlap is not None and info.self_overlap is not None:
             self.history.append((info.predicted_overlap, info.self_overlap))
 
     def ending(self, tolerance: float) -> str | None:
-        """Reason why the run may stop now, or None."""
+        """Reason why the run may stop now, or None; judged by the residual and by the drift of predicted overlap and
+        self-overlap over a window of iterations.
+        """
         info = self.latest
         if info is None:
             return None
@@ -105,42 +108,50 @@ class OverlapRule(StoppingRule):
             )
         if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted, self_overlap = self._latest(WINDOW + 1)
+        predicted_overlaps, self_overlaps = self._latest(WINDOW + 1)
         if self._sign_flips(info.squared_step):
             return None
         # Near perfect recovery rounding would decide.
-        error = np.maximum(self.second_moment - predicted[-1], 1e-5)
-        drift = np.ptp(predicted, axis=0)
-        self_drift = np.ptp(self_overlap, axis=0)
+        predicted_error = np.maximum(self.second_moment - predicted_overlaps[-1], 1e-5)
+        predicted_drift = np.ptp(predicted_overlaps, axis=0)
+        self_drift = np.ptp(self_overlaps, axis=0)
         allowed_self_drift = self.fluctuation / 4
-        if _steady(drift, self_drift, LARGEST_DRIFT * error, allowed_self_drift):
+        if _steady(
+            predicted_drift,
+            self_drift,
+            LARGEST_DRIFT * predicted_error,
+            allowed_self_drift,
+        ):
             return f"the overlaps have been stationary for {WINDOW} iterations"
-        initial_error = self.second_moment - predicted[0]
-        final_error = self.second_moment - predicted[-1]
-        falls_slowly = (final_error <= initial_error) & (
+        initial_error = self.second_moment - predicted_overlaps[0]
+        final_error = self.second_moment - predicted_overlaps[-1]
+        error_falls_slowly = (final_error <= initial_error) & (
             2 * final_error >= initial_error
         )
-        is_precise = (final_error <= RECOVERED_ERROR * self.second_moment) & (
+        signal_is_recovered = (final_error <= RECOVERED_ERROR * self.second_moment) & (
             self_drift <= allowed_self_drift
         )
-        if (falls_slowly & is_precise).all():
+        if (error_falls_slowly & signal_is_recovered).all():
             return (
                 f"the error is below the precision {RECOVERED_ERROR:g} and falls slowly"
             )
         if len(self.history) <= LONG_WINDOW:
             return None
         # Averages can be stationary while the estimate oscillates around a point that it never reaches.
-        still_moves = info.squared_step > LARGEST_STEP * error
-        if (still_moves & (predicted[-1] > self.chance)).any():
+        estimate_still_moves = info.squared_step > LARGEST_STEP * predicted_error
+        if (estimate_still_moves & (predicted_overlaps[-1] > self.chance)).any():
             return None
-        predicted, self_overlap = self._latest(LONG_WINDOW)
+        predicted_overlaps, self_overlaps = self._latest(LONG_WINDOW)
         is_stationary = _steady(
-            _drift(predicted),
-            _drift(self_overlap),
-            self._allowed_drift(error),
+            _drift(predicted_overlaps),
+            _drift(self_overlaps),
+            self._allowed_drift(predicted_error),
             self.fluctuation / 8,
         )
-        if is_stationary and (np.ptp(predicted, axis=0) <= error / 4).all():
+        if (
+            is_stationary
+            and (np.ptp(predicted_overlaps, axis=0) <= predicted_error / 4).all()
+        ):
             return (
                 f"the overlaps have been stationary for {LONG_WINDOW} iterations, "
                 f"though the residual is still {info.residual:.0e}"
@@ -166,18 +177,24 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None or info.squared_step is None or len(self.history) < LONG_WINDOW:
             return None
-        predicted, _ = self._latest(LONG_WINDOW)
-        half = LONG_WINDOW // 2
-        errors = self.second_moment - predicted
-        last_error = errors[-1]
-        error_falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
-        if error_falls and (last_error <= FINAL_PRECISION * self.second_moment).all():
-            return f"the error has fallen to {last_error.max():.1e}, below the precision {FINAL_PRECISION:g}"
+        predicted_overlaps, _ = self._latest(LONG_WINDOW)
+        half_window = LONG_WINDOW // 2
+        predicted_errors = self.second_moment - predicted_overlaps
+        last_predicted_error = predicted_errors[-1]
+        error_falls = (
+            predicted_errors[half_window:].mean(0)
+            < predicted_errors[:half_window].mean(0)
+        ).all()
+        if (
+            error_falls
+            and (last_predicted_error <= FINAL_PRECISION * self.second_moment).all()
+        ):
+            return f"the error has fallen to {last_predicted_error.max():.1e}, below the precision {FINAL_PRECISION:g}"
         if self._sign_flips(info.squared_step):
             return None
         longest_window = len(self.history) // 2 if self.low_rank else 0
-        windows = {LONG_WINDOW, max(LONG_WINDOW, longest_window)}
-        if any(map(self._fluctuates, windows)):
+        tested_windows = {LONG_WINDOW, max(LONG_WINDOW, longest_window)}
+        if any(map(self._fluctuates, tested_windows)):
             return "the overlaps fluctuate about a constant mean"
         return None
 
@@ -187,12 +204,12 @@ class OverlapRule(StoppingRule):
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``DRIFT_SHARE``, of that range.
         """
-        predicted, self_overlap = self._latest(window)
-        error = self.second_moment - predicted[-1]
-        largest_range = np.maximum(error, self.fluctuation)
+        predicted_overlaps, self_overlaps = self._latest(window)
+        predicted_error = self.second_moment - predicted_overlaps[-1]
+        largest_range = np.maximum(predicted_error, self.fluctuation)
         return _fluctuates_about_mean(
-            predicted, self._allowed_drift(error), error
-        ) and _fluctuates_about_mean(self_overlap, self.fluctuation / 8, largest_range)
+            predicted_overlaps, self._allowed_drift(predicted_error), predicted_error
+        ) and _fluctuates_about_mean(self_overlaps, self.fluctuation / 8, largest_range)
 
     def _allowed_drift(self, error: Host) -> Host:
         """Largest drift (P,) of the predicted overlap that counts as none while the residual is above its tolerance."""
@@ -203,22 +220,27 @@ class OverlapRule(StoppingRule):
         info = self.latest
         if info is None or info.predicted_overlap is None or info.self_overlap is None:
             return None
-        predicted = info.predicted_overlap
+        predicted_overlap = info.predicted_overlap
         self_overlap = info.self_overlap
-        gap = np.abs(predicted - self_overlap) / self.fluctuation
-        worst_component = int(np.argmax(gap))
-        log_ratio = np.zeros_like(gap)
+        overlap_gap = np.abs(predicted_overlap - self_overlap) / self.fluctuation
+        worst_component = int(np.argmax(overlap_gap))
+        log_information_ratio = np.zeros_like(overlap_gap)
         if info.log_information_ratio is not None:
-            log_ratio[:] = info.log_information_ratio
+            log_information_ratio[:] = info.log_information_ratio
         # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
-        log_ratio[predicted <= self.chance] = -math.inf
-        overconfident_component = int(np.argmax(log_ratio))
-        if log_ratio[overconfident_component] > math.log(8):
-            times = math.exp(min(log_ratio[overconfident_component], 50))
-            return f"component {overconfident_component + 1}: the predicted information is {times:.2g} times that in the data"
-        if gap[worst_component] > LARGEST_GAP:
+        log_information_ratio[predicted_overlap <= self.chance] = -math.inf
+        overconfident_component = int(np.argmax(log_information_ratio))
+        if log_information_ratio[overconfident_component] > math.log(8):
+            information_factor = math.exp(
+                min(log_information_ratio[overconfident_component], 50)
+            )
             return (
-                f"component {worst_component + 1}: the predicted overlap is {predicted[worst_component]:.3g}, "
+                f"component {overconfident_component + 1}: "
+                f"the predicted information is {information_factor:.2g} times that in the data"
+            )
+        if overlap_gap[worst_component] > LARGEST_GAP:
+            return (
+                f"component {worst_component + 1}: the predicted overlap is {predicted_overlap[worst_component]:.3g}, "
                 f"but the overlap of the estimate with itself is {self_overlap[worst_component]:.3g}"
             )
         return None
@@ -226,8 +248,10 @@ class OverlapRule(StoppingRule):
 
 def _drift(overlaps: Host) -> Host:
     """Difference (P,) of the means over the two halves of a window (n, P)."""
-    half = len(overlaps) // 2
-    return np.asarray(np.abs(overlaps[:half].mean(0) - overlaps[half:].mean(0)))
+    half_length = len(overlaps) // 2
+    return np.asarray(
+        np.abs(overlaps[:half_length].mean(0) - overlaps[half_length:].mean(0))
+    )
 
 
 def _fluctuates_about_mean(
@@ -235,17 +259,19 @@ def _fluctuates_about_mean(
 ) -> bool:
     """Whether overlaps (n, P) stay within ``largest_range`` and drift by at most ``allowed_drift`` or part of their range."""
     overlap_range = np.ptp(overlaps, axis=0)
-    is_steady = _drift(overlaps) <= np.maximum(
+    has_small_drift = _drift(overlaps) <= np.maximum(
         allowed_drift, DRIFT_SHARE * overlap_range
     )
-    return bool((is_steady & (overlap_range <= largest_range)).all())
+    return bool((has_small_drift & (overlap_range <= largest_range)).all())
 
 
 def _steady(
     drift: Host, self_drift: Host, allowed_drift: Host, fluctuation: Host
 ) -> bool:
-    """Whether the predicted overlap drifts by at most ``allowed_drift``, the self-overlap by at most that or ``fluctuation``."""
-    is_steady = (drift <= allowed_drift) & (
+    """Whether the predicted overlap drifts by at most ``allowed_drift``, the self-overlap by at most that or
+    ``fluctuation``.
+    """
+    has_small_drift = (drift <= allowed_drift) & (
         self_drift <= np.maximum(allowed_drift, fluctuation)
     )
-    return bool(is_steady.all())
+    return bool(has_small_drift.all())

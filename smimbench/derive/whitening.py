@@ -53,25 +53,26 @@ class WeightedModel(Delegate):
     _original = "model"
 
     def __init__(self, model: Model, inputs: Inputs) -> None:
+        """Wrap a model, with the feature variances lambda of the inputs."""
         self.model = model
         self.inputs = inputs
 
     def _roots(self, dimension: int) -> Array:
-        """Square roots (D,) of the variances of the features."""
+        """Square roots (D,) of the variances of the features, on the host."""
         assert self.inputs.feature_variances is not None
         return np.sqrt(self.inputs.feature_variances(dimension))
 
     def _weights(self, signal: Array) -> Array:
         """Square roots (D,) of the feature variances, in the signal's namespace."""
-        roots = self._roots(signal.shape[-1])
-        return namespace(signal).asarray(roots, **matching(signal))
+        variance_roots = self._roots(signal.shape[-1])
+        return namespace(signal).asarray(variance_roots, **matching(signal))
 
     def weighted(self, signal: Array) -> Array:
         """Whitened signal: every feature (last axis) times the square root of its variance."""
         return signal * self._weights(signal)
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``sum_k lambda_k A_k B_k^T / D`` (..., P, P) of two signals, weighted by the feature variances."""
+        """Overlaps ``sum_k lambda_k A_k B_k^T / D`` (..., P, P) of two signals A and B, weighted by the feature variances."""
         return self.model.inner(self.weighted(signal_1), self.weighted(signal_2))
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
@@ -86,9 +87,11 @@ class WeightedModel(Delegate):
         """Move the estimate as close to the signal as the symmetry allows, with distances weighted by feature variances."""
         if symmetry == "none":
             return estimate
-        weights = self._weights(estimate)
-        aligned = self.model.align(self.weighted(signal), estimate * weights, symmetry)
-        return aligned / weights
+        feature_weights = self._weights(estimate)
+        aligned = self.model.align(
+            self.weighted(signal), estimate * feature_weights, symmetry
+        )
+        return aligned / feature_weights
 
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
@@ -108,6 +111,7 @@ class WeightedPrior(Delegate):
     _original = "prior"
 
     def __init__(self, prior: Prior, inputs: Inputs) -> None:
+        """Wrap a Gaussian prior, with the feature variances of the inputs."""
         self.prior = prior
         self.variances: Any = inputs.feature_variances
         self.features = inputs.shape[1]
@@ -123,25 +127,33 @@ class WeightedPrior(Delegate):
         """Posterior mean (P, D), feature by feature, and its weighted error V (P, P)."""
         xp = namespace(R)
         variances = self.variances(R.shape[-1])
-        gain, covariance = self._posterior(variances, np.asarray(to_host(Qhat)))
-        columns = xp.matrix_transpose(R)[:, None, :]
-        estimate = xp.matrix_transpose(xp.sum(send(gain, R) * columns, axis=-1))
-        V = np.mean(variances[:, None, None] * covariance, axis=0)
+        feature_gains, feature_covariances = self._posterior(
+            variances, np.asarray(to_host(Qhat))
+        )
+        observation_rows = xp.matrix_transpose(R)[:, None, :]
+        estimate = xp.matrix_transpose(
+            xp.sum(send(feature_gains, R) * observation_rows, axis=-1)
+        )
+        V = np.mean(variances[:, None, None] * feature_covariances, axis=0)
         return Denoised(estimate, send(V, R))
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: Q and V (..., P, P), averaged over the spectrum of feature variances, for ``Qhat`` (..., P, P)."""
+        """State-evolution map: Q and V (..., P, P), averaged over the spectrum of feature variances, for ``Qhat`` (..., P,
+        P).
+        """
         assert self.features is not None
-        variances, counts = np.unique(self.variances(self.features), return_counts=True)
-        weights = (variances * counts)[:, None, None] / self.features
+        variances, feature_counts = np.unique(
+            self.variances(self.features), return_counts=True
+        )
+        feature_weights = (variances * feature_counts)[:, None, None] / self.features
         Qhat = np.asarray(to_host(Qhat))
         Q = np.empty(Qhat.shape)
         V = np.empty(Qhat.shape)
         # One by one: a spectrum of many features for many Qhat would fill the memory.
         for index in np.ndindex(Qhat.shape[:-2]):
-            gain, covariance = self._posterior(variances, Qhat[index])
-            Q[index] = np.sum(weights * gain, axis=0)
-            V[index] = np.sum(weights * covariance, axis=0)
+            feature_gains, feature_covariances = self._posterior(variances, Qhat[index])
+            Q[index] = np.sum(feature_weights * feature_gains, axis=0)
+            V[index] = np.sum(feature_weights * feature_covariances, axis=0)
         return Overlap(Q, V)
 
     def _posterior(self, variances: Host, Qhat: Host) -> Overlap:
@@ -154,7 +166,8 @@ class WeightedPrior(Delegate):
 
 
 def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Wrap model and prior for inputs whose features have unequal variances.
+    """Wrap model and prior for inputs whose features have unequal variances. The prior is wrapped if it is Gaussian, that is
+    if its estimate is linear in the observation R.
 
     A prior that is not Gaussian stays as it is, and has no theory. Entries that are independent N(0, 1) have a posterior mean
     that is linear, and no others do.
@@ -166,7 +179,7 @@ def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
     return WeightedModel(model, inputs), prior
 
 
-def site_mixing(model: Model, root: Host) -> Host:
+def site_mixing(model: Model, token_root: Host) -> Host:
     """Matrix ``A`` (C, C) that mixes independent latents, ``z = A zeta``, for a root L (T, T) of the token covariance.
 
     Raises
@@ -174,15 +187,17 @@ def site_mixing(model: Model, root: Host) -> Host:
     ParameterError
         If the sites are neither tokens (low rank) nor pairs of tokens (extensive rank).
     """
-    mixing = root
+    mixing = token_root
     if model.rank == "extensive":
-        pairs_and_scales = list(zip(site_pairs(len(root)), site_scales(len(root))))
+        pairs_and_scales = list(
+            zip(site_pairs(len(token_root)), site_scales(len(token_root)))
+        )
         mixing = np.empty((len(pairs_and_scales), len(pairs_and_scales)))
         for row, ((token_a, token_b), row_scale) in enumerate(pairs_and_scales):
             for column, ((token_c, token_d), scale) in enumerate(pairs_and_scales):
                 products = (
-                    root[token_a, token_c] * root[token_b, token_d]
-                    + root[token_a, token_d] * root[token_b, token_c]
+                    token_root[token_a, token_c] * token_root[token_b, token_d]
+                    + token_root[token_a, token_d] * token_root[token_b, token_c]
                 )
                 mixing[row, column] = (
                     scale / row_scale * products / (1 + (token_c == token_d))
@@ -208,6 +223,7 @@ class WhitenedModel(Delegate):
     _original = "model"
 
     def __init__(self, model: Model, mixing: Host) -> None:
+        """Wrap a model for tokens mixed by the matrix ``mixing`` (C, C) of its sites, and invert it."""
         self.model = model
         self._inverse = np.linalg.inv(mixing)
         # Models subtract the trace for independent tokens: for correlated ones a multiple of the trace is missing.
@@ -218,13 +234,15 @@ class WhitenedModel(Delegate):
             self._shift = self._inverse @ identity - identity
 
     def _whitened(self, z: Array, trace: Array | None = None) -> Array:
-        """Whitened latents (..., n, P, C) from those of the model and, for extensive rank, traces (..., P) of the signal."""
+        """Whitened latents (..., n, P, C) from those of the model (z) and, for extensive rank, traces (..., P) of the
+        signal, which shift the diagonal sites.
+        """
         xp = namespace(z)
         whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
         if trace is None:
             return whitened
-        shift = xp.asarray(self._shift, **matching(z))
-        return whitened + trace[..., None, :, None] * shift
+        diagonal_shift = xp.asarray(self._shift, **matching(z))
+        return whitened + trace[..., None, :, None] * diagonal_shift
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
         """Transpose of ``_whitened``: gradients with respect to the model's latents and to the traces (..., P)."""
@@ -248,9 +266,9 @@ class WhitenedModel(Delegate):
         if self.model.rank == "low":
             return gradient
         dimension = gradient.shape[-1]
-        scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
+        trace_scale = self.model.adjoint_scale(dimension) / math.sqrt(dimension)
         identity = namespace(gradient).eye(dimension, **matching(gradient))
-        return gradient + scale * trace_gradient[..., None, None] * identity
+        return gradient + trace_scale * trace_gradient[..., None, None] * identity
 
     @property
     def forward_gram(
@@ -269,7 +287,9 @@ class WhitenedModel(Delegate):
         trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / sqrt_dimension
 
         def pull(g: Array) -> Array:
-            """Gradient with respect to the factor, from the gradient ``g`` in whitened latents."""
+            """Gradient with respect to the factor, from the gradient ``g`` in whitened latents, for the model and the trace
+            together.
+            """
             latent_gradient, trace_gradient = self._mixed(g)
             return (
                 model_pull(latent_gradient)
@@ -280,7 +300,8 @@ class WhitenedModel(Delegate):
 
 
 class MixedChannel(Delegate, Channel):
-    """Channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites.
+    """Channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites. ``A`` is the mixing matrix (C, C) of
+    the sites.
 
     Subclasses add a posterior in closed form; without one the channel's ``log_likelihood`` is integrated.
 
@@ -295,6 +316,7 @@ class MixedChannel(Delegate, Channel):
     _original = "channel"
 
     def __init__(self, channel: Any, mixing: Host) -> None:
+        """Wrap a channel with the mixing matrix A (C, C) of its sites."""
         self.channel = channel
         self.mixing = np.asarray(mixing, dtype=float)
         self.inverse = np.linalg.inv(self.mixing)
@@ -321,7 +343,7 @@ class MixedChannel(Delegate, Channel):
 
     @property
     def predict(self) -> Any:  # type: ignore[override]
-        """Function that predicts labels from whitened latents; None if the channel has none."""
+        """Function that predicts labels from whitened latents zeta; None if the channel has none."""
         if self.channel.predict is None:
             return None
         return lambda z: self.channel.predict(self.apply(self.mixing, z))
@@ -338,7 +360,8 @@ class MixedChannel(Delegate, Channel):
 
 
 def mixed_channel(channel: Channel, mixing: Host) -> Channel:
-    """Channel of the whitened latents for correlated tokens, in closed form where the channel has one.
+    """Channel of the whitened latents zeta for correlated tokens, ``zeta -> y(A zeta)`` with ``mixing`` A, in closed form
+    where the channel has one.
 
     Raises
     ------
