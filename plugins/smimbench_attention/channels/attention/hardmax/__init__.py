@@ -87,13 +87,14 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     """
 
     tokens: int
-    sweeps: int | None = None
-    samples: int | None = None
+    sweeps: int | None = None  # of each Gibbs chain
+    samples: int | None = None  # labels drawn at each point of the information curve
 
     beta = math.inf
     _maximum_tokens = 16  # largest number tested; doubled: a Gibbs sweep draws four times as many entries
 
     def __post_init__(self) -> None:
+        """Check that the numbers of tokens, of sweeps and of samples are within their limits."""
         super().__post_init__()
         if self.sweeps is not None:
             check_whole("sweeps", self.sweeps, 2, 1 << 20)
@@ -123,7 +124,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         return two_token_log_partition if self.tokens == 2 else self._log_partition
 
     def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-probability (n,) of the labels of three to five tokens, by nested integrals."""
+        """Log-probability ``log P(y | omega, V)`` (n,) of the labels of three to five tokens, by nested integrals."""
         xp = namespace(omega)
         check_latents(omega, 1, self.sites)
         check_labels(y)
@@ -162,21 +163,21 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             moments = exact_moments(*moment_arguments)
         else:
             moments = gibbs_moments(*moment_arguments, sweeps=self.sweeps or SWEEPS)
-        shift = xp.sqrt(variance) * moments.shift
+        mean_shift = xp.sqrt(variance) * moments.shift
         second_moment_of_z = None
         if moments.outer is not None:
             second_moment_of_z = shifted_second_moment(
-                flat_omega, shift, variance * moments.outer, omega.dtype
+                flat_omega, mean_shift, variance * moments.outer, omega.dtype
             )
         covariance = xp.astype(
             xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype
         )
-        error = math.sqrt(float(xp.mean(moments.square_error)))
+        numerical_error = math.sqrt(float(xp.mean(moments.square_error)))
         return Posterior(
-            xp.astype((flat_omega + shift)[:, None, :], omega.dtype),
+            xp.astype((flat_omega + mean_shift)[:, None, :], omega.dtype),
             covariance,
             second_moment_of_z,
-            error,
+            numerical_error,
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -215,27 +216,30 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
         T = self.tokens
         method = "closed form" if T == 2 else "quadrature"
-        errors = {}
+        error_by_predictor = {}
         # The posterior mean errs as often as two posterior draws disagree; a wrong one-hot row costs 2.
         for predictor, replicas, cost_per_row in (
             ("bayes", True, 1),
             ("plugin", False, 2),
         ):
-            estimates = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
-            value, error = (
-                cost_per_row * T * array.reshape(q.shape) for array in estimates
+            disagreement_and_error = disagreement(
+                T, q.ravel(), v.ravel(), replicas=replicas
             )
-            errors[predictor] = uncertain_like(Q, value, error, method)
+            value, error = (
+                cost_per_row * T * array.reshape(q.shape)
+                for array in disagreement_and_error
+            )
+            error_by_predictor[predictor] = uncertain_like(Q, value, error, method)
         diagonal_probability = diagonal_win_probability(T)
         constant_error = np.full(
             q.shape,
             T
             * (1 - diagonal_probability**2 - (1 - diagonal_probability) ** 2 / (T - 1)),
         )
-        errors["constant"] = uncertain_like(
+        error_by_predictor["constant"] = uncertain_like(
             Q, constant_error, np.full(q.shape, 1e-14), method
         )
-        return errors
+        return error_by_predictor
 
 
 # Nodes along the first axis of two Gauss-Hermite rules: the larger is the answer, the difference the error. Doubled: an
@@ -254,7 +258,7 @@ def diagonal_win_probability(tokens: int) -> float:
 def disagreement(
     tokens: int, q: Array, v: Array, *, replicas: bool
 ) -> tuple[Array, Array]:
-    r"""Probability that the argmax of a row differs between two correlated matrices, and its error; host arrays (N,).
+    r"""Probability (N,) that the argmax of a row differs between two correlated matrices at overlap q and error v, and its error.
 
     A row holds one entry of variance 2 (its diagonal) and T - 1 of variance 1, all independent. The copies
     are two draws from the posterior (``replicas``, correlation :math:`\rho = q / (q + V)`) or a draw and the
@@ -273,8 +277,8 @@ def disagreement(
     else:
         half_angle = np.arctan2(np.sqrt(v), np.sqrt(q)) / 2
     if tokens == 2:
-        value = 2 * half_angle / math.pi
-        return value, 4e-16 * value
+        disagreement_probability = 2 * half_angle / math.pi
+        return disagreement_probability, 4e-16 * disagreement_probability
     fine_value, coarse_value = (
         np.array(
             [
@@ -288,24 +292,28 @@ def disagreement(
 
 
 def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> float:
-    """Probability that two correlated rows have different argmax, at half the angle between them, by quadrature.
+    """Probability that the argmax differs between two correlated rows of logits; ``angle`` is half the angle between them.
 
     ``node_count`` nodes along the first axis.
     """
-    (mean_coordinate, difference_coordinate), weight = half_plane_hermite(
+    (mean_coordinate, difference_coordinate), quadrature_weights = half_plane_hermite(
         node_count
     )  # the two copies may be exchanged
     if angle == 0:
         return 0.0
-    both_below = [
-        _probability_both_below(mean_coordinate, difference_coordinate, angle, scale)
-        for scale in (ROOT2, 1.0, 1 / ROOT2)
+    probability_both_below = [
+        _probability_both_below(
+            mean_coordinate, difference_coordinate, angle, bound_scale
+        )
+        for bound_scale in (ROOT2, 1.0, 1 / ROOT2)
     ]
-    agreement = (
-        both_below[0] ** (tokens - 1)
-        + (tokens - 1) * both_below[1] ** (tokens - 2) * both_below[2]
+    agreement_probability = (
+        probability_both_below[0] ** (tokens - 1)
+        + (tokens - 1)
+        * probability_both_below[1] ** (tokens - 2)
+        * probability_both_below[2]
     )
-    return float(1 - np.sum(weight * agreement))
+    return float(1 - np.sum(quadrature_weights * agreement_probability))
 
 
 def _probability_both_below(
@@ -321,14 +329,14 @@ def _probability_both_below(
     bound_a = np.where(bound_a == 0, 1e-200, bound_a)
     bound_b = np.where(bound_b == 0, 1e-200, bound_b)
     # (b - rho a) / (a sqrt(1 - rho^2)), free of the cancellation at small angles
-    slope_a = (sine * mean_coordinate - cosine * difference_coordinate) / bound_a
-    slope_b = (sine * mean_coordinate + cosine * difference_coordinate) / bound_b
+    owen_ratio_a = (sine * mean_coordinate - cosine * difference_coordinate) / bound_a
+    owen_ratio_b = (sine * mean_coordinate + cosine * difference_coordinate) / bound_b
     sign_correction = np.where(bound_a * bound_b < 0, 0.5, 0.0)
     bound_a = scale * bound_a
     bound_b = scale * bound_b
     return (
         (ndtr(bound_a) + ndtr(bound_b)) / 2
-        - owens_t(bound_a, slope_a)
-        - owens_t(bound_b, slope_b)
+        - owens_t(bound_a, owen_ratio_a)
+        - owens_t(bound_b, owen_ratio_b)
         - sign_correction
     )

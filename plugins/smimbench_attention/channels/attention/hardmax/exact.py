@@ -56,7 +56,7 @@ HERMITE_NODES = (32, 24)
 def _margins(
     y: Array, omega: Array, V: Array
 ) -> tuple[list[Array], list[Array], Array]:
-    """Signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
+    """Signs of the labels of the two rows, margins of the rows in standard deviations, and V (..., 1), in double precision."""
     xp = namespace(y, omega, V)
     flat_omega = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
@@ -79,16 +79,16 @@ def _margins(
 
 
 def two_token_log_partition(y: Array, omega: Array, V: Array) -> Array:
-    """Log-probability ``log P(y | omega, V)`` of every label: ``log Phi2`` of the margins of its rows."""
+    """Log-probability ``log P(y | omega, V)`` of every label: ``log Phi2`` of the margins of its two rows."""
     (sign_1, sign_2), (margin_1, margin_2), _ = _margins(y, omega, V)
-    cdf = log_cdf(margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2)
-    return namespace(omega).astype(cdf.value, omega.dtype)
+    log_phi2 = log_cdf(margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2)
+    return namespace(omega).astype(log_phi2.value, omega.dtype)
 
 
 def two_token_posterior(
     y: Array, omega: Array, V: Array, *, second_moment: bool
 ) -> Posterior:
-    r"""Posterior of the three latents of two tokens, in closed form.
+    r"""Posterior of the three latents of two tokens, in closed form from the gradient A and the Hessian h of ``log Phi2``.
 
     With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
     :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
@@ -100,59 +100,66 @@ def two_token_posterior(
     """
     xp = namespace(y, omega, V)
     (sign_1, sign_2), (margin_1, margin_2), variance = _margins(y, omega, V)
-    cdf = log_cdf(
+    log_phi2 = log_cdf(
         margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2, hessian=True
     )
-    assert cdf.hessian is not None
+    assert log_phi2.hessian is not None
     shift_scale = xp.sqrt(variance / 3)
-    shift_1 = shift_scale * sign_1 * cdf.h_slope
-    shift_2 = shift_scale * sign_2 * cdf.k_slope
-    shift = xp.stack([ROOT2 * shift_1, -(shift_1 + shift_2), ROOT2 * shift_2], axis=-1)
-    mean = xp.astype(omega, xp.float64) + shift[..., None, :]
-    h_11, h_22, h_12 = cdf.hessian
+    mean_shift_1 = shift_scale * sign_1 * log_phi2.h_slope
+    mean_shift_2 = shift_scale * sign_2 * log_phi2.k_slope
+    mean_shift = xp.stack(
+        [ROOT2 * mean_shift_1, -(mean_shift_1 + mean_shift_2), ROOT2 * mean_shift_2],
+        axis=-1,
+    )
+    mean = xp.astype(omega, xp.float64) + mean_shift[..., None, :]
+    h_11, h_22, h_12 = log_phi2.hessian
     h_12 = sign_1 * sign_2 * h_12
     variance_reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
     covariance = variance[..., None] * (1 - variance_reduction[..., None, None])
-    moment = None
+    second_moment_of_z = None
     if second_moment:
-        cross_1 = ROOT2 * (h_11 + h_12)
-        cross_2 = ROOT2 * (h_22 + h_12)
-        corner = 2 * h_12
-        rows = [
-            [2 * h_11, -cross_1, corner],
-            [-cross_1, h_11 + h_22 + 2 * h_12, -cross_2],
-            [corner, -cross_2, 2 * h_22],
+        change_12 = ROOT2 * (h_11 + h_12)
+        change_23 = ROOT2 * (h_22 + h_12)
+        change_13 = 2 * h_12
+        change_rows = [
+            [2 * h_11, -change_12, change_13],
+            [-change_12, h_11 + h_22 + 2 * h_12, -change_23],
+            [change_13, -change_23, 2 * h_22],
         ]
-        relative_change = (
-            xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
+        covariance_change = (
+            xp.stack([xp.stack(row, axis=-1) for row in change_rows], axis=-2) / 3
         )
-        moment = raw_second_moment(
+        second_moment_of_z = raw_second_moment(
             mean,
             variance[..., None, None]
             * (
-                xp.eye(3, dtype=xp.float64, device=relative_change.device)
-                + relative_change
+                xp.eye(3, dtype=xp.float64, device=covariance_change.device)
+                + covariance_change
             ),
         )
-        moment = xp.astype(moment, omega.dtype)
+        second_moment_of_z = xp.astype(second_moment_of_z, omega.dtype)
     return Posterior(
-        xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), moment
+        xp.astype(mean, omega.dtype),
+        xp.astype(covariance, omega.dtype),
+        second_moment_of_z,
     )
 
 
 def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
-    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
-    cdf = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
-    slope_1 = cdf.h_slope
-    slope_2 = cdf.k_slope
-    return np.exp(cdf.value) * (
+    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)``, with the slopes A_i of ``log Phi2`` by
+    the margins; the correlation is ``sign / 3``.
+    """
+    log_phi2 = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
+    slope_1 = log_phi2.h_slope
+    slope_2 = log_phi2.k_slope
+    return np.exp(log_phi2.value) * (
         3 * (slope_1 * slope_1 + slope_2 * slope_2) + 2 * label_sign * slope_1 * slope_2
     )
 
 
 @cache
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
-    """Exponents (2, N) and weighted gain (2, N) of the information on a triangular grid, and its quadrature rule."""
+    """Quadratic forms and weighted gains (2, N) of the information at all pairs of ``count`` margins, and the margins' rule."""
     nodes, weights = gauss_legendre(count, -GRID_HALF_WIDTH, GRID_HALF_WIDTH)
     i, j = np.triu_indices(
         count
@@ -177,14 +184,14 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
 
 
 def _information_by_grid(ratio: Array, node_count: int) -> Array:
-    """Information by quadrature on the grid, for overlaps of at least ``LEAST_GRID_RATIO`` times the error."""
+    """Information by quadrature on the grid at ``ratio`` (N,), overlap over error, of at least ``LEAST_GRID_RATIO``."""
     from scipy.special import ndtr
 
     quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
     determinant_root = math.sqrt(1 - MARGIN_CORRELATION**2)
     information = np.zeros_like(ratio)
-    density = normal_density(nodes)
-    edge_weights = weights * 3 * density**2 / ndtr(nodes)
+    normal_density_at_nodes = normal_density(nodes)
+    edge_weights = weights * 3 * normal_density_at_nodes**2 / ndtr(nodes)
     margin_density = np.exp(-nodes * nodes / (2 * ratio[:, None])) / np.sqrt(
         2 * math.pi * ratio[:, None]
     )
@@ -203,32 +210,35 @@ def _information_by_grid(ratio: Array, node_count: int) -> Array:
 
 
 def _information_by_hermite(ratio: Array, node_count: int) -> Array:
-    """Information by Gauss-Hermite quadrature, for overlaps of up to ``LEAST_GRID_RATIO`` times the error; exact at 0."""
+    """Information by Gauss-Hermite quadrature at ``ratio`` (N,), overlap over error, up to ``LEAST_GRID_RATIO``; exact at 0."""
     nodes, weights = half_plane_hermite(node_count)
-    is_relevant = weights > 1e-20
-    (even_nodes, odd_nodes), weights = nodes[:, is_relevant], weights[is_relevant]
+    has_rule_weight = weights > 1e-20
+    (even_nodes, odd_nodes), weights = (
+        nodes[:, has_rule_weight],
+        weights[has_rule_weight],
+    )
     information = np.zeros_like(ratio)
     for block in blocks(ratio.size, 256):
-        deviation = np.sqrt(ratio[block, None])
+        margin_deviation = np.sqrt(ratio[block, None])
         for label_sign in (1, -1):
             correlation = label_sign * MARGIN_CORRELATION
             mean_margin = math.sqrt((1 + correlation) / 2) * even_nodes
             half_difference = math.sqrt((1 - correlation) / 2) * odd_nodes
-            margin_1 = deviation * (mean_margin + half_difference)
-            margin_2 = deviation * (mean_margin - half_difference)
+            margin_1 = margin_deviation * (mean_margin + half_difference)
+            margin_2 = margin_deviation * (mean_margin - half_difference)
             # the gain falls with Phi2, and far out is expensive to compute
             lowest_margin = np.minimum(np.minimum(margin_1, margin_2), 0.0)
             has_weight = weights * np.exp(-lowest_margin * lowest_margin / 2) > 1e-17
-            gains = np.zeros_like(margin_1)
-            gains[has_weight] = _information_density(
+            information_gains = np.zeros_like(margin_1)
+            information_gains[has_weight] = _information_density(
                 margin_1[has_weight], margin_2[has_weight], label_sign
             )
-            information[block] += 2 * (gains @ weights)
+            information[block] += 2 * (information_gains @ weights)
     return information
 
 
 def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
-    r"""Information ``E sum_c g_c^2`` of two tokens and its numerical error, host arrays (N,).
+    r"""Information ``E sum_c g_c^2`` of two tokens at overlap q and error v, and its numerical error, host arrays (N,).
 
     .. math::
 
@@ -240,23 +250,24 @@ def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
     """
     with np.errstate(divide="ignore", over="ignore"):
         overlap_ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
-    value = np.full(q.shape, np.inf)
-    error = np.full(q.shape, np.inf)
+    information = np.full(q.shape, np.inf)
+    numerical_error = np.full(q.shape, np.inf)
     is_large = (overlap_ratio >= LEAST_GRID_RATIO) & np.isfinite(overlap_ratio)
-    for mask, rule, node_counts in (
+    for ratio_mask, integrate_ratio, node_counts in (
         (is_large, _information_by_grid, GRID_NODES),
         (overlap_ratio < LEAST_GRID_RATIO, _information_by_hermite, HERMITE_NODES),
     ):
-        if mask.any():
+        if ratio_mask.any():
             fine_value, coarse_value = (
-                rule(overlap_ratio[mask], node_count) * (1 / (3 * v[mask]))
+                integrate_ratio(overlap_ratio[ratio_mask], node_count)
+                * (1 / (3 * v[ratio_mask]))
                 for node_count in node_counts
             )
-            value[mask], error[mask] = (
+            information[ratio_mask], numerical_error[ratio_mask] = (
                 fine_value,
                 np.abs(fine_value - coarse_value) + 1e-13 * fine_value,
             )
-    return value, error
+    return information, numerical_error
 
 
 class Pattern(NamedTuple):
@@ -272,14 +283,16 @@ class Pattern(NamedTuple):
     shared_sites: dict[
         tuple[int, int], tuple[int, ...]
     ]  # sites between two units (lower, upper) that are not a maximum
-    # (set placed, unit placed next), sets as bit masks, after those they are made from
-    steps: tuple[tuple[int, int], ...]
+    # sets as bit masks, after those they are made from
+    placement_steps: tuple[
+        tuple[int, int], ...
+    ]  # (set of units placed, unit placed next)
 
 
 class Patterns(NamedTuple):
     """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
 
-    distinct: tuple[Pattern, ...]
+    distinct_patterns: tuple[Pattern, ...]
     pattern_of_label: (
         Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
     )
@@ -288,17 +301,19 @@ class Patterns(NamedTuple):
 
 
 def _has_cycle(y: Array) -> Array:
-    """Whether the maxima of three or more rows of a label (n, T) form a cycle.
+    """Whether the maxima of three or more rows of a label (n, T), which points from each row to a row, form a cycle.
 
     A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
     would all have to be equal.
     """
     xp = namespace(y)
-    last_row = y
+    reached_row = y
     for _ in range(y.shape[1]):
-        last_row = xp.take_along_axis(y, last_row, axis=1)
-    two_steps = xp.take_along_axis(y, xp.take_along_axis(y, last_row, axis=1), axis=1)
-    return xp.any(two_steps != last_row, axis=1)
+        reached_row = xp.take_along_axis(y, reached_row, axis=1)
+    reached_row_later = xp.take_along_axis(
+        y, xp.take_along_axis(y, reached_row, axis=1), axis=1
+    )
+    return xp.any(reached_row_later != reached_row, axis=1)
 
 
 def check_labels(y: Array) -> None:
@@ -310,22 +325,22 @@ def check_labels(y: Array) -> None:
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """Representatives (N, T) of the labels up to permutations of tokens, and the size of each class."""
+    """Representatives (N, T) of the possible labels up to permutations of tokens, and the size of each class."""
     pattern_indices, first_codes, class_sizes = np.unique(
         patterns(tokens).pattern_of_label, return_index=True, return_counts=True
     )
-    is_possible = pattern_indices >= 0
-    return first_codes[is_possible, None] // tokens ** np.arange(
+    is_possible_label = pattern_indices >= 0
+    return first_codes[is_possible_label, None] // tokens ** np.arange(
         tokens
-    ) % tokens, class_sizes[is_possible]
+    ) % tokens, class_sizes[is_possible_label]
 
 
 @cache
 def patterns(tokens: int) -> Patterns:
     """Distinct patterns of the labels of T tokens, and the pattern of every label up to a permutation of tokens."""
-    powers = tokens ** np.arange(tokens)
-    labels = np.arange(tokens**tokens)[:, None] // powers % tokens
-    is_possible = ~_has_cycle(labels)
+    powers_of_T = tokens ** np.arange(tokens)
+    labels = np.arange(tokens**tokens)[:, None] // powers_of_T % tokens
+    is_possible_label = ~_has_cycle(labels)
     permuted_tokens = np.array(list(permutations(range(tokens))))
     rows, columns = np.array(site_pairs(tokens)).T
     # row: where a renaming takes the sites of the pattern
@@ -337,14 +352,14 @@ def patterns(tokens: int) -> Patterns:
     inverse_sites = np.zeros_like(sites)
     distinct_patterns: list[Pattern] = []
     for code, label in enumerate(labels):
-        if pattern_of_label[code] >= 0 or not is_possible[code]:
+        if pattern_of_label[code] >= 0 or not is_possible_label[code]:
             continue
         # row p(a) of the renamed label points at p(label(a))
         permuted_labels = np.empty_like(permuted_tokens)
         np.put_along_axis(
             permuted_labels, permuted_tokens, permuted_tokens[:, label], axis=1
         )
-        permuted_codes = permuted_labels @ powers
+        permuted_codes = permuted_labels @ powers_of_T
         pattern_of_label[permuted_codes] = len(distinct_patterns)
         sites[permuted_codes] = permuted_sites
         inverse_sites[permuted_codes] = np.argsort(permuted_sites, axis=1)
@@ -353,27 +368,31 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label: its units of rows, their maxima's sites, and the order in which units can be placed."""
+    """Pattern of one label: its units of rows a, b that share a maximum, the sites of maxima, and the order of placing units."""
     T = len(label)
-    entries = entry_sites(T)
-    unit_rows = [
+    site_of_entry = entry_sites(T)
+    unit_of_row = [
         tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)
     ]
-    units = tuple(dict.fromkeys(unit_rows))
+    units = tuple(dict.fromkeys(unit_of_row))
     unit_count = len(units)
     unit_of = {a: unit for unit, rows in enumerate(units) for a in rows}
     unit_above = [unit_of[label[rows[0]]] for rows in units]
-    maximum_sites = tuple(entries[rows[0] * T + label[rows[0]]] for rows in units)
+    maximum_sites = tuple(site_of_entry[rows[0] * T + label[rows[0]]] for rows in units)
     inner_sites = tuple(
-        tuple(c for a in rows if (c := entries[a * T + a]) != maximum_sites[unit])
+        tuple(
+            site
+            for a in rows
+            if (site := site_of_entry[a * T + a]) != maximum_sites[unit]
+        )
         for unit, rows in enumerate(units)
     )
     shared_sites = {
         (unit, unit_2): tuple(
-            c
+            site
             for a in units[unit]
             for b in units[unit_2]
-            if (c := entries[a * T + b]) != maximum_sites[unit]
+            if (site := site_of_entry[a * T + b]) != maximum_sites[unit]
         )
         for unit in range(unit_count)
         for unit_2 in range(unit_count)
@@ -393,24 +412,23 @@ def _pattern(label: list[int]) -> Pattern:
             if placed_units >> unit & 1
         )
     ]
-    steps = (
+    placement_steps = (
         (placed_units, unit)
         for placed_units in reachable_sets
         for unit in range(unit_count)
         if not placed_units >> unit & 1 and can_be_placed(unit, placed_units)
     )
-    return Pattern(units, maximum_sites, inner_sites, shared_sites, tuple(steps))
+    return Pattern(
+        units, maximum_sites, inner_sites, shared_sites, tuple(placement_steps)
+    )
 
 
 class RowPosterior(NamedTuple):
-    """Log-probability of the label (n,), and moments of the latents (n, C) in units of the prior.
-
-    ``shift`` is ``E[z - omega] / sqrt(V)``, ``square`` is ``E[(z - omega)^2] / V``.
-    """
+    """Log-probability of the label (n,), and moments of the latents (n, C) in units of the prior."""
 
     log_partition: Array
-    shift: Array
-    square: Array
+    shift: Array  # E[z - omega] / sqrt(V)
+    square: Array  # E[(z - omega)^2] / V
 
 
 def row_posterior(
@@ -420,7 +438,7 @@ def row_posterior(
     tokens: int,
     *,
     node_count: int = 28,
-    half_width: float = 7.0,
+    window_half_width: float = 7.0,
 ) -> RowPosterior:
     """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no cycle.
 
@@ -428,18 +446,20 @@ def row_posterior(
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
     may miss the posterior.
 
-    ``half_width`` is the half-width of the window around every row's largest entry, in its standard deviations, ``node_count``
-    the number of Gauss-Legendre nodes of a window. Doubled, they leave errors of 1e-6 in place of 2e-5 at small V.
+    ``window_half_width`` is that of the window around every row's largest entry, in its standard deviations, ``node_count`` the
+    number of Gauss-Legendre nodes of a window. Doubled, they leave errors of 1e-6 in place of 2e-5 at small V.
     """
     xp = namespace(y, omega, V)
     label_patterns = patterns(tokens)
     patterns_of_labels, all_sites, all_inverse_sites = (
-        xp.asarray(field, device=array_api_compat.device(omega))
-        for field in label_patterns[1:]
+        xp.asarray(index_table, device=array_api_compat.device(omega))
+        for index_table in label_patterns[1:]
     )
-    powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
-    code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
-    pattern_index = xp.take(patterns_of_labels, code)
+    powers_of_T = xp.asarray(
+        [tokens**a for a in range(tokens)], **matching(omega, xp.int64)
+    )
+    label_codes = xp.sum(xp.astype(y, xp.int64) * powers_of_T[None, :], axis=1)
+    pattern_index = xp.take(patterns_of_labels, label_codes)
     scaled_omega = omega * (
         xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :]
         / xp.sqrt(V)
@@ -448,50 +468,54 @@ def row_posterior(
     chunk_size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
     sample_indices = []
     posteriors = []
-    for index, pattern in enumerate(label_patterns.distinct):
-        indices = xp.nonzero(pattern_index == index)[0]
+    for index, pattern in enumerate(label_patterns.distinct_patterns):
+        samples_of_pattern = xp.nonzero(pattern_index == index)[0]
         chunk_rows = max(1, chunk_size // (len(pattern.units) * node_count))
-        for start in range(0, indices.shape[0], chunk_rows):
-            chunk_indices = indices[start : min(start + chunk_rows, indices.shape[0])]
-            codes = xp.take(code, chunk_indices)
-            sites = xp.take(all_sites, codes, axis=0)
-            inverse_sites = xp.take(all_inverse_sites, codes, axis=0)
-            pattern_mean = xp.take_along_axis(
+        for start in range(0, samples_of_pattern.shape[0], chunk_rows):
+            chunk_indices = samples_of_pattern[
+                start : min(start + chunk_rows, samples_of_pattern.shape[0])
+            ]
+            chunk_codes = xp.take(label_codes, chunk_indices)
+            sites = xp.take(all_sites, chunk_codes, axis=0)
+            inverse_sites = xp.take(all_inverse_sites, chunk_codes, axis=0)
+            mean_by_pattern = xp.take_along_axis(
                 xp.take(scaled_omega, chunk_indices, axis=0), sites, axis=1
             )
             log_partition, *moments = _posterior_of_pattern(
-                pattern, pattern_mean, tokens, node_count, half_width
+                pattern, mean_by_pattern, tokens, node_count, window_half_width
             )
             sample_indices.append(chunk_indices)
             posteriors.append(
                 RowPosterior(
                     log_partition,
                     *(
-                        xp.take_along_axis(field, inverse_sites, axis=1)
-                        for field in moments
+                        xp.take_along_axis(moment, inverse_sites, axis=1)
+                        for moment in moments
                     ),
                 )
             )
     original_order = xp.argsort(xp.concat(sample_indices))
     return RowPosterior(
-        *(xp.take(field, original_order, axis=0) for field in joined(posteriors))
+        *(xp.take(moment, original_order, axis=0) for moment in joined(posteriors))
     )
 
 
 @cache
-def _rule(count: int) -> tuple[Host, ...]:
-    """Gauss-Legendre rule on [0, 1], with maps from nodal values to integrals below, above and over all."""
-    nodes, weights = gauss_legendre(count)
+def _rule(node_count: int) -> tuple[Host, ...]:
+    """Gauss-Legendre rule of ``node_count`` nodes on [0, 1], with maps from nodal values to integrals below, above and over
+    all.
+    """
+    nodes, weights = gauss_legendre(node_count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
     legendre_coefficients = (
-        legendre.legvander(nodes, count - 1)
+        legendre.legvander(nodes, node_count - 1)
         * weights[:, None]
-        * (np.arange(count) + 0.5)
+        * (np.arange(node_count) + 0.5)
     )
     integral_below = (
         legendre_coefficients
-        @ legendre.legval(nodes, legendre.legint(np.eye(count), lbnd=-1))
+        @ legendre.legval(nodes, legendre.legint(np.eye(node_count), lbnd=-1))
     ) / 2
     total_weights = weights[:, None] / 2
     return (
@@ -526,9 +550,9 @@ def _posterior_of_pattern(
     scaled_mean: Array,
     tokens: int,
     node_count: int,
-    half_width: float,
+    deviations_in_window: float,
 ) -> RowPosterior:
-    """Posterior of all samples whose labels have the same pattern.
+    """Posterior of all samples whose labels have the same pattern, by integrals over the row maxima.
 
     ``scaled_mean`` (n, C) of h in units of sqrt(V), with sites named as in the pattern.
     """
@@ -536,14 +560,16 @@ def _posterior_of_pattern(
     array_options = matching(scaled_mean)
     sample_count = scaled_mean.shape[0]
     unit_count = len(pattern.units)
-    scales = site_scales(tokens)
+    site_deviations = site_scales(tokens)
     maximum_sites = pattern.maximum_sites
-    center = xp.stack([scaled_mean[:, site] for site in maximum_sites], axis=1)
-    window = xp.asarray(
-        [half_width * scales[site] for site in maximum_sites], **array_options
+    maximum_centers = xp.stack([scaled_mean[:, site] for site in maximum_sites], axis=1)
+    window_half_width = xp.asarray(
+        [deviations_in_window * site_deviations[site] for site in maximum_sites],
+        **array_options,
     )
     left_ends, panel_lengths = _maxima_panels(
-        center, xp.broadcast_to(window[None, :], (sample_count, unit_count))
+        maximum_centers,
+        xp.broadcast_to(window_half_width[None, :], (sample_count, unit_count)),
     )
     unit_nodes, unit_weights, integral_below, integral_above = (
         xp.asarray(array, **array_options) for array in _rule(node_count)
@@ -556,14 +582,16 @@ def _posterior_of_pattern(
         panel_lengths[:, :, None] * unit_weights,
         (sample_count, unit_count * node_count),
     )
-    standardized = [
-        (maxima - scaled_mean[:, site, None]) / scale
-        for site, scale in enumerate(scales)
+    standardized_maxima = [
+        (maxima - scaled_mean[:, site, None]) / site_deviation
+        for site, site_deviation in enumerate(site_deviations)
     ]
-    densities = [1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in standardized]
-    probabilities = {
+    densities_at_maxima = [
+        1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in standardized_maxima
+    ]
+    probabilities_below = {
         site: special(xp).ndtr(x)
-        for site, x in enumerate(standardized)
+        for site, x in enumerate(standardized_maxima)
         if site not in maximum_sites
     }
 
@@ -592,47 +620,51 @@ def _posterior_of_pattern(
 
     unit_densities = {
         (unit, 0): math.prod(
-            (probabilities[site] for site in pattern.inner_sites[unit]),
-            start=densities[site] / scales[site],
+            (probabilities_below[site] for site in pattern.inner_sites[unit]),
+            start=densities_at_maxima[site] / site_deviations[site],
         )
         for unit, site in enumerate(maximum_sites)
     }
 
-    def unit_density(unit: int, placed: int) -> Array:
-        """Joint density of a unit's maximum, its entries within itself, and those shared with the ``placed`` units above it."""
-        if (unit, placed) not in unit_densities:
-            unit_above = placed.bit_length() - 1
-            entries = (
-                probabilities[site] for site in pattern.shared_sites[unit, unit_above]
+    def unit_density(unit: int, placed_units: int) -> Array:
+        """Joint density of a unit's maximum, its own entries, and those shared with units placed above it (a bit mask)."""
+        if (unit, placed_units) not in unit_densities:
+            last_unit = placed_units.bit_length() - 1
+            shared_probabilities = (
+                probabilities_below[site]
+                for site in pattern.shared_sites[unit, last_unit]
             )
-            unit_densities[unit, placed] = math.prod(
-                entries, start=unit_density(unit, placed ^ (1 << unit_above))
+            unit_densities[unit, placed_units] = math.prod(
+                shared_probabilities,
+                start=unit_density(unit, placed_units ^ (1 << last_unit)),
             )
-        return unit_densities[unit, placed]
+        return unit_densities[unit, placed_units]
 
     def nested_integrals(
         steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
     ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
-        """Nested integrals for every set of placed units, in the order of the steps (source to target)."""
+        """Nested integrals over maxima for each set of placed units, and their terms; steps: (source set, target set, unit)."""
         integral_of_set = {start_set: xp.ones_like(maxima)}
-        terms: dict[int, dict[int, Array]] = {}
+        integral_terms: dict[int, dict[int, Array]] = {}
         for source_set, target_set, unit in steps:
             if source_set not in integral_of_set:
                 integral_of_set[source_set], _ = cumulate(
-                    sum(terms[source_set].values()), integration_matrix
+                    sum(integral_terms[source_set].values()), integration_matrix
                 )
-            terms.setdefault(target_set, {})[source_set] = (
+            integral_terms.setdefault(target_set, {})[source_set] = (
                 unit_density(unit, min(source_set, target_set))
                 * integral_of_set[source_set]
             )
-        return integral_of_set, terms
+        return integral_of_set, integral_terms
 
     forward_steps = [
-        (placed, placed | 1 << unit, unit) for placed, unit in pattern.steps
+        (placed_units, placed_units | 1 << unit, unit)
+        for placed_units, unit in pattern.placement_steps
     ]
     upper_integrals, _ = nested_integrals(forward_steps, 0, integral_above)
     reversed_steps = [
-        (target, placed, unit) for placed, target, unit in reversed(forward_steps)
+        (target_set, placed_units, unit)
+        for placed_units, target_set, unit in reversed(forward_steps)
     ]
     _, lower_terms = nested_integrals(
         reversed_steps, (1 << unit_count) - 1, integral_below
@@ -641,13 +673,17 @@ def _posterior_of_pattern(
     # densities of the maximum of a unit, or of the lower one of two
     unit_marginals: list[Array] = [0.0] * unit_count
     pair_marginals: dict[tuple[int, int], Array] = {}
-    for target, placed, unit in reversed_steps:
-        density = lower_terms[placed][target] * upper_integrals[placed]
-        unit_marginals[unit] = unit_marginals[unit] + density
+    for target_set, placed_units, unit in reversed_steps:
+        maximum_density = (
+            lower_terms[placed_units][target_set] * upper_integrals[placed_units]
+        )
+        unit_marginals[unit] = unit_marginals[unit] + maximum_density
         for unit_2 in range(unit_count):
-            if placed >> unit_2 & 1:
-                key = (min(unit, unit_2), max(unit, unit_2))
-                pair_marginals[key] = pair_marginals.get(key, 0.0) + density
+            if placed_units >> unit_2 & 1:
+                unit_pair = (min(unit, unit_2), max(unit, unit_2))
+                pair_marginals[unit_pair] = (
+                    pair_marginals.get(unit_pair, 0.0) + maximum_density
+                )
 
     # moments of every site, whose lower row has its maximum at m with a density
     site_densities = [
@@ -662,23 +698,26 @@ def _posterior_of_pattern(
         )
         for unit, unit_2 in pair_marginals
     ]
-    shifts = [scaled_mean[:, 0]] * len(scales)
-    squares = [scaled_mean[:, 0]] * len(scales)
-    for density, sites in site_densities:
-        density = density * node_weights
-        density_mass = clip(xp.sum(density, axis=1), 1e-300, None)
+    mean_shifts = [scaled_mean[:, 0]] * len(site_deviations)
+    mean_squares = [scaled_mean[:, 0]] * len(site_deviations)
+    for maximum_density, sites in site_densities:
+        maximum_density = maximum_density * node_weights
+        density_mass = clip(xp.sum(maximum_density, axis=1), 1e-300, None)
         for site in sites:
             if site in maximum_sites:
-                first_moments = density * standardized[site]
-                second_moments = first_moments * standardized[site]
+                first_moments = maximum_density * standardized_maxima[site]
+                second_moments = first_moments * standardized_maxima[site]
             else:
-                first_moments = -density * (
-                    densities[site] / clip(probabilities[site], 1e-300, None)
+                first_moments = -maximum_density * (
+                    densities_at_maxima[site]
+                    / clip(probabilities_below[site], 1e-300, None)
                 )
-                second_moments = density + first_moments * standardized[site]
-            shifts[site] = xp.sum(first_moments, axis=1) / density_mass
-            squares[site] = xp.sum(second_moments, axis=1) / density_mass
+                second_moments = (
+                    maximum_density + first_moments * standardized_maxima[site]
+                )
+            mean_shifts[site] = xp.sum(first_moments, axis=1) / density_mass
+            mean_squares[site] = xp.sum(second_moments, axis=1) / density_mass
     log_partition = xp.log(clip(label_probability, 1e-300, None))
     return RowPosterior(
-        log_partition, xp.stack(shifts, axis=1), xp.stack(squares, axis=1)
+        log_partition, xp.stack(mean_shifts, axis=1), xp.stack(mean_squares, axis=1)
     )

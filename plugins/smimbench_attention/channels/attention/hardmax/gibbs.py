@@ -37,7 +37,7 @@ class ChainMoments(NamedTuple):
 def truncated_normal(
     low: Array, high: Array, uniform: Array
 ) -> tuple[Array, Array, Array]:
-    """Draw from a standard normal on ``[low, high]`` by inversion, with its mean and second moment.
+    """Draw from a standard normal on ``[low, high]`` by inversion of ``uniform`` numbers; also return its mean and second moment.
 
     ``low < high``, one of which may be infinite, and ``uniform`` in (0, 1) have one shape; so have the draw, ``E[x]`` and
     ``E[x^2]``. Exact for any limits: the interval is mirrored to the side where probabilities are small, and beyond 30 standard
@@ -67,13 +67,13 @@ def truncated_normal(
         far_index = xp.nonzero(is_far_flat)[0]
         far_moments = _truncated_tail(
             *(
-                xp.take(xp.reshape(array, (-1,)), far_index)
-                for array in (low_end, high_end, uniform)
+                xp.take(xp.reshape(argument, (-1,)), far_index)
+                for argument in (low_end, high_end, uniform)
             )
         )
         moments_at_far = [
-            xp.reshape(spread_at_mask(array, is_far_flat), is_far.shape)
-            for array in far_moments
+            xp.reshape(spread_at_mask(moment, is_far_flat), is_far.shape)
+            for moment in far_moments
         ]
         sample, mean, second_moment = (
             xp.where(is_far, far_value, value)
@@ -94,7 +94,7 @@ def truncated_normal(
 def _truncated_tail(
     low: Array, high: Array, uniform: Array
 ) -> tuple[Array, Array, Array]:
-    """Draw from a standard normal on ``[a, b]`` with b far below 0; also return its mean and second moment."""
+    """Draw from a standard normal on ``[low, high]``, high far below 0, from ``uniform``; also return mean and second moment."""
     xp = namespace(low)
 
     def mills_ratio(t: Array) -> Array:
@@ -110,12 +110,12 @@ def _truncated_tail(
     for _ in range(2):
         mills_at_sample = mills_ratio(sample)
         # log Phi(draw) - log Phi(b) - log_share
-        residual = (
+        log_residual = (
             (high - sample) * (high + sample) / 2
             + xp.log(mills_at_sample / mills_high)
             - log_fraction
         )
-        sample = sample - residual * mills_at_sample
+        sample = sample - log_residual * mills_at_sample
     return (
         sample,
         (density_ratio - 1) / probability,
@@ -144,7 +144,7 @@ def _round_schedule(tokens: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
-    """Symmetric matrices (T, T, n) from their independent entries, the sites (n, C)."""
+    """Symmetric matrices (T, T, n) from the values (n, C) of their independent entries."""
     xp = namespace(site_values)
     entry_to_site = xp.asarray(
         entry_sites(tokens), device=array_api_compat.device(site_values)
@@ -156,7 +156,7 @@ def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
 
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
-    """Matrix entries (T, T, n) near ``mean`` (n, C) whose row maxima are those of the label ``y`` (n, T).
+    """Matrix entries h (T, T, n) near ``mean`` (n, C) whose row maxima are those of the label ``y`` (n, T).
 
     Every row on its own is projected: its maximum is raised, and the entries above it are lowered, to the
     level in between that costs least. The maximum of row a is an entry of row ``y_a`` too, hence no larger
@@ -172,17 +172,17 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     is_maximum = (
         xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
     )  # row a at column b
-    zeros = xp.zeros_like(h)
-    maxima = xp.sum(xp.where(is_maximum, h, zeros), axis=1)
+    zero_entries = xp.zeros_like(h)
+    maxima = xp.sum(xp.where(is_maximum, h, zero_entries), axis=1)
     maxima_inverse_variance = xp.sum(
-        xp.where(is_maximum, inverse_variance, zeros), axis=1
+        xp.where(is_maximum, inverse_variance, zero_entries), axis=1
     )
     row_maxima = maxima
     for _ in range(
         tokens
     ):  # Newton on a piecewise linear function: every step settles one entry at least
         weight_above = xp.where(
-            (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, zeros
+            (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, zero_entries
         )
         row_maxima = (
             maxima * maxima_inverse_variance + xp.sum(weight_above * h, axis=1)
@@ -192,51 +192,53 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
             row_maxima,
             xp.max(xp.where(is_maximum, row_maxima[:, None, :], -math.inf), axis=0),
         )
-    capped = xp.minimum(h, xp.minimum(row_maxima[:, None, :], row_maxima[None, :, :]))
-    raised = xp.where(is_maximum, row_maxima[:, None, :], capped)
-    return xp.maximum(raised, xp.permute_dims(raised, (1, 0, 2)))
+    capped_entries = xp.minimum(
+        h, xp.minimum(row_maxima[:, None, :], row_maxima[None, :, :])
+    )
+    raised_entries = xp.where(is_maximum, row_maxima[:, None, :], capped_entries)
+    return xp.maximum(raised_entries, xp.permute_dims(raised_entries, (1, 0, 2)))
 
 
 class _Round(NamedTuple):
     """Matrix entries that a Gibbs sampler updates together: one for each pair of rows, without a common row."""
 
-    sites: list[int]
-    rows: Array  # smaller and larger row of every pair
-    partners: Array
-    position: Array  # (T,) of every row's pair
+    sites: list[int]  # of the entries
+    rows: Array  # smaller row of every pair
+    partners: Array  # larger row of every pair
+    pair_of_row: Array  # (T,) index of every row's pair
     in_round: Array  # (T, T, 1) whether an entry is one of them
     is_max: Array  # (T, n) whether a row has its maximum there
-    scale: Array  # (sites, 1)
-    center: Array  # (sites, n) prior means
+    scale: Array  # (sites, 1) prior standard deviations of the entries
+    center: Array  # (sites, n) prior means of the entries
 
 
 def _prepare_round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
-    """Prepare a round of Gibbs updates for labels (T, n) and prior means (n, C)."""
+    """Prepare a round of Gibbs updates, given each row's partner, for labels (T, n) and prior means (n, C) of the entries."""
     xp = namespace(mean)
     T = len(partner)
     device = array_api_compat.device(mean)
     rows = [row for row in range(T) if row <= partner[row]]
     sites = [entry_sites(T)[row * T + partner[row]] for row in rows]
-    position = [rows.index(min(row, partner[row])) for row in range(T)]
-    row_index, partner_index, position_index = (
+    pair_of_row = [rows.index(min(row, partner[row])) for row in range(T)]
+    row_index, partner_index, pair_index = (
         xp.asarray(indices, device=device)
-        for indices in (rows, [partner[row] for row in rows], position)
+        for indices in (rows, [partner[row] for row in rows], pair_of_row)
     )
     partner_column = xp.asarray(partner, **matching(labels))[:, None]
     in_round = (xp.arange(T, **matching(labels))[None, :] == partner_column)[:, :, None]
-    scale = xp.asarray([site_scales(T)[site] for site in sites], **matching(mean))[
-        :, None
-    ]
-    center = xp.stack([mean[:, site] for site in sites])
+    entry_deviations = xp.asarray(
+        [site_scales(T)[site] for site in sites], **matching(mean)
+    )[:, None]
+    entry_means = xp.stack([mean[:, site] for site in sites])
     return _Round(
         sites,
         row_index,
         partner_index,
-        position_index,
+        pair_index,
         in_round,
         labels == partner_column,
-        scale,
-        center,
+        entry_deviations,
+        entry_means,
     )
 
 
@@ -264,57 +266,73 @@ def chain_moments(
     """
     xp = namespace(y, omega, V)
     n, C = omega.shape
-    scales = xp.asarray(site_scales(tokens), **matching(omega))[None, :]
-    h_per_z = scales / xp.sqrt(V)
-    mean = omega * h_per_z
+    entry_deviations_by_site = xp.asarray(site_scales(tokens), **matching(omega))[
+        None, :
+    ]
+    h_per_z = entry_deviations_by_site / xp.sqrt(V)
+    entry_mean = omega * h_per_z
     h = (
-        feasible_start(y, mean, tokens)
+        feasible_start(y, entry_mean, tokens)
         if start is None
         else _symmetric_matrix(start * h_per_z, tokens)
     )
     h = xp.concat([h] * chains, axis=2)
-    mean = xp.concat([mean] * chains, axis=0)
+    entry_mean = xp.concat([entry_mean] * chains, axis=0)
     labels = xp.concat([xp.matrix_transpose(y)] * chains, axis=1)
     rounds = [
-        _prepare_round(partner, labels, mean) for partner in _round_schedule(tokens)
+        _prepare_round(partner, labels, entry_mean)
+        for partner in _round_schedule(tokens)
     ]
     moment_sums: list[Array] = [0.0] * len(rounds)
     product_sums: Array = 0.0
     for sweep in range(burn_in + sweeps):
-        for moment, (
+        for round_index, (
             sites,
             rows,
             partners,
-            position,
+            pair_of_row,
             in_round,
             is_max,
-            scale,
-            center,
+            entry_deviations,
+            entry_means,
         ) in enumerate(rounds):
             rival_maximum = xp.max(xp.where(in_round, -math.inf, h), axis=1)
-            low = xp.where(is_max, rival_maximum, -math.inf)
-            high = xp.where(is_max, math.inf, rival_maximum)
-            low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, partners, axis=0))
-            high = xp.minimum(
-                xp.take(high, rows, axis=0), xp.take(high, partners, axis=0)
+            lower_bound = xp.where(is_max, rival_maximum, -math.inf)
+            upper_bound = xp.where(is_max, math.inf, rival_maximum)
+            lower_bound = xp.maximum(
+                xp.take(lower_bound, rows, axis=0),
+                xp.take(lower_bound, partners, axis=0),
+            )
+            upper_bound = xp.minimum(
+                xp.take(upper_bound, rows, axis=0),
+                xp.take(upper_bound, partners, axis=0),
             )
             uniform = xp.asarray(rng.random((len(sites), n * chains)), **matching(h))
             # the start may hold an entry on its bound
-            low = (low - center) / scale
-            high = (high - center) / scale
-            sample, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
+            lower_bound = (lower_bound - entry_means) / entry_deviations
+            upper_bound = (upper_bound - entry_means) / entry_deviations
+            sampled_entries, *moments = truncated_normal(
+                lower_bound, xp.maximum(lower_bound, upper_bound), uniform
+            )
             h = xp.where(
                 in_round,
-                xp.take(center + scale * sample, position, axis=0)[:, None, :],
+                xp.take(
+                    entry_means + entry_deviations * sampled_entries,
+                    pair_of_row,
+                    axis=0,
+                )[:, None, :],
                 h,
             )
             if sweep >= burn_in:
-                moment_sums[moment] = moment_sums[moment] + xp.stack(moments)
+                moment_sums[round_index] = moment_sums[round_index] + xp.stack(moments)
         if outer and sweep >= burn_in:
-            sample = (
-                xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean
-            ) / scales
-            product_sums = product_sums + sample[:, :, None] * sample[:, None, :]
+            sampled_latents = (
+                xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1)
+                - entry_mean
+            ) / entry_deviations_by_site
+            product_sums = (
+                product_sums + sampled_latents[:, :, None] * sampled_latents[:, None, :]
+            )
     site_order = xp.argsort(
         xp.asarray(
             [site for round_ in rounds for site in round_.sites],
@@ -353,7 +371,7 @@ class MatrixMoments(NamedTuple):
 def exact_moments(
     y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool
 ) -> MatrixMoments:
-    """Posterior moments by nested integrals; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
+    """Posterior moments by nested integrals over row maxima; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
     variance = mean_square - shift**2
@@ -390,28 +408,31 @@ def exact_moments(
 def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
-    """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d shift / d omega``."""
+    """Covariance between sites, (n, C, C), as the finite difference ``1 + d shift / d omega``, with ``variance`` as diagonal."""
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)
-    step, prior_width = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
-    covariance_rows = []
+    step_in_deviations, prior_deviation = (
+        0.05,
+        xp.sqrt(V),
+    )  # in prior widths; the error is of order 4
+    response_rows = []
     for site in range(omega.shape[1]):
         derivative: Array = 0.0
-        for step_count, weight in ((1, 2 / 3), (2, -1 / 12)):
+        for step_multiple, stencil_weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
                 shifted_omega = (
                     omega
-                    + (sign * step_count * step)
-                    * prior_width
+                    + (sign * step_multiple * step_in_deviations)
+                    * prior_deviation
                     * identity[site, :][None, :]
                 )
                 derivative = (
                     derivative
-                    + (sign * weight / step)
+                    + (sign * stencil_weight / step_in_deviations)
                     * row_posterior(y, shifted_omega, V, tokens).shift
                 )
-        covariance_rows.append(derivative)
-    response = xp.stack(covariance_rows, axis=1)
+        response_rows.append(derivative)
+    response = xp.stack(response_rows, axis=1)
     response = symmetric(response) + identity[None, :, :]
     return xp.where(identity[None, :, :] > 0, variance[:, :, None], response)
 
@@ -442,9 +463,9 @@ def gibbs_moments(
         mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
         second_moment = None
         if chains.outer is not None:
-            diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
+            is_diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
             second_moment = xp.where(
-                diagonal,
+                is_diagonal,
                 mean_square[:, :, None],
                 (chains.outer[0, ...] + chains.outer[1, ...]) / 2,
             )

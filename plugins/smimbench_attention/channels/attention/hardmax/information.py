@@ -43,7 +43,7 @@ EXACT = 5
 
 
 def small_error_constant(tokens: int) -> float:
-    r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel as V -> 0.
+    r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel as V -> 0, from ties of two entries b, b' of a row.
 
     .. math::
 
@@ -81,20 +81,20 @@ def small_error_constant(tokens: int) -> float:
 def information_curve(
     tokens: int, samples: int, q: Array, v: Array
 ) -> tuple[Array, Array]:
-    """Information (N,) and its standard error, infinite at v = 0; from ``samples`` labels at each inner node of the curve."""
+    """Information (N,) at overlap q and error v, and its standard error, infinite at v = 0, from ``samples`` labels per node."""
     variance = q + v
-    error_ratio = np.sqrt(
+    root_error_fraction = np.sqrt(
         np.where(v > 0, v / np.where(variance > 0, variance, 1.0), 1.0)
     )
-    fitted_mean, fitted_error = _polynomials(tokens, samples)(error_ratio)
+    fitted_mean, fitted_error = _polynomials(tokens, samples)(root_error_fraction)
     with np.errstate(divide="ignore"):
-        scale = np.where(v > 0, 1 / np.sqrt(v * variance), np.inf)
-    return fitted_mean * scale, fitted_error * scale
+        information_scale = np.where(v > 0, 1 / np.sqrt(v * variance), np.inf)
+    return fitted_mean * information_scale, fitted_error * information_scale
 
 
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
-    """Chebyshev polynomials fitted to ``s (Q + V) information``, ``s = sqrt(V / (Q + V))``."""
+    """Chebyshev polynomials fitted to ``s (Q + V) information`` at nodes ``s = sqrt(V / (Q + V))``."""
     nodes = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     known_values = {0: small_error_constant(tokens)}
@@ -116,11 +116,11 @@ def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
 
 
 def _without_overlap(tokens: int) -> float:
-    """Information at the prior mean with V = 1, where the posterior depends on the label only."""
+    """Information without overlap: at the prior mean omega = 0 with V = 1, where the posterior depends on the label only."""
     labels, class_sizes = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
     posterior = row_posterior(
-        labels, omega, np.asarray(1.0), tokens, node_count=48, half_width=9.0
+        labels, omega, np.asarray(1.0), tokens, node_count=48, window_half_width=9.0
     )
     return float(
         np.sum(
@@ -142,17 +142,17 @@ def _sampled_information(
     """
     T = tokens
     C = T * (T + 1) // 2
-    scale = np.array(site_scales(T))
+    entry_deviations = np.array(site_scales(T))
     entry_to_site = np.array(entry_sites(T)).reshape(T, T)
-    variance = scale[entry_to_site] ** 2
+    entry_variances = entry_deviations[entry_to_site] ** 2
     scramble_size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
-    normal = normal_scrambles(
+    normal_numbers = normal_scrambles(
         2 * C, scramble_size, SCRAMBLES, "attention hardmax: curve", T, random_stream
     )
-    omega = math.sqrt(1 - error_fraction) * normal[:, :C]
-    z = omega + math.sqrt(error_fraction) * normal[:, C:]
-    estimated_logits = (omega * scale)[:, entry_to_site]
-    true_logits = (z * scale)[:, entry_to_site]
+    omega = math.sqrt(1 - error_fraction) * normal_numbers[:, :C]
+    z = omega + math.sqrt(error_fraction) * normal_numbers[:, C:]
+    estimated_logits = (omega * entry_deviations)[:, entry_to_site]
+    true_logits = (z * entry_deviations)[:, entry_to_site]
     y = true_logits.argmax(axis=2)
     if T <= EXACT:
         gradient_squares = np.sum(
@@ -175,16 +175,16 @@ def _sampled_information(
         for logits in (estimated_logits, true_logits)
     )
     variance_of_difference = np.take_along_axis(
-        np.broadcast_to(variance, estimated_logits.shape), largest_two, axis=2
+        np.broadcast_to(entry_variances, estimated_logits.shape), largest_two, axis=2
     ).sum(axis=2)
-    distance = (estimates_of_two[:, :, 1] - estimates_of_two[:, :, 0]) / np.sqrt(
-        error_fraction * variance_of_difference
-    )
-    sign = np.where(truths_of_two[:, :, 1] > truths_of_two[:, :, 0], 1, -1)
+    gap_in_deviations = (
+        estimates_of_two[:, :, 1] - estimates_of_two[:, :, 0]
+    ) / np.sqrt(error_fraction * variance_of_difference)
+    order_sign = np.where(truths_of_two[:, :, 1] > truths_of_two[:, :, 0], 1, -1)
     control_variates = np.stack(
         [
-            _hazard_square(sign * distance).sum(axis=1),
-            _tie_information(distance).sum(axis=1),
+            _hazard_square(order_sign * gap_in_deviations).sum(axis=1),
+            _tie_information(gap_in_deviations).sum(axis=1),
         ]
     )
     control_variates = control_variates - T * _mean_tie_information(T, error_fraction)
@@ -200,7 +200,7 @@ def _sampled_information(
 def _gibbs_squares(
     y: Array, omega: Array, z: Array, V: float, T: int, rng: np.random.Generator
 ) -> Array:
-    """Unbiased ``V sum_c g_c^2``: the product of two Gibbs chains that start from the true latents."""
+    """Unbiased ``V sum_c g_c^2`` (n,): the product of the shifts of two Gibbs chains that start from the true latents z."""
     chain_options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
     shifts = [
@@ -215,7 +215,7 @@ def _gibbs_squares(
 
 
 def _hazard_square(margin: Array) -> Array:
-    """Square of the normal hazard ``phi(k) / Phi(k)``."""
+    """Square of the normal hazard ``phi(k) / Phi(k)`` at the margin k."""
     from scipy.special import erfcx
 
     return (math.sqrt(2 / math.pi) / erfcx(-margin / math.sqrt(2))) ** 2
@@ -233,33 +233,37 @@ def _tie_information(margin: Array) -> Array:
 
 
 def _mean_tie_information(tokens: int, V: float) -> float:
-    """Mean of ``_tie_information`` for the two largest entries of one row, ``omega ~ N(0, 1 - V)``."""
+    """Mean of ``_tie_information`` over the distance of the two largest entries of one row, ``omega ~ N(0, 1 - V)``."""
     from scipy.special import ndtr
 
-    q = 1 - V
+    estimate_variance = 1 - V
     distances, distance_weights = gauss_legendre(96, 0.0, 20.0)  # distance
     tail_nodes, tail_weights = gauss_legendre(96, -9.0, 9.0)
     tail_weights = tail_weights * np.exp(-(tail_nodes**2) / 2) / math.sqrt(2 * math.pi)
     mean_information = 0.0
     off_diagonal_count = tokens - 1
-    cases = [
+    variance_cases = [
         (2.0, 1.0, off_diagonal_count),
         (1.0, 2.0, off_diagonal_count),
         (1.0, 1.0, off_diagonal_count * (tokens - 2)),
     ]
-    for upper_variance, lower_variance, pair_count in cases[: off_diagonal_count + 1]:
+    for upper_variance, lower_variance, pair_count in variance_cases[
+        : off_diagonal_count + 1
+    ]:
         total_variance = upper_variance + lower_variance
-        gap = distances * math.sqrt(V * total_variance)
-        density = np.exp(-(gap**2) / (2 * q * total_variance)) * math.sqrt(
-            V / (2 * math.pi * q)
-        )
+        scaled_gap = distances * math.sqrt(V * total_variance)
+        gap_density = np.exp(
+            -(scaled_gap**2) / (2 * estimate_variance * total_variance)
+        ) * math.sqrt(V / (2 * math.pi * estimate_variance))
         # the lower of the two given the gap
         lower_value = (
-            -gap[:, None] * lower_variance / total_variance
-            + math.sqrt(q * upper_variance * lower_variance / total_variance)
+            -scaled_gap[:, None] * lower_variance / total_variance
+            + math.sqrt(
+                estimate_variance * upper_variance * lower_variance / total_variance
+            )
             * tail_nodes
         )
-        lower_value = lower_value / math.sqrt(q)
+        lower_value = lower_value / math.sqrt(estimate_variance)
         others_below = ndtr(lower_value) ** (tokens - 2)
         if upper_variance == lower_variance:  # the diagonal is among the rest
             others_below = ndtr(lower_value) ** (tokens - 3) * ndtr(
@@ -268,7 +272,7 @@ def _mean_tie_information(tokens: int, V: float) -> float:
         mean_information += pair_count * float(
             np.sum(
                 distance_weights
-                * density
+                * gap_density
                 * _tie_information(distances)
                 * (others_below @ tail_weights)
             )

@@ -93,10 +93,11 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     tokens: int
     layers: int = 1
     beta: float = 1.0
-    skip: float = 1.0
-    symmetric: bool = True
+    skip: float = 1.0  # weight of the skip connection
+    symmetric: bool = True  # whether queries and keys are tied
 
     def __post_init__(self) -> None:
+        """Check the numbers of tokens and layers, beta, skip, and which of them go together."""
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1, 2)
         if self.layers == 2 and self.tokens != 2:
@@ -175,7 +176,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, which leaves z unknown along u only, in closed form.
 
         With ``u_ab = 1 / sqrt(1 + delta_ab)`` the label says ``z = z0 + c u`` for an unknown number c, so
 
@@ -195,11 +196,13 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         check_latents(omega, 1, self.sites)
         u, orthogonal_shift = self._orthogonal_shift(y, omega)
         mean = omega + orthogonal_shift
-        moment = None
+        second_moment_of_z = None
         if second_moment:
             line_projection = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = raw_second_moment(mean, V[..., None, :, :] * line_projection)
-        return Posterior(xp.asarray(mean), V / self.sites, moment)
+            second_moment_of_z = raw_second_moment(
+                mean, V[..., None, :, :] * line_projection
+            )
+        return Posterior(xp.asarray(mean), V / self.sites, second_moment_of_z)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         r"""Log-density of the label, up to the volume element of label space.
@@ -218,9 +221,13 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         _, orthogonal_shift = self._orthogonal_shift(y, omega)
-        v = V[0, 0]
-        squared_shift = xp.sum(orthogonal_shift * orthogonal_shift, axis=(-2, -1)) / v
-        return -0.5 * squared_shift - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
+        variance = V[0, 0]
+        squared_shift = (
+            xp.sum(orthogonal_shift * orthogonal_shift, axis=(-2, -1)) / variance
+        )
+        return -0.5 * squared_shift - 0.5 * (self.sites - 1) * xp.log(
+            2 * math.pi * variance
+        )
 
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
@@ -271,7 +278,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         )
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        r"""Squared error of the predicted probabilities, summed over the four entries of y.
+        r"""Squared error of the predicted probabilities, summed over the four entries of y, at overlap Q and error V.
 
         With ``m ~ N(0, 3 Q)``, ``u | m ~ N(m, 3 V)`` and the logistic function s, both rows being alike,
 
@@ -287,19 +294,22 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``Q`` and ``V`` (..., 1, 1), results (...).
         """
         q, v = (array[..., 0, 0] for array in on_host(Q, V))
-        overlaps = zip(q.ravel().tolist(), v.ravel().tolist())
-        errors = np.array(
+        overlap_pairs = zip(q.ravel().tolist(), v.ravel().tolist())
+        error_by_nodes = np.array(
             [
                 [
-                    _two_token_errors(*overlap, self.beta, node_count)
+                    _two_token_errors(*overlap_pair, self.beta, node_count)
                     for node_count in PANEL_NODES
                 ]
-                for overlap in overlaps
+                for overlap_pair in overlap_pairs
             ]
         )
         by_predictor = {}
         for predictor, fine_value, coarse_value in zip(
-            ("bayes", "plugin", "constant"), errors[:, 0].T, errors[:, 1].T, strict=True
+            ("bayes", "plugin", "constant"),
+            error_by_nodes[:, 0].T,
+            error_by_nodes[:, 1].T,
+            strict=True,
         ):
             error = np.abs(fine_value - coarse_value) + 1e-14 * fine_value
             by_predictor[predictor] = uncertain_like(
@@ -308,7 +318,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return by_predictor
 
     def _orthogonal_shift(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """Free direction u (C,) that the label leaves unknown, and the part of ``z0 - omega`` orthogonal to it."""
+        """Free direction u (C,) that the label leaves unknown, and the part orthogonal to it of the shift ``z0 - omega``."""
         u, z0 = self._line_of_label(y, omega)
         shift = z0 - omega[..., 0, :]
         projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
@@ -317,7 +327,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return u, (shift - projection * u)[..., None, :]
 
     def _line_of_label(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """Direction u (C,) and a point z0 (n, C) of the line of latents that have a label."""
+        """Direction u (C,) and a point z0 (n, C) of the line of latents that all have the label y (n, T, T)."""
         xp = namespace(y, omega)
         T = self.tokens
         pairs = site_pairs(self.tokens)
@@ -329,12 +339,14 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             [a * T + T - 1 for a, _ in pairs],
             [(T - 1) * T + a for a, _ in pairs],
         )
-        own_entry, last_column, last_row = (
+        entry_of_pair, entry_in_last_column, entry_in_last_row = (
             xp.take(flat_label, xp.asarray(indices, device=device), axis=-1)
             for indices in entry_indices
         )
-        u = array_like([1 / s for s in site_scales(T)], omega)
-        return u, (own_entry - (last_column - last_row)) * (u / self.beta)
+        u = array_like([1 / scale for scale in site_scales(T)], omega)
+        return u, (entry_of_pair - (entry_in_last_column - entry_in_last_row)) * (
+            u / self.beta
+        )
 
 
 @dataclass(frozen=True)
@@ -349,6 +361,7 @@ class RowSoftmax:
     beta: float
 
     def __post_init__(self) -> None:
+        """Check that there are at least three tokens."""
         if self.tokens < 3:
             raise ParameterError(
                 "tokens",
@@ -371,14 +384,18 @@ class RowSoftmax:
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient with respect to z of ``sum(cotangent * exp(forward(z)))``."""
-        p = namespace(z).exp(self.forward(z))
-        return namespace(z).reshape(softmax_vjp(p, cotangent, self.beta), z.shape)
+        probabilities = namespace(z).exp(self.forward(z))
+        return namespace(z).reshape(
+            softmax_vjp(probabilities, cotangent, self.beta), z.shape
+        )
 
     def _observed_shift(self, y: Array, omega: Array) -> Array:
         """Shift of the mean by the label: ``z0 - omega`` minus its mean over each row (n, 1, C)."""
         xp = namespace(y, omega)
-        shift = y / self.beta - self._rows(omega)
-        return xp.reshape(shift - xp.mean(shift, axis=-1, keepdims=True), omega.shape)
+        logit_shift = y / self.beta - self._rows(omega)
+        return xp.reshape(
+            logit_shift - xp.mean(logit_shift, axis=-1, keepdims=True), omega.shape
+        )
 
     def posterior(
         self,
@@ -391,7 +408,7 @@ class RowSoftmax:
     ) -> Posterior:
         """Posterior given the label: mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)``, covariance ``V 1 1^T / (T - 1)``."""
         mean = omega + self._observed_shift(y, omega)
-        moment = None
+        second_moment_of_z = None
         if second_moment:
             xp = namespace(y, omega, V)
             T = self.tokens
@@ -400,17 +417,19 @@ class RowSoftmax:
                 xp.broadcast_to(row_projection, (T, T - 1, T, T - 1)),
                 (T * (T - 1), T * (T - 1)),
             )
-            moment = raw_second_moment(mean, V[..., None, :, :] * line_projection)
-        return Posterior(mean, V / (self.tokens - 1), moment)
+            second_moment_of_z = raw_second_moment(
+                mean, V[..., None, :, :] * line_projection
+            )
+        return Posterior(mean, V / (self.tokens - 1), second_moment_of_z)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-density of the label with respect to the known combinations of latents."""
+        """Log-density (n,) of the label y with respect to the known combinations of latents z ~ N(omega, V)."""
         xp = namespace(y, omega, V)
-        v = V[0, 0]
-        shift = self._observed_shift(y, omega)
+        variance = V[0, 0]
+        observed_shift = self._observed_shift(y, omega)
         return -0.5 * (
-            xp.sum(shift * shift, axis=(-2, -1)) / v
-            + self.equations * xp.log(2 * math.pi * v)
+            xp.sum(observed_shift * observed_shift, axis=(-2, -1)) / variance
+            + self.equations * xp.log(2 * math.pi * variance)
         )
 
     def information(
@@ -433,23 +452,23 @@ class MixedAttentionSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents zeta: Gaussian along one line; arguments as in ``Channel.posterior``."""
+        """Posterior of the whitened latents zeta, Gaussian along the free direction; arguments as in ``Channel.posterior``."""
         xp = namespace(y, omega, V)
         u, z0 = self.channel._line_of_label(y, omega)
         free_direction = self.apply(self.inverse, u)
-        shift = self.apply(self.inverse, z0) - omega[..., 0, :]
+        mean_shift = self.apply(self.inverse, z0) - omega[..., 0, :]
         free_direction = free_direction / xp.sqrt(
             xp.sum(free_direction * free_direction)
         )
         mean = (
             omega
             + (
-                shift
-                - xp.sum(shift * free_direction, axis=-1, keepdims=True)
+                mean_shift
+                - xp.sum(mean_shift * free_direction, axis=-1, keepdims=True)
                 * free_direction
             )[..., None, :]
         )
-        moment = (
+        second_moment_of_zeta = (
             raw_second_moment(
                 mean,
                 V[..., None, :, :]
@@ -458,7 +477,7 @@ class MixedAttentionSoftmax(MixedChannel):
             if second_moment
             else None
         )
-        return Posterior(mean, V / len(self.mixing), moment)
+        return Posterior(mean, V / len(self.mixing), second_moment_of_zeta)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """Information of the labels, the same as for independent tokens: labels fix all directions but one."""
@@ -472,7 +491,7 @@ PANEL_NODES = (12, 10)
 
 
 def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
-    """Bayes, plug-in and constant error of the two-token label, by ``node_count`` Gauss-Legendre nodes in each panel.
+    """Bayes, plug-in and constant error of the two-token label at overlap q and error v, by ``node_count`` nodes per panel.
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
     """
@@ -480,18 +499,18 @@ def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
     deviation_m = math.sqrt(3 * q)
     # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
     scales_of_m = [1 / beta, deviation_u]
-    (nodes,), (weights,) = _graded_normal_rule(
+    (m_nodes,), (m_weights,) = _graded_normal_rule(
         np.zeros(1), deviation_m, scales_of_m, node_count
     )
-    nodes, weights = (
-        nodes[weights > 0],
-        weights[weights > 0],
+    m_nodes, m_weights = (
+        m_nodes[m_weights > 0],
+        m_weights[m_weights > 0],
     )  # about half of the panels lie beyond the reach and are empty
-    variance, squared_error = _logistic_errors(
-        deviation_m * nodes, deviation_u, beta, node_count
+    logistic_variance, squared_logistic_error = _logistic_errors(
+        deviation_m * m_nodes, deviation_u, beta, node_count
     )
-    bayes_error = weights @ variance
-    plugin_error = weights @ squared_error
+    bayes_error = m_weights @ logistic_variance
+    plugin_error = m_weights @ squared_logistic_error
     constant_error = _logistic_errors(
         np.zeros(1), math.sqrt(3 * (q + v)), beta, node_count
     )[0][0]
@@ -507,33 +526,37 @@ def _logistic_errors(
     nodes, weights = _graded_normal_rule(m, deviation, [1 / beta], node_count)
     scaled_mean = beta * m[:, None]
     scaled_deviation = beta * deviation * nodes
-    sign = np.sign(scaled_deviation)
+    deviation_sign = np.sign(scaled_deviation)
     # s(high) - s(low) as a product: the difference of two numbers near 1 would keep no digits.
-    difference = (
-        expit(sign * (scaled_mean + scaled_deviation))
+    logistic_difference = (
+        expit(deviation_sign * (scaled_mean + scaled_deviation))
         * np.where(scaled_deviation > 0, expit(-scaled_mean), expit(scaled_mean))
         * -np.expm1(-np.abs(scaled_deviation))
-        * sign
+        * deviation_sign
     )
-    mean = np.sum(weights * difference, axis=1)
-    mean_square = np.sum(weights * difference**2, axis=1)
-    return mean_square - mean**2, mean_square
+    mean_difference = np.sum(weights * logistic_difference, axis=1)
+    mean_squared_difference = np.sum(weights * logistic_difference**2, axis=1)
+    return mean_squared_difference - mean_difference**2, mean_squared_difference
 
 
 def _graded_normal_rule(
-    center: Host, deviation: float, scales: list[float], node_count: int
+    center: Host, deviation: float, step_widths: list[float], node_count: int
 ) -> tuple[Host, Host]:
-    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``center + width x``."""
+    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded in ``step_widths`` around the zero of ``center +
+    deviation x``.
+    """
     half_range = 9.0  # leaves out 1e-19
     step_distances = np.outer(
-        scales, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+        step_widths, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     ).ravel()  # distances from the step, in its widths
-    distance = np.concatenate([-step_distances, step_distances]) - center[:, None]
+    distance_from_center = (
+        np.concatenate([-step_distances, step_distances]) - center[:, None]
+    )
     with np.errstate(over="ignore"):
         panel_ends = (
-            distance / deviation
+            distance_from_center / deviation
             if deviation > 0
-            else np.where(distance > 0, half_range, -half_range)
+            else np.where(distance_from_center > 0, half_range, -half_range)
         )
     even_ends = np.broadcast_to(
         np.linspace(-half_range, half_range, 9), (len(center), 9)
