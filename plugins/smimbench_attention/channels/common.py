@@ -42,7 +42,7 @@ class AttentionChannel(Channel):
     """Base class of channels for attention-indexed models, with one site per pair of tokens."""
 
     tokens: int
-    symmetric: bool = True
+    symmetric: bool = True  # whether queries and keys are tied
     reference = "arXiv:2506.01582"
     capabilities = Capabilities(models=("attention-indexed",))
     symmetry = "none"
@@ -53,7 +53,9 @@ class AttentionChannel(Channel):
         return len(site_pairs(self.tokens, self.symmetric))
 
     def _scales(self, like: Array) -> Array:
-        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h."""
+        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h, as an array like
+        ``like``.
+        """
         return array_like(site_scales(self.tokens, self.symmetric), like)
 
     def _logit_matrix(self, z: Array) -> Array:
@@ -105,7 +107,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def reduce_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Reduce the last axis (tokens) of ``x`` to length 1 with a binary operation such as addition.
+    """Reduce the last axis (tokens) of ``x`` to length 1 with a binary operation ``combine`` such as addition.
 
     Token by token: NumPy takes five times as long to reduce few columns itself.
     """
@@ -129,6 +131,7 @@ class HardmaxChannel(Channel):
     _maximum_tokens: int
 
     def __post_init__(self) -> None:
+        """Check the number of tokens."""
         check_whole("tokens", self.tokens, 2, self._maximum_tokens)
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
@@ -173,34 +176,36 @@ def blocks(n: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
-def joined(batches: Sequence[T]) -> T:
+def concatenate_tuples(batches: Sequence[T]) -> T:
     """Concatenate named tuples of arrays along the first axis; fields that are None stay None."""
     if len(batches) == 1:
         return batches[0]
     xp = namespace(batches[0][0])
-    fields = []
+    joined_fields = []
     for arrays_of_field in zip(*batches):
-        fields.append(
+        joined_fields.append(
             None
             if arrays_of_field[0] is None
             else xp.concat(list(arrays_of_field), axis=0)
         )
-    make: Any = type(batches[0])
-    batch: T = make(*fields)
-    return batch
+    tuple_type: Any = type(batches[0])
+    joined_batch: T = tuple_type(*joined_fields)
+    return joined_batch
 
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
     """Replace the rows where ``mask`` is true in every array of a named tuple, along the first axis."""
-    indices = places_at_mask(mask)
-    fields = []
-    for array, rows in zip(target, replacement):
-        fields.append(
-            None if array is None else put_at_mask(array, mask, rows, places=indices)
+    replaced_indices = places_at_mask(mask)
+    updated_fields = []
+    for array, replacement_rows in zip(target, replacement):
+        updated_fields.append(
+            None
+            if array is None
+            else put_at_mask(array, mask, replacement_rows, places=replaced_indices)
         )
-    make: Any = type(target)
-    updated: T = make(*fields)
-    return updated
+    tuple_type: Any = type(target)
+    updated_tuple: T = tuple_type(*updated_fields)
+    return updated_tuple
 
 
 def raw_second_moment(mean: Array, covariance: Array) -> Array:
@@ -208,14 +213,16 @@ def raw_second_moment(mean: Array, covariance: Array) -> Array:
 
     ``mean`` (..., n, 1, C), ``covariance`` (..., n or 1, C, C).
     """
-    outer = mean[..., 0, :, None] * mean[..., 0, None, :]
-    return (outer + covariance)[..., None, :, None, :]
+    outer_product = mean[..., 0, :, None] * mean[..., 0, None, :]
+    return (outer_product + covariance)[..., None, :, None, :]
 
 
 def shifted_second_moment(
     center: Array, shift: Array, outer: Array, dtype: object
 ) -> Array:
-    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C) from ``E[e]`` and ``E[e e^T]``."""
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C), from ``E[e]`` in ``shift`` and ``E[e e^T]`` in
+    ``outer``.
+    """
     xp = namespace(center)
     cross_term = center[:, :, None] * shift[:, None, :]
     shifted_part = (

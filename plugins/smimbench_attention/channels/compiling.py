@@ -28,20 +28,32 @@ inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 @inline
 def exp(x):
     """Exponential of |x| <= 700 in a form that compilers can vectorize; relative error 2e-16."""
-    shifted = (
+    shifted_exponent = (
         x * 1.4426950408889634 + 6755399441055744.0
     )  # 1.5 * 2^52: adding it rounds to the nearest integer
-    count = shifted - 6755399441055744.0
-    r = (x - count * 6.93147180369123816490e-01) - count * 1.90821492927058770002e-10
-    # of degree 11, exact to 2e-17 for |r| <= log(2) / 2: interpolated at Chebyshev nodes
-    p = 2.5100472505694996e-08 * r + 2.7620201591031547e-07
-    p = (p * r + 2.7557268276905696e-06) * r + 2.4801521057868204e-05
-    p = (p * r + 1.9841269863171557e-04) * r + 1.3888888917367081e-03
-    p = (p * r + 8.333333333330039e-03) * r + 4.1666666666623824e-02
-    p = (p * r + 1.6666666666666669e-01) * r + 0.5
-    p = (p * r + 1.0) * r + 1.0
-    power = np.float64(shifted).view(np.int64) - np.int64(0x4338000000000000) + 1023
-    return p * np.int64(power << 52).view(np.float64)
+    exponent = shifted_exponent - 6755399441055744.0
+    remainder = (
+        x - exponent * 6.93147180369123816490e-01
+    ) - exponent * 1.90821492927058770002e-10
+    # of degree 11, exact to 2e-17 for |remainder| <= log(2) / 2: interpolated at Chebyshev nodes
+    polynomial = 2.5100472505694996e-08 * remainder + 2.7620201591031547e-07
+    polynomial = (
+        polynomial * remainder + 2.7557268276905696e-06
+    ) * remainder + 2.4801521057868204e-05
+    polynomial = (
+        polynomial * remainder + 1.9841269863171557e-04
+    ) * remainder + 1.3888888917367081e-03
+    polynomial = (
+        polynomial * remainder + 8.333333333330039e-03
+    ) * remainder + 4.1666666666623824e-02
+    polynomial = (polynomial * remainder + 1.6666666666666669e-01) * remainder + 0.5
+    polynomial = (polynomial * remainder + 1.0) * remainder + 1.0
+    biased_exponent = (
+        np.float64(shifted_exponent).view(np.int64)
+        - np.int64(0x4338000000000000)
+        + 1023
+    )
+    return polynomial * np.int64(biased_exponent << 52).view(np.float64)
 
 
 @inline
@@ -52,20 +64,20 @@ def bounded_log(x):
         0x3FE6A09E667F3BCD
     )  # bits of sqrt(1/2): mantissas are taken between that and sqrt(2)
     bits = np.float64(x).view(np.int64) - root_half
-    power = bits >> 52
-    m = np.int64(bits - (power << 52) + root_half).view(np.float64)
-    s = (m - 1.0) / (m + 1.0)
-    t = s * s
-    p = 1.0 / 21.0
-    for n in range(19, 0, -2):
-        p = p * t + 1.0 / n
-    return power * 0.6931471805599453 + 2.0 * s * p
+    exponent = bits >> 52
+    mantissa = np.int64(bits - (exponent << 52) + root_half).view(np.float64)
+    mantissa_ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    squared_ratio = mantissa_ratio * mantissa_ratio
+    series = 1.0 / 21.0
+    for odd_power in range(19, 0, -2):
+        series = series * squared_ratio + 1.0 / odd_power
+    return exponent * 0.6931471805599453 + 2.0 * mantissa_ratio * series
 
 
 @inline
 def one_minus_exp(t):
     """Difference ``1 - exp(t)`` for -1/2 <= t <= 0, without cancellation."""
-    p = 1.0
-    for n in range(15, 1, -1):
-        p = p * (t * (1.0 / n)) + 1.0
-    return -t * p
+    series = 1.0
+    for order in range(15, 1, -1):
+        series = series * (t * (1.0 / order)) + 1.0
+    return -t * series

@@ -37,7 +37,7 @@ CONVENTIONS = ("scaled", "plain")
 class LinearChannel(Channel):
     """Base class of channels whose labels are the latents times known scales, plus optional Gaussian noise."""
 
-    noise: float
+    noise: float  # variance
     name = "linear"
     version = 1
     reference = "derived, checked by tests/channels/test_linear.py"
@@ -57,12 +57,14 @@ class LinearChannel(Channel):
         error proportional to ``tr(Q + V)``. ``Q`` and ``V`` (..., P, P), results (...).
         """
         xp = namespace(Q, V)
-        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
-        error = Uncertain(self._mean_square * v, 0.0, "closed form")
+        trace_Q, trace_V = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
+        bayes_error = Uncertain(self._mean_square * trace_V, 0.0, "closed form")
         return {
-            "bayes": error,
-            "plugin": error,
-            "constant": Uncertain(self._mean_square * (q + v), 0.0, "closed form"),
+            "bayes": bayes_error,
+            "plugin": bayes_error,
+            "constant": Uncertain(
+                self._mean_square * (trace_Q + trace_V), 0.0, "closed form"
+            ),
         }
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
@@ -106,16 +108,18 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     tokens: int
     components: int = 1
-    noise: float = 0.0
+    noise: float = 0.0  # variance
 
     symmetry = "none"
 
     def __post_init__(self) -> None:
+        """Check the numbers of tokens and components, and the noise."""
         check_whole("tokens", self.tokens, 1)
         check_whole("components", self.components, 1, 64)
         check_number("noise", self.noise, positive=False)
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        """Scale standard normal ``draws`` to the standard deviation of the label noise, the same for all tokens."""
         return math.sqrt(self.noise) * draws
 
     def predict(self, z: Array) -> Array:
@@ -137,7 +141,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form.
+        r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form; the gain multiplies ``y - omega``.
 
         .. math::
 
@@ -150,12 +154,14 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         check_latents(omega, self.components, self.tokens)
         gain, covariance = self._gain(V)
         mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain, y - omega))
-        moment = None
+        second_moment_of_z = None
         if second_moment:
             identity = identity_like(self.tokens, omega)
-            moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
-            moment = moment + covariance[:, None, :, None] * identity[:, None, :]
-        return Posterior(mean, covariance, moment)
+            second_moment_of_z = mean[:, :, :, None, None] * mean[:, None, None, :, :]
+            second_moment_of_z = (
+                second_moment_of_z + covariance[:, None, :, None] * identity[:, None, :]
+            )
+        return Posterior(mean, covariance, second_moment_of_z)
 
     def mixed(self, A: Host) -> MixedLinear:
         """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
@@ -199,6 +205,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     @property
     def _mean_square(self) -> float:  # type: ignore[override]
+        """Mean square of the noiseless label at latents of unit variance, summed over its entries: M."""
         return self.tokens
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
@@ -250,13 +257,14 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     """
 
     tokens: int
-    noise: float = 0.0
+    noise: float = 0.0  # variance
     noise_convention: str = "scaled"
-    symmetric: bool = True
+    symmetric: bool = True  # whether queries and keys are tied
 
     components = 1
 
     def __post_init__(self) -> None:
+        """Check the number of tokens, the noise and its convention."""
         check_whole("tokens", self.tokens, 1)
         check_number("noise", self.noise, positive=False)
         if self.noise_convention not in CONVENTIONS:
@@ -266,6 +274,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
             )
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        """Scale standard normal ``draws`` to the standard deviation of the label noise of every pair of tokens."""
         return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))
 
     def predict(self, z: Array) -> Array:
@@ -303,19 +312,19 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         """
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        noise = self._noise(omega)
-        gain = V / (V + noise)
+        noise_variance = self._noise(omega)
+        gain = V / (V + noise_variance)
         mean = omega + gain[..., None, :, :] * (
             (y / self._scales(omega))[..., None, :] - omega
         )
-        variance = gain * noise
+        variance = gain * noise_variance
         covariance = xp.mean(variance, axis=-1, keepdims=True)
-        moment = None
+        second_moment_of_z = None
         if second_moment:
-            moment = raw_second_moment(
+            second_moment_of_z = raw_second_moment(
                 mean, (identity_like(self.sites, omega) * variance)[..., None, :, :]
             )
-        return Posterior(mean, covariance, moment)
+        return Posterior(mean, covariance, second_moment_of_z)
 
     def mixed(self, A: Host) -> MixedLinear:
         """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
@@ -351,14 +360,17 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
     @property
     def _mean_square(self) -> float:  # type: ignore[override]
+        """Mean square of the noiseless label at latents of unit variance, summed over its entries: ``sum_ab (1 + delta_ab)``."""
         return float(self.sites + (self.tokens if self.symmetric else 0))
 
     def _noise(self, like: Array) -> Array:
-        """Noise variance (C,) of every pair of tokens, in units of the latents z."""
-        diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
+        """Noise variance (C,) of every pair of tokens, in units of the latents z, as an array like ``like``."""
+        diagonal_noise = (
+            self.noise / 2 if self.noise_convention == "plain" else self.noise
+        )
         return array_like(
             site_values(
-                self.tokens, float(diagonal), float(self.noise), self.symmetric
+                self.tokens, float(diagonal_noise), float(self.noise), self.symmetric
             ),
             like,
         )
@@ -381,6 +393,7 @@ class MixedLinear(MixedChannel, LinearChannel):
     def __init__(
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
+        """Decompose the mixing matrix A, its rows divided by the deviations of the noise, into singular values and modes."""
         super().__init__(channel, mixing)
         relative_deviations = (
             np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
@@ -397,11 +410,11 @@ class MixedLinear(MixedChannel, LinearChannel):
     def _gains(self, V: Array) -> tuple[Array, Array, Array]:
         """Noise variances nu (C, 1, 1) of the modes, ``(V + nu I)^(-1)``, and gains ``V (V + nu I)^(-1)`` (..., C, P, P)."""
         xp = namespace(V)
-        noise = array_like(self._noise, V)[:, None, None]
+        mode_noise = array_like(self._noise, V)[:, None, None]
         identity = identity_like(V.shape[-1], V)
-        inverse = xp.linalg.inv(V[..., None, :, :] + noise * identity)
-        gain = xp.matmul(V[..., None, :, :], inverse)
-        return noise, inverse, gain
+        inverse_marginal = xp.linalg.inv(V[..., None, :, :] + mode_noise * identity)
+        gain = xp.matmul(V[..., None, :, :], inverse_marginal)
+        return mode_noise, inverse_marginal, gain
 
     def posterior(
         self,
@@ -420,14 +433,14 @@ class MixedLinear(MixedChannel, LinearChannel):
             gain = identity_like(V.shape[-1], V)[None, :, :]
             covariance = xp.zeros((1, *V.shape), **matching(V))
         else:
-            noise, _, gain = self._gains(V)
-            covariance = noise * gain
+            mode_noise, _, gain = self._gains(V)
+            covariance = mode_noise * gain
         mode_residuals = xp.permute_dims(
             observed_modes - self.apply(self._modes, omega), (2, 1, 0)
         )  # (C, P, n)
         mode_shifts = xp.permute_dims(xp.matmul(gain, mode_residuals), (2, 1, 0))
         mean = omega + xp.matmul(mode_shifts, modes)
-        moment = None
+        second_moment_of_zeta = None
         if second_moment:
             C = modes.shape[0]
             mode_covariances = xp.broadcast_to(covariance, (C, *V.shape))
@@ -437,11 +450,11 @@ class MixedLinear(MixedChannel, LinearChannel):
             covariance_of_latents = xp.sum(
                 mode_products * mode_covariances[:, :, None, :, None], axis=0
             )
-            moment = (
+            second_moment_of_zeta = (
                 mean[:, :, :, None, None] * mean[:, None, None, :, :]
                 + covariance_of_latents
             )
-        return Posterior(mean, xp.mean(covariance, axis=0), moment)
+        return Posterior(mean, xp.mean(covariance, axis=0), second_moment_of_zeta)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """Information ``sum_c (V + nu_c I)^(-1)`` (..., P, P) of the labels about the latents, the same for every Q."""

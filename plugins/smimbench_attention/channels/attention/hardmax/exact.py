@@ -34,7 +34,7 @@ from smimbench.numerics import (
 )
 from smimbench_attention.channels.common import (
     blocks,
-    joined,
+    concatenate_tuples,
     normal_density,
     raw_second_moment,
 )
@@ -496,7 +496,10 @@ def row_posterior(
             )
     original_order = xp.argsort(xp.concat(sample_indices))
     return RowPosterior(
-        *(xp.take(moment, original_order, axis=0) for moment in joined(posteriors))
+        *(
+            xp.take(moment, original_order, axis=0)
+            for moment in concatenate_tuples(posteriors)
+        )
     )
 
 

@@ -19,7 +19,12 @@ from smimbench.numerics import (
     symmetric,
 )
 from smimbench_attention.channels.attention.hardmax.exact import row_posterior
-from smimbench_attention.channels.common import blocks, identity_like, joined, put_tuple
+from smimbench_attention.channels.common import (
+    blocks,
+    concatenate_tuples,
+    identity_like,
+    put_tuple,
+)
 
 SWEEPS = 64
 """Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
@@ -477,4 +482,4 @@ def gibbs_moments(
                 xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4,
             )
         )
-    return joined(batches)
+    return concatenate_tuples(batches)

@@ -35,17 +35,17 @@ _TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
 def integrals(
     samples: Host,
     weight: Weight,
-    largest_variation: float = ACCURACY.variation,
+    largest_variation: float = ACCURACY.largest_variation,
     *,
     try_gauss_hermite: bool = True,
 ) -> Sums:
-    """Posterior integrals over the first layer's indices (a_1, b_1) for samples (n, 6).
+    """Posterior integrals over the first layer's indices (a_1, b_1) for the data ``samples`` (n, 6) of samples, cell by cell.
 
     ``largest_variation`` is the largest of the log-weight in a cell; ``try_gauss_hermite`` allows the Gauss-Hermite rules.
     """
     n = len(samples)
     sums = Sums(np.empty(n), np.empty((n, 4)), np.empty((n, 4, 4)), np.zeros(n))
-    rules = tuple(_hermite(count) for count in ACCURACY.quick_nodes)
+    rules = tuple(_hermite(count) for count in ACCURACY.hermite_nodes)
     # Where the first layer is wide, the Gauss-Hermite rules, which are blind to second peaks, seldom pass.
     try_gauss_hermite = try_gauss_hermite and weight.beta**2 * weight.variance_1 <= 0.2
     _integrate(
@@ -54,7 +54,7 @@ def integrals(
         ACCURACY,
         float(largest_variation),
         try_gauss_hermite,
-        gauss_legendre(ACCURACY.nodes),
+        gauss_legendre(ACCURACY.cell_nodes),
         rules,
         *sums,
     )
@@ -71,7 +71,7 @@ def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> 
 
 @cache
 def _hermite(count: int) -> tuple[Host, Host]:
-    """Gauss-Hermite nodes, and logarithms of their weights divided by the Gaussian."""
+    """Gauss-Hermite nodes, ``count`` of them, and logarithms of their weights divided by the Gaussian."""
     nodes, weights = gauss_hermite(count)
     return nodes, np.log(math.sqrt(2 * math.pi) * weights) + nodes * nodes / 2
 
@@ -100,7 +100,7 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(law, sample, a, b, p, r):
-    """Log-weight at one point (a_1, b_1), and a_2 and b_2 there, less their prior means.
+    """Log-weight at one point (a_1, b_1) with attention probabilities p and r; a_2 and b_2 there, less their prior means.
 
     ``a`` and ``b`` are (a_1, b_1) less their prior means, in prior widths; a_2 and b_2 are returned in prior widths as well.
     """
@@ -114,9 +114,9 @@ def _log_weight(law, sample, a, b, p, r):
         -0.5 / law.variance_2
     ) - (a * a + b * b) / 2
     # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
-    unit_2 = 1 / math.sqrt(law.variance_2 + law.lift * law.lift)
-    shift_a = _clipped(shift_a, -_LARGEST, _LARGEST) * unit_2
-    shift_b = _clipped(shift_b, -_LARGEST, _LARGEST) * unit_2
+    root_precision = 1 / math.sqrt(law.variance_2 + law.lift * law.lift)
+    shift_a = _clipped(shift_a, -_LARGEST, _LARGEST) * root_precision
+    shift_b = _clipped(shift_b, -_LARGEST, _LARGEST) * root_precision
     return max(log_weight + 3 * math.log(abs(inverse_s)), -_LARGEST), shift_a, shift_b
 
 
@@ -134,29 +134,27 @@ def _write(row, values):
 def _add_point(sums, weight, values):
     """Add one point to the 15 sums of the weight, the weight times each variable, and the weight times each pair."""
     sums[0] += weight
-    k = 5
+    moment_index = 5
     for i in range(4):
-        weighted = weight * values[i]
-        sums[1 + i] += weighted
+        weighted_variable = weight * values[i]
+        sums[1 + i] += weighted_variable
         for j in range(i, 4):
-            sums[k] += weighted * values[j]
-            k += 1
+            sums[moment_index] += weighted_variable * values[j]
+            moment_index += 1
 
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds``, at a given v: the curve on which s is constant.
+    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds`` at given v: ``c_2 x^2 - c_1 x - c_0 = 0`` for x =
+    exp(t).
 
-    A quadratic equation for exp(-t). Solved for ``|log_odds|``; the other sign exchanges t and -t.
+    Solved for ``|log_odds|``; the other sign exchanges t and -t.
     """
     exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
     odds = math.exp(-abs(log_odds))
-    quadratic, constant = 2 * odds / (1 + odds), 2 / (1 + odds)
-    linear = (1 - odds) / (1 + odds) * (exp_half_v + 1 / exp_half_v)
-    t = math.log(
-        (linear + math.sqrt(linear * linear + 4 * quadratic * constant))
-        / (2 * quadratic)
-    )
+    c_2, c_0 = 2 * odds / (1 + odds), 2 / (1 + odds)
+    c_1 = (1 - odds) / (1 + odds) * (exp_half_v + 1 / exp_half_v)
+    t = math.log((c_1 + math.sqrt(c_1 * c_1 + 4 * c_2 * c_0)) / (2 * c_2))
     return t if log_odds > 0 else -t
 
 
@@ -171,7 +169,7 @@ def _curve_log_odds(t, v):
 
 @_compiled_function
 def _prior_mean_point(law, sample):
-    """Point (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow."""
+    """Point (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as attention p and r allow."""
     c = law.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
     squared_s = sample.slope / a2
@@ -193,27 +191,27 @@ def _prior_mean_point(law, sample):
 
 @_compiled_function
 def _normal_equations(law, sample, t, v):
-    """Cost |f|^2, and J^T J and J^T f by t and v, of the least-squares problem whose cost is -2 log-weight.
+    """Cost |f|^2, J^T J (tt, tv, vv) and J^T f by t and v, of the least-squares problem whose cost is -2 log-weight.
 
-    The power of s in the weight is left out; f has four entries and the Jacobian J.
+    The power of s in the weight is left out; f has four entries and the Jacobian J; ``a2_by_s`` is a derivative.
     """
-    c, unit_2 = law.skip, 1 / math.sqrt(law.variance_2)
+    c, root_precision = law.skip, 1 / math.sqrt(law.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
     p_slope, r_slope = p * (1 - p), r * (1 - r)
     s = _nonzero(p + r + (c - 1))
     a2, b_coefficient = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
     a, b = (t - sample.t) / law.unit_t, (v - sample.v) / law.unit_v
-    f_a = unit_2 * (a2 - sample.a2 - law.lift * a)
-    f_b = unit_2 * (
+    f_a = root_precision * (a2 - sample.a2 - law.lift * a)
+    f_b = root_precision * (
         (sample.margin / s - b_coefficient * a2) / (1 + c) - sample.b2 - law.lift * b
     )
     a2_by_s = -2 * a2 / s
     b2_by_s = (-sample.margin / (s * s) - b_coefficient * a2_by_s) / (1 + c)
     b2_by_p = -2 * ROOT2 * a2 / (1 + c)
-    f_a_by_t = unit_2 * (a2_by_s * (p_slope + r_slope) - law.lift / law.unit_t)
-    f_a_by_v = unit_2 * a2_by_s * ((p_slope - r_slope) / 2)
-    f_b_by_t = unit_2 * (b2_by_s * (p_slope + r_slope) + b2_by_p * p_slope)
-    f_b_by_v = unit_2 * (
+    f_a_by_t = root_precision * (a2_by_s * (p_slope + r_slope) - law.lift / law.unit_t)
+    f_a_by_v = root_precision * a2_by_s * ((p_slope - r_slope) / 2)
+    f_b_by_t = root_precision * (b2_by_s * (p_slope + r_slope) + b2_by_p * p_slope)
+    f_b_by_v = root_precision * (
         b2_by_s * ((p_slope - r_slope) / 2)
         + b2_by_p * (p_slope / 2)
         - law.lift / law.unit_v
@@ -229,22 +227,22 @@ def _normal_equations(law, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(law, sample, t, v):
-    """Minimize the cost from (t, v) by Levenberg-Marquardt steps: the least cost, and a Gaussian frame there.
+    """Minimize the cost from (t, v) by Levenberg-Marquardt steps with J^T J (tt, tv, vv), J^T f (g_t, g_v); return its frame.
 
     The frame has the curvature of the cost, and is a little wider: tails are rarely thinner.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(law, sample, t, v)
     for _ in range(12):
-        damped_t, damped_v = tt * (1 + damping), vv * (1 + damping)
-        determinant = damped_t * damped_v - tv * tv
-        new_t = t - _clipped((damped_v * g_t - tv * g_v) / determinant, -2.0, 2.0)
-        new_v = v - _clipped((damped_t * g_v - tv * g_t) / determinant, -2.0, 2.0)
-        trial = _normal_equations(law, sample, new_t, new_v)
-        is_improved = trial[0] < cost
+        damped_tt, damped_vv = tt * (1 + damping), vv * (1 + damping)
+        determinant = damped_tt * damped_vv - tv * tv
+        new_t = t - _clipped((damped_vv * g_t - tv * g_v) / determinant, -2.0, 2.0)
+        new_v = v - _clipped((damped_tt * g_v - tv * g_t) / determinant, -2.0, 2.0)
+        trial_equations = _normal_equations(law, sample, new_t, new_v)
+        is_improved = trial_equations[0] < cost
         if is_improved:
             t, v = new_t, new_v
-            cost, tt, tv, vv, g_t, g_v = trial
+            cost, tt, tv, vv, g_t, g_v = trial_equations
         damping = _clipped(damping / 5 if is_improved else damping * 5, 1e-12, 1e12)
     determinant = tt * vv - tv * tv
     return cost, _gaussian_frame(
@@ -263,10 +261,10 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 @_compiled_function
 def _integrate_gaussian(law, sample, frame, rule, sums):
-    """Gauss-Hermite integrals in a Gaussian frame: logarithm of the unit of ``sums``, and the frame of the moments found."""
+    """Gauss-Hermite integrals in a Gaussian frame: log-unit of ``sums``, and the frame of mean (a, b), covariance tt, tv, vv."""
     nodes, log_weights = rule
     node_count = len(nodes)
-    values = np.empty((node_count * node_count, 5))
+    points = np.empty((node_count * node_count, 5))
     log_unit, k = -math.inf, 0
     for i in range(node_count):
         for j in range(node_count):
@@ -277,17 +275,17 @@ def _integrate_gaussian(law, sample, frame, rule, sums):
                 law, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
             )
             log_weight = log_weight + (log_weights[i] + log_weights[j])
-            _write(values[k], (log_weight, a, b, shift_a2, shift_b2))
-            log_unit, k = max(log_unit, values[k, 0]), k + 1
+            _write(points[k], (log_weight, a, b, shift_a2, shift_b2))
+            log_unit, k = max(log_unit, points[k, 0]), k + 1
     sums[:] = 0.0
     for k in range(node_count * node_count):
-        _add_point(sums, math.exp(values[k, 0] - log_unit), values[k, 1:])
+        _add_point(sums, math.exp(points[k, 0] - log_unit), points[k, 1:])
     a, b = sums[1] / sums[0], sums[2] / sums[0]
     tt, tv, vv = 0.0, 0.0, 0.0
     for k in range(node_count * node_count):
-        probability = math.exp(values[k, 0] - log_unit) / sums[0]
-        deviation_a = values[k, 1] - a
-        deviation_b = values[k, 2] - b
+        probability = math.exp(points[k, 0] - log_unit) / sums[0]
+        deviation_a = points[k, 1] - a
+        deviation_b = points[k, 2] - b
         tt = tt + probability * deviation_a * deviation_a
         tv = tv + probability * deviation_a * deviation_b
         vv = vv + probability * deviation_b * deviation_b
@@ -318,19 +316,19 @@ def _nearly_gaussian(law, sample, peak, accuracy, rules, coarse_sums, fine_sums)
         # a_2 does not tell s from -s: there may be a second peak on the other side of s = 0
         is_unsuitable = is_unsuitable or abs(
             sample.t - _curve_t(law.crossing, sample.v)
-        ) <= accuracy.reach * (law.unit_t + law.unit_v / 2)
+        ) <= accuracy.half_width * (law.unit_t + law.unit_v / 2)
     if is_unsuitable or not least_cost < 40:
         return False, 0.0
     _, frame = _integrate_gaussian(law, sample, frame, rules[0], coarse_sums)
     _, frame = _integrate_gaussian(law, sample, frame, rules[1], coarse_sums)
     log_unit, _ = _integrate_gaussian(law, sample, frame, rules[2], fine_sums)
-    difference = 0.0
+    largest_difference = 0.0
     for k in range(1, 15):
-        difference = max(
-            difference,
+        largest_difference = max(
+            largest_difference,
             abs(fine_sums[k] / fine_sums[0] - coarse_sums[k] / coarse_sums[0]),
         )
-    return difference < accuracy.quick_tolerance, log_unit
+    return largest_difference < accuracy.hermite_tolerance, log_unit
 
 
 @compiled
@@ -352,9 +350,9 @@ def _write_crude_means(samples, law, start_t, start_v, rules, means):
 
 @_compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, law):
-    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, through a_2 and the Jacobian."""
-    excess = max(abs(slope_size * q - target_a2) - slack, 0.0)
-    return 1.5 * math.log(q) - excess * excess / (2 * law.variance_2)
+    """Upper bound of the log-weight through ``q = 1 / s^2``, where a_2 = slope_size q is within ``slack`` of ``target_a2``."""
+    excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
+    return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * law.variance_2)
 
 
 @_compiled_function
@@ -378,18 +376,18 @@ def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack,
 
 @_compiled_function
 def _product_range(low, high, factor_low, factor_high):
-    """Range (lowest, highest) of the product of two numbers of given ranges."""
+    """Range (lowest, highest) of the product of a number in ``[low, high]`` and one in ``[factor_low, factor_high]``."""
     low_low = low * factor_low
     low_high = low * factor_high
     high_low = high * factor_low
     high_high = high * factor_high
-    lowest = min(low_low, low_high, high_low, high_high)
-    return lowest, max(low_low, low_high, high_low, high_high)
+    lowest_product = min(low_low, low_high, high_low, high_high)
+    return lowest_product, max(low_low, low_high, high_low, high_high)
 
 
 @_compiled_function
 def _upper_bound(law, sample, cell, threshold):
-    """Upper bound of the log-weight in a cell, and how much a_2 makes it vary there along either axis.
+    """Upper bound of the log-weight in a cell (y, b), and how much a_2 makes it vary; y is the distance of t from the ridge.
 
     The bound holds where the log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are
     monotone in both coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is
@@ -426,24 +424,26 @@ def _upper_bound(law, sample, cell, threshold):
         s_lowest_upper = min(s_lowest_upper, s_upper[k])
     distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / law.unit_t
     distance_b = max(b_low, -b_high, 0.0)
-    log_prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
+    prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
     has_zero_s, is_negative_s = s_low < 0 < s_high, s_high <= 0
     s_size_max = max(abs(s_low), abs(s_high))
     s_size_min = 0.0 if has_zero_s else min(abs(s_low), abs(s_high))
     q_low, q_high = 1 / max(s_size_max, _TINY) ** 2, 1 / max(s_size_min, _TINY) ** 2
     slope_size = max(abs(sample.slope), _TINY)
     slope_sign = -1.0 if sample.slope < 0 else 1.0
-    slack = abs(law.lift) * max((t_high - t_low) / (2 * law.unit_t), cell[3])
+    slack_a2 = abs(law.lift) * max((t_high - t_low) / (2 * law.unit_t), cell[3])
     target_a2 = slope_sign * (
         sample.a2 + law.lift * ((t_low + t_high) / 2 - sample.t) / law.unit_t
     )
     best_q = (
-        target_a2 + slack + math.sqrt((target_a2 + slack) ** 2 + 6 * law.variance_2)
+        target_a2
+        + slack_a2
+        + math.sqrt((target_a2 + slack_a2) ** 2 + 6 * law.variance_2)
     ) / (2 * slope_size)
     q_bound = _q_log_weight(
-        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, law
+        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack_a2, law
     )
-    q_terms = best_q, threshold - log_prior_bound, slope_size, target_a2, slack, law
+    q_terms = best_q, threshold - prior_bound, slope_size, target_a2, slack_a2, law
     variation_y = 0.0
     for k in range(3):
         variation_y = max(variation_y, _q_variation(s_lower[k], s_upper[k], *q_terms))
@@ -452,44 +452,42 @@ def _upper_bound(law, sample, cell, threshold):
         _q_variation(s_lowest_upper, s_high, *q_terms),
     )
     # how far a_2 may be off without putting the weight below the least by itself
-    allowed_a2 = slack + math.sqrt(
-        2
-        * law.variance_2
-        * max(log_prior_bound + 1.5 * math.log(q_high) - threshold, 0.0)
+    allowed_a2 = slack_a2 + math.sqrt(
+        2 * law.variance_2 * max(prior_bound + 1.5 * math.log(q_high) - threshold, 0.0)
     )
     q_high = max(min(q_high, (target_a2 + allowed_a2) / slope_size), q_low)
     q_low = min(max(q_low, (target_a2 - allowed_a2) / slope_size), q_high)
     inverse_s_max, inverse_s_min = math.sqrt(q_high), math.sqrt(q_low)
-    inverse_low = -inverse_s_max if has_zero_s or is_negative_s else inverse_s_min
-    inverse_high = -inverse_s_min if is_negative_s else inverse_s_max
+    inverse_s_low = -inverse_s_max if has_zero_s or is_negative_s else inverse_s_min
+    inverse_s_high = -inverse_s_min if is_negative_s else inverse_s_max
     # p = s - r + 1 - c narrows p, where s is known better than t
     if not has_zero_s:
-        s_low, s_high = 1 / inverse_high, 1 / inverse_low
+        s_low, s_high = 1 / inverse_s_high, 1 / inverse_s_low
     p_low = max(p_low, s_low + (1 - c) - r_high)
     p_high = min(p_high, s_high + (1 - c) - r_low)
     margin_low, margin_high = _product_range(
-        inverse_low, inverse_high, sample.margin, sample.margin
+        inverse_s_low, inverse_s_high, sample.margin, sample.margin
     )
     slope_low, slope_high = _product_range(q_low, q_high, sample.slope, sample.slope)
-    factor_low = ROOT2 * (2 * p_low + (c - 1))
-    factor_high = ROOT2 * (2 * max(p_low, p_high) + (c - 1))
+    b2_factor_low = ROOT2 * (2 * p_low + (c - 1))
+    b2_factor_high = ROOT2 * (2 * max(p_low, p_high) + (c - 1))
     slope_low, slope_high = _product_range(
-        slope_low, slope_high, factor_low, factor_high
+        slope_low, slope_high, b2_factor_low, b2_factor_high
     )
-    target = (1 + c) * (sample.b2 + law.lift * cell[1])
+    target_b2 = (1 + c) * (sample.b2 + law.lift * cell[1])
     excess_b2 = max(
-        max(margin_low - slope_high - target, target - margin_high + slope_low)
+        max(margin_low - slope_high - target_b2, target_b2 - margin_high + slope_low)
         / (1 + c)
-        - slack,
+        - slack_a2,
         0.0,
     )
-    bound = log_prior_bound + q_bound - excess_b2 * excess_b2 / (2 * law.variance_2)
-    return bound, variation_y, variation_b
+    upper_bound = prior_bound + q_bound - excess_b2 * excess_b2 / (2 * law.variance_2)
+    return upper_bound, variation_y, variation_b
 
 
 @_compiled_function
 def _evaluate_cell(law, sample, cell, nodes, values):
-    """Write to ``values`` (k, k, 5) the log-weight and the four variables of ``Sums`` at k times k points of a cell.
+    """Write to ``values`` (k, k, 5) the log-weight and the four variables of ``Sums`` at k times k points (y, b) of a cell.
 
     ``nodes`` are the k points in [-1, 1] along either axis.
     """
@@ -513,7 +511,7 @@ def _evaluate_cell(law, sample, cell, nodes, values):
 @_compiled_function
 def _root_cells(law, sample, accuracy, cells):
     """Write to ``cells`` the equal cells that cover the prior, each with center and half-widths; return their number."""
-    half_width, cells_per_axis = accuracy.reach, accuracy.root_cells
+    half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * law.unit_v
     v_high = sample.v + half_width * law.unit_v
     v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
@@ -526,22 +524,22 @@ def _root_cells(law, sample, accuracy, cells):
         for j in range(cells_per_axis):
             grid_y = (i + 0.5) * (2 / cells_per_axis) - 1
             grid_b = (j + 0.5) * (2 / cells_per_axis) - 1
-            half_range = (y_high - y_low) / 2
-            center = (y_high + y_low) / 2 + half_range * grid_y, half_width * grid_b
-            size = half_range / cells_per_axis, half_width / cells_per_axis
-            _write(cells[i * cells_per_axis + j], (*center, *size))
+            y_half_range = (y_high - y_low) / 2
+            center = ((y_high + y_low) / 2 + y_half_range * grid_y, half_width * grid_b)
+            half_widths = (y_half_range / cells_per_axis, half_width / cells_per_axis)
+            _write(cells[i * cells_per_axis + j], (*center, *half_widths))
     return cells_per_axis * cells_per_axis
 
 
 @_compiled_function
-def _integrate_cells(law, sample, accuracy, largest_variation, rule, work, sums):
+def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, sums):
     """Integrate over cells, halved until the log-weight varies by at most ``largest_variation`` along either axis.
 
     Returns the logarithm of the unit of ``sums``, and whether the integration was given up. All cells of one depth are looked
     at before any is halved.
     """
     nodes, node_weights = rule
-    cells, halved_cells, bounds, probe_values, cell_values, probe_nodes = work
+    cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
     cell_count = _root_cells(law, sample, accuracy, cells)
     log_unit, is_unfinished = -math.inf, False
     sums[:] = 0.0
@@ -550,18 +548,19 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, work, sums)
         active_count = 0
         for k in range(cell_count):
             # no more than exp(-negligible) of what has been found, or of a peak a sixteenth as wide as a cell
-            area = math.log(4 * cells[k, 2] * cells[k, 3])
+            log_area = math.log(4 * cells[k, 2] * cells[k, 3])
             threshold = (
-                max(log_sum - area, log_unit - math.log(256.0)) - accuracy.negligible
+                max(log_sum - log_area, log_unit - math.log(256.0))
+                - accuracy.negligible
             )
-            bound, variation_y, variation_b = _upper_bound(
+            upper_bound, variation_y, variation_b = _upper_bound(
                 law, sample, cells[k], threshold
             )
-            if bound > threshold:
+            if upper_bound > threshold:
                 _write(cells[active_count], cells[k])
                 _write(
-                    bounds[active_count],
-                    (bound, variation_y, variation_b, area, -math.inf),
+                    cell_bounds[active_count],
+                    (upper_bound, variation_y, variation_b, log_area, -math.inf),
                 )
                 active_count += 1
         if active_count == 0:
@@ -570,34 +569,36 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, work, sums)
         for k in range(active_count):
             _evaluate_cell(law, sample, cells[k], probe_nodes, probe_values)
             for i in range(4):
-                y_least = math.inf
-                y_greatest = -math.inf
-                b_least = math.inf
-                b_greatest = -math.inf
+                min_along_y = math.inf
+                max_along_y = -math.inf
+                min_along_b = math.inf
+                max_along_b = -math.inf
                 for j in range(4):
-                    y_least = min(y_least, probe_values[j, i, 0])
-                    y_greatest = max(y_greatest, probe_values[j, i, 0])
-                    b_least = min(b_least, probe_values[i, j, 0])
-                    b_greatest = max(b_greatest, probe_values[i, j, 0])
-                bounds[k, 1] = max(bounds[k, 1], y_greatest - y_least)
-                bounds[k, 2] = max(bounds[k, 2], b_greatest - b_least)
-                bounds[k, 4] = max(bounds[k, 4], y_greatest)
-            probed_maximum = max(probed_maximum, bounds[k, 4])
+                    min_along_y = min(min_along_y, probe_values[j, i, 0])
+                    max_along_y = max(max_along_y, probe_values[j, i, 0])
+                    min_along_b = min(min_along_b, probe_values[i, j, 0])
+                    max_along_b = max(max_along_b, probe_values[i, j, 0])
+                cell_bounds[k, 1] = max(cell_bounds[k, 1], max_along_y - min_along_y)
+                cell_bounds[k, 2] = max(cell_bounds[k, 2], max_along_b - min_along_b)
+                cell_bounds[k, 4] = max(cell_bounds[k, 4], max_along_y)
+            probed_maximum = max(probed_maximum, cell_bounds[k, 4])
         log_unit = _raise_unit(log_unit, probed_maximum, sums)
         log_sum = log_unit + math.log(max(sums[0], _TINY))
-        is_crowded = active_count > accuracy.crowd
+        is_crowded = active_count > accuracy.most_cells
         is_unfinished = is_unfinished or is_crowded
         cell_count = 0
         for k in range(active_count):
             cell = cells[k]
-            (bound, variation_y, variation_b, area, probed) = bounds[k]
+            (upper_bound, variation_y, variation_b, log_area, peak) = cell_bounds[k]
             # what may be in the cell decides how well it must be known, not what a few probes have seen
-            shortfall = _clipped(log_sum - bound - area, 0.0, accuracy.negligible)
-            variation_limit = largest_variation * (1 + accuracy.allowance * shortfall)
+            log_deficit = _clipped(
+                log_sum - upper_bound - log_area, 0.0, accuracy.negligible
+            )
+            variation_limit = largest_variation * (1 + accuracy.allowance * log_deficit)
             larger_variation = max(variation_y, variation_b)
             # a peak between the probes does not show in their variation, but in what the bound allows
-            may_hide_peak = bound - probed - accuracy.looseness > max(
-                variation_limit, accuracy.variation
+            may_hide_peak = upper_bound - peak - accuracy.bound_looseness > max(
+                variation_limit, accuracy.largest_variation
             )
             if (
                 (larger_variation > variation_limit or may_hide_peak)
@@ -646,13 +647,13 @@ def _raise_unit(log_unit, peak, sums):
 @compiled
 def _integrate(
     samples, law, accuracy, largest_variation, try_gauss_hermite, rule, rules,
-    log_weight, mean, square, unreliable,
+    log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
-    """Integrate all samples (n, 6) one after the other, and write the fields of ``Sums`` (n, ...)."""
+    """Integrate all samples (n, 6) one by one, given ``law``, the weight's parameters; write the fields of ``Sums`` (n, ...)."""
     sums, spare_sums = np.empty(15), np.empty(15)
-    capacity, nodes = 2 * accuracy.crowd, accuracy.nodes
-    cells = np.empty((capacity, 4)), np.empty((capacity, 4)), np.empty((capacity, 5))
-    work = (
+    max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes
+    cells = np.empty((max_rows, 4)), np.empty((max_rows, 4)), np.empty((max_rows, 5))
+    buffers = (
         *cells,
         np.empty((4, 4, 5)),
         np.empty((nodes, nodes, 5)),
@@ -662,34 +663,34 @@ def _integrate(
         (2 * math.pi) ** 2 * law.variance_2 * ROOT8 * (1 + law.skip)
     )
     # where s may vanish the weight is narrow on either side, and smooth along that line
-    is_aligned = not (law.skip < 1 or law.variance_2 > 0.1 * law.variance_1)
+    follows_ridge = not (law.skip < 1 or law.variance_2 > 0.1 * law.variance_1)
     for index in range(len(samples)):
         t, v, a2, b2, slope, margin = samples[index]
         sample = Sample(t, v, a2, b2, slope, margin, law.crossing)
         is_accepted, log_unit = False, 0.0
-        if is_aligned or try_gauss_hermite:
+        if follows_ridge or try_gauss_hermite:
             start_point = _prior_mean_point(law, sample)
             _, peak = _minimize_cost(law, sample, start_point[0], start_point[1])
             if try_gauss_hermite:
                 is_accepted, log_unit = _nearly_gaussian(
                     law, sample, peak, accuracy, rules, spare_sums, sums
                 )
-            if is_aligned:
+            if follows_ridge:
                 sample = Sample(
                     t, v, a2, b2, slope, margin, _curve_log_odds(peak.t, peak.v)
                 )
         if not is_accepted:
             log_unit, is_unfinished = _integrate_cells(
-                law, sample, accuracy, largest_variation, rule, work, sums
+                law, sample, accuracy, largest_variation, rule, buffers, sums
             )
             # a mean so near the edge of the square counts as not integrated
-            edge_limit = (accuracy.reach - 1.5) * sums[0]
+            edge_limit = (accuracy.half_width - 1.5) * sums[0]
             is_near_edge = max(abs(sums[1]), abs(sums[2])) > edge_limit
-            unreliable[index] = 1.0 if is_unfinished or is_near_edge else 0.0
-        log_weight[index] = log_unit + math.log(sums[0]) - log_normalization
+            is_unreliable[index] = 1.0 if is_unfinished or is_near_edge else 0.0
+        log_weights[index] = log_unit + math.log(sums[0]) - log_normalization
         pair = 5
         for i in range(4):
-            mean[index, i] = sums[1 + i] / sums[0]
+            means[index, i] = sums[1 + i] / sums[0]
             for j in range(i, 4):
-                square[index, i, j] = square[index, j, i] = sums[pair] / sums[0]
+                squares[index, i, j] = squares[index, j, i] = sums[pair] / sums[0]
                 pair += 1

@@ -120,10 +120,11 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
+        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label, by integrals over two directions (a, b) of the first
+        layer.
 
         ``y`` (n, 2, 2), ``omega`` (n, 2, 3), ``V`` (2, 2), ``second_moment`` (n, 2, 3, 2, 3). ``rng`` is not used: the
-        integrals are deterministic, and ``error`` comes from integrating some of the samples again on finer squares.
+        integrals are deterministic, and ``numerical_error`` comes from integrating some of the samples again on finer squares.
         ValueError if V is not positive definite; correlated layers are allowed.
         """
         from smimbench_attention.channels.attention.softmax.quadrature import integrals
@@ -134,14 +135,14 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         sums = integrals(samples, weight)
         # one sample in so many is integrated twice for the error
         checked_count = min(max(16, n // 64), n)
-        refined = integrals(
+        refined_sums = integrals(
             samples[:checked_count],
             weight,
-            ACCURACY.fine_variation,
+            ACCURACY.fine_largest_variation,
             try_gauss_hermite=False,
         )
         squared_difference = (
-            float(np.mean((refined.mean - sums.mean[:checked_count]) ** 2))
+            float(np.mean((refined_sums.mean - sums.mean[:checked_count]) ** 2))
             if checked_count
             else 0.0
         )
@@ -167,26 +168,28 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         if second_moment:
             to_latents = np.kron(np.eye(2), directions.T)
             flat_mean = mean.reshape(n, 6)
-            unseen_covariance = np.kron(
+            covariance_of_unseen_direction = np.kron(
                 prior_covariance, np.outer(DIRECTIONS[2], DIRECTIONS[2])
             )
             full_second_moment = (
                 to_latents @ direction_covariance @ to_latents.T
-                + unseen_covariance
+                + covariance_of_unseen_direction
                 + flat_mean[:, :, None] * flat_mean[:, None, :]
             )
             second_moment_of_z = array_like(
                 full_second_moment.reshape(n, 2, 3, 2, 3), omega
             )
         # two of three directions are integrated; what was given up may be wrong by a prior width
-        error = math.sqrt(
-            (squared_difference + float(np.mean(sums.unreliable)) if n else 0.0) * 2 / 3
+        numerical_error = math.sqrt(
+            (squared_difference + float(np.mean(sums.is_unreliable)) if n else 0.0)
+            * 2
+            / 3
         )
         return Posterior(
             array_like(mean, omega),
             array_like(covariance, omega),
             second_moment_of_z,
-            error,
+            numerical_error,
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -223,14 +226,14 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _sampled_information(
         self, samples: int, Q: Array, V: Array
     ) -> tuple[Array, Array]:
-        r"""Sampled information ``E sum_c g_c g_c^T`` and its standard error (2, 2) at one (Q, V), on the host.
+        r"""Sampled information ``E sum_c g_c g_c^T`` of labels and its standard error (2, 2) at one (Q, V), on the host.
 
         A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
         perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
         corrected by the mean of the difference over few.
         """
         scrambles = ACCURACY.scrambles
-        exact_count = max(2 * scrambles, samples // ACCURACY.correction_share)
+        exact_count = max(2 * scrambles, samples // ACCURACY.samples_per_exact_one)
         crude_products, _ = self._label_products(
             Q, V, _normal_points(samples, 0), exact=False
         )
@@ -246,15 +249,15 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             (exact_products - exact_products.mean(axis=1, keepdims=True)).T,
             rcond=None,
         )[0].T
-        residual = (
+        residual_means = (
             (exact_products - regression_matrix @ control_products)
             .reshape(3, scrambles, -1)
             .mean(axis=2)
         )
-        mean = regression_matrix @ crude_mean.mean(axis=1) + residual.mean(axis=1)
+        mean = regression_matrix @ crude_mean.mean(axis=1) + residual_means.mean(axis=1)
         error = np.hypot(
             (regression_matrix @ crude_mean).std(axis=1, ddof=1),
-            residual.std(axis=1, ddof=1),
+            residual_means.std(axis=1, ddof=1),
         ) / math.sqrt(scrambles)
         entry_order = np.array([[0, 2], [2, 1]])
         return mean[entry_order], error[entry_order]
@@ -262,7 +265,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _label_products(
         self, Q: Array, V: Array, normal_numbers: Array, *, exact: bool
     ) -> tuple[Array, Array]:
-        """Products ``sum_c g_c g_c^T`` of labels, entries 11, 22 and 12 (3, N): exact if requested, and from crude means."""
+        """Products ``sum_c g_c g_c^T`` of the scores g of labels, entries 11, 22 and 12 (3, N): exact if requested, and from
+        crude means.
+        """
         from smimbench_attention.channels.attention.softmax.quadrature import (
             crude_means,
             integrals,
@@ -270,38 +275,42 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
         # (sample, layer, direction)
         omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal_numbers[:, 0])
-        truth = omega + np.einsum(
+        true_coordinates = omega + np.einsum(
             "lk,nkd->nld", symmetric_root(V), normal_numbers[:, 1]
         )
         directions = np.array(DIRECTIONS[:2])
         samples, weight = sample_parameters(
             self.beta,
             self.skip,
-            self.forward(truth @ directions),
+            self.forward(true_coordinates @ directions),
             omega @ directions,
             V,
         )
-        means = [
+        posterior_means = [
             crude_means(
                 samples,
                 weight,
-                truth[:, 0, 0] * (ROOT2 * self.beta),
-                truth[:, 0, 1] * (2 * self.beta),
+                true_coordinates[:, 0, 0] * (ROOT2 * self.beta),
+                true_coordinates[:, 0, 1] * (2 * self.beta),
             )
         ]
         if exact:
-            means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
-        inverse = np.linalg.inv(V)
+            posterior_means.insert(
+                0, integrals(samples, weight, ACCURACY.crude_largest_variation).mean
+            )
+        inverse_V = np.linalg.inv(V)
         prior_deviations = np.sqrt(np.diagonal(V))[:, None]
         products = []
-        for mean in means:
-            g = np.einsum(
-                "lk,nkd->nld", inverse, mean.reshape(-1, 2, 2) * prior_deviations
+        for posterior_mean in posterior_means:
+            score = np.einsum(
+                "lk,nkd->nld",
+                inverse_V,
+                posterior_mean.reshape(-1, 2, 2) * prior_deviations,
             )
             products.append(
                 np.stack(
                     [
-                        np.sum(g[:, i] * g[:, j], axis=1)
+                        np.sum(score[:, i] * score[:, j], axis=1)
                         for i, j in ((0, 0), (1, 1), (0, 1))
                     ]
                 )
@@ -311,9 +320,13 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
 @cache
 def _normal_points(count: int, stream: int) -> Host:
-    """Quasi-random standard normals (sample, mean or residual, layer, direction), scramble by scramble."""
-    size = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
+    """Quasi-random standard normals (``count``, mean or residual, layer, direction) of a random stream, scramble by scramble."""
+    points_per_scramble = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(
-        8, size, ACCURACY.scrambles, "two layers of attention: labels", stream
+        8,
+        points_per_scramble,
+        ACCURACY.scrambles,
+        "two layers of attention: labels",
+        stream,
     )
     return points.reshape(-1, 2, 2, 2)

@@ -47,33 +47,33 @@ class QuadratureAccuracy(NamedTuple):
     """
 
     # Half-width of the square that is integrated over. Doubled: the first cells are twice as wide, errors up to 1e-4.
-    reach: float = 7.5
+    half_width: float = 7.5  # of the square, in prior widths
     # Cells along each axis before any is halved. Doubled: the same errors, four times the first work.
     root_cells: int = 4
     # Gauss-Legendre nodes of a cell along each axis. Doubled: errors of 3e-8, twice the time.
-    nodes: int = 8
+    cell_nodes: int = 8
     # Largest variation of the log-weight along an axis of a cell. Doubled: errors of 3e-3, 60% of the time.
-    variation: float = 6.0
-    # The same for the integrals that the error estimate compares with. Doubled: too close to ``variation`` to tell.
-    fine_variation: float = 2.0
+    largest_variation: float = 6.0
+    # The same for the integrals that the error estimate compares with. Doubled: too close to ``largest_variation`` to tell.
+    fine_largest_variation: float = 2.0
     # The same for the exact integrals in ``information``. Doubled: single samples are wrong by more than 1e-2.
-    crude_variation: float = 8.0
-    # Relative increase of ``variation`` per unit by which a cell's log-share falls short. Doubled: errors 6e-5, 85% of the time.
-    allowance: float = 0.3
+    crude_largest_variation: float = 8.0
+    # Relative increase of ``largest_variation`` per unit of missing log-share of a cell. Doubled: errors 6e-5, 85% of the time.
+    allowance: float = 0.3  # of variation, for cells of a small share
     # Cells that can hold no more than exp(-negligible) of the total are left out. Doubled: the same errors, 1.7 times the time.
-    negligible: float = 16.0
+    negligible: float = 16.0  # minus the logarithm of a share
     # Excess of a cell's bound over its probes from which it is halved. Doubled: 90% of the time; a narrow peak may be missed.
-    looseness: float = 2.0
+    bound_looseness: float = 2.0
     # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the longest time.
-    crowd: int = 2048
+    most_cells: int = 2048  # of a sample at one depth
     # Nodes along each axis of three Gauss-Hermite rules, in ever better frames. Doubled: errors of 2e-6, four times the work.
-    quick_nodes: tuple[int, int, int] = (12, 16, 20)
+    hermite_nodes: tuple[int, int, int] = (12, 16, 20)
     # Largest difference of the last two rules, in mean and square, that passes. Doubled: twice the errors where it serves.
-    quick_tolerance: float = 5e-4
+    hermite_tolerance: float = 5e-4
     # Scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: known to 1/8 in place of 1/5.
-    scrambles: int = 16
+    scrambles: int = 16  # of the Sobol points
     # One in so many samples of ``information`` is integrated exactly. Doubled: half the time, errors up to sqrt(2) larger.
-    correction_share: int = 32
+    samples_per_exact_one: int = 32
 
 
 ACCURACY = QuadratureAccuracy()
@@ -99,21 +99,21 @@ class Sample(NamedTuple):
     long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
     """
 
-    t: float  # prior means
-    v: float
-    a2: float
-    b2: float
-    slope: float  # a_2 s^2 and M_11 - M_12, as the label has them
-    margin: float
-    ridge: float
+    t: float  # prior mean of beta (u_1 + u_2) / 2
+    v: float  # prior mean of beta (u_1 - u_2)
+    a2: float  # prior mean of a_2
+    b2: float  # prior mean of b_2
+    slope: float  # a_2 s^2, as the label has it
+    margin: float  # M_11 - M_12 of the label
+    ridge: float  # log-odds of the curve along which the weight is long
 
 
 class Frame(NamedTuple):
-    """Gaussian frame in (t, v) for integration: center and lower-triangular root of the covariance."""
+    """Gaussian frame in (t, v) for integration: center t, v and lower-triangular root (tt, vt, vv) of the covariance."""
 
-    t: float
+    t: float  # center
     v: float
-    tt: float
+    tt: float  # entries of the root of the covariance
     vt: float
     vv: float
 
@@ -123,21 +123,21 @@ class Sums(NamedTuple):
 
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
-    square: Host  # (n, 4, 4) not centered, of the same
-    unreliable: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
+    square: Host  # (n, 4, 4) second moments, not centered, of the same
+    is_unreliable: Host  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 
 def sample_parameters(
     beta: float, skip: float, y: Array, omega: Array, V: Array
 ) -> tuple[Host, Weight]:
-    """Fields (n, 6) of ``Sample`` except the ridge, and the weight.
+    """Fields (n, 6) of ``Sample`` except the ridge, and the weight, of labels y with latents of means omega and covariance V.
 
     Raises
     ------
     ValueError
         If V is not positive definite.
     """
-    labels, means, covariance = (
+    labels, prior_means_of_z, covariance = (
         to_host(array).astype(np.float64) for array in (y, omega, V)
     )
     variance_1 = float(covariance[0, 0])
@@ -154,21 +154,21 @@ def sample_parameters(
         )
         / beta
     )
-    prior_means = (means @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
-    scales = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
+    prior_means = (prior_means_of_z @ np.transpose(DIRECTIONS[:2])).reshape(-1, 4)
+    prior_mean_units = np.array([ROOT2 * beta, 2 * beta, 1.0, 1.0])
     samples = np.column_stack(
-        [prior_means * scales, margins.sum(axis=1) / ROOT8, margins[:, 0]]
+        [prior_means * prior_mean_units, margins.sum(axis=1) / ROOT8, margins[:, 0]]
     )
-    beta_width = beta * math.sqrt(variance_1)
-    crossing = math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
-    shift_per_width = covariance_12 / variance_1 * math.sqrt(variance_1)
+    beta_deviation = beta * math.sqrt(variance_1)
+    crossing_log_odds = math.log((1 - skip) / (1 + skip)) if skip < 1 else 0.0
+    lift = covariance_12 / variance_1 * math.sqrt(variance_1)
     return samples, Weight(
         beta,
         skip,
         variance_1,
         variance_2 - covariance_12 * covariance_12 / variance_1,
-        shift_per_width,
-        ROOT2 * beta_width,
-        2 * beta_width,
-        crossing,
+        lift,
+        ROOT2 * beta_deviation,
+        2 * beta_deviation,
+        crossing_log_odds,
     )

@@ -53,8 +53,8 @@ from smimbench.numerics import (
 from smimbench_attention.channels.common import (
     array_like,
     blocks,
+    concatenate_tuples,
     identity_like,
-    joined,
     normal_density,
     put_tuple,
 )
@@ -84,7 +84,7 @@ def posterior_moments(
     xp = namespace(scaled_omega)
     # a million numbers in the largest temporary array
     block_size = max(1, (1 << 20) // (4 * GROUP_NODES * scaled_omega.shape[1]))
-    return joined(
+    return concatenate_tuples(
         [
             _block_moments(xp, y[rows, :], scaled_omega[rows, :], second_moments)
             for rows in blocks(scaled_omega.shape[0], block_size)

@@ -30,7 +30,7 @@ import numpy as np
 
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
-from smimbench_attention.channels.common import blocks, joined
+from smimbench_attention.channels.common import blocks, concatenate_tuples
 from smimbench_attention.channels.sequence.softmax.deep import mixing
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
@@ -277,7 +277,7 @@ def posterior_of_labels(
                 case.is_last_unknown,
             )
         )
-    return joined(batches)
+    return concatenate_tuples(batches)
 
 
 def posterior_moments(
