@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ArrayInputs(Inputs):
     """Samples drawn without replacement from an array in a NumPy file.
+    ``path`` is the file, ``key`` the name of the array in an .npz, ``digest`` a hash of the array.
 
     They are not preprocessed: subtract means and scale to variance 1 before. Seeds share the samples of the file, and so do
     the batches of an algorithm that asks for fresh samples.
@@ -51,6 +52,7 @@ class ArrayInputs(Inputs):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Load the array, and check or set its digest."""
         try:
             file_status = Path(self.path).stat()
             digest = _load_array(
@@ -100,18 +102,23 @@ class ArrayInputs(Inputs):
 def _load_array(
     path: str, key: str, time_and_size: tuple[int, int]
 ) -> tuple[Host, str]:
-    """Load the array (N, T, D) of a file and its digest.
+    """Load the array (N, T, D) of this key from a file, and compute its digest; ``time_and_size`` of the file make a
+    changed file load again.
 
     ``time_and_size`` is part of the cache key and changes with the file.
     """
     del time_and_size
-    file = np.load(path, allow_pickle=False)
-    if not isinstance(file, np.ndarray) and key not in file:
+    array_or_archive = np.load(path, allow_pickle=False)
+    if not isinstance(array_or_archive, np.ndarray) and key not in array_or_archive:
         raise ParameterError(
             "key",
-            f"must be one of {', '.join(file)}, the arrays of {path}, got {key!r}",
+            f"must be one of {', '.join(array_or_archive)}, the arrays of {path}, got {key!r}",
         )
-    array = np.asarray(file if isinstance(file, np.ndarray) else file[key])
+    array = np.asarray(
+        array_or_archive
+        if isinstance(array_or_archive, np.ndarray)
+        else array_or_archive[key]
+    )
     if array.ndim not in (2, 3) or array.dtype.kind not in "fiu":
         raise ValueError(
             "the array must hold real numbers and have two or three axes (N, D) or (N, T, D), "

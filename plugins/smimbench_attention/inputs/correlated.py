@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CorrelatedTokens(Inputs):
     r"""Gaussian tokens with a covariance C between tokens, the same and independent for every feature.
+    C is ``covariance``, or ``decay^|s - t|`` between tokens s and t.
 
     .. math:: E[x_{sk} x_{tl}] = C_{st} \delta_{kl}, \qquad C_{st} = c^{|s - t|}
 
@@ -45,6 +46,9 @@ class CorrelatedTokens(Inputs):
     gaussian = True
 
     def __post_init__(self) -> None:
+        """Check that the decay is between -1 and 1, and that a given covariance is symmetric, positive definite and of
+        mean 1 along its diagonal.
+        """
         if not -1 < self.decay < 1:
             raise ParameterError("decay", f"must be between -1 and 1, got {self.decay}")
         if self.covariance is None:
@@ -87,7 +91,9 @@ class CorrelatedTokens(Inputs):
         )
 
     def transform(self, z: Array) -> Array:
-        """Turn iid normal numbers ``z`` (n, T, D) into correlated tokens ``L z``, with ``L L^T = C``."""
+        """Turn iid normal numbers ``z`` (n, T, D) into correlated tokens ``L z``, with ``L L^T = C``, the covariance
+        between tokens.
+        """
         xp = namespace(z)
         L = np.linalg.cholesky(self.token_covariance(z.shape[1]))
         return xp.matmul(xp.asarray(L, **matching(z)), z)

@@ -52,6 +52,7 @@ class GaussianInputs(Independent):
 @dataclass(frozen=True)
 class HeavyTails(Independent):
     r"""Independent entries with Student's t distribution, scaled to variance 1.
+    ``degrees`` are the degrees of freedom.
 
     .. math:: p(x) \propto \Big(1 + \frac{x^2}{\nu - 2}\Big)^{-(\nu + 1) / 2}
 
@@ -71,6 +72,7 @@ class HeavyTails(Independent):
     reference = "Student, Biometrika 6, 1 (1908)"
 
     def __post_init__(self) -> None:
+        """Check that the degrees of freedom give a finite variance."""
         is_valid_degrees = 2 < self.degrees <= LARGEST_PARAMETER
         require(
             self,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PowerLaw(Inputs):
     r"""Independent Gaussian tokens whose features have variances from a power law or a given spectrum.
+    The variance of feature k is proportional to ``k^-exponent`` or to entry k of ``spectrum``; ``features`` is their
+    number.
 
     Feature k has the variance
 
@@ -52,6 +54,7 @@ class PowerLaw(Inputs):
     gaussian = True
 
     def __post_init__(self) -> None:
+        """Check exponent, number of features and spectrum of variances."""
         require(self, "exponent", 0 <= self.exponent <= 20, "between 0 and 20")
         require(
             self, "features", self.features is None or self.features >= 1, "at least 1"

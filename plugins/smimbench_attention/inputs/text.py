@@ -30,6 +30,8 @@ QUESTION = re.compile(r"^[A-Z]+:\w+ ", re.MULTILINE)
 @dataclass(frozen=True)
 class Text(Inputs):
     r"""Inputs from a text: a sample is T consecutive words of a sentence, drawn without replacement.
+    Word vectors are learned from words at most ``window`` apart, in the half of the text or of the vocabulary that samples
+    leave (``split``).
 
     A word is embedded by the D leading left singular vectors of the matrix (words, words) of positive pointwise mutual
     information,
@@ -86,6 +88,7 @@ class Text(Inputs):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Check the window of neighboring words, and check or set the digest of the text."""
         require(self, "window", self.window >= 1, "at least 1")
         object.__setattr__(self, "digest", _read_text(self.path, self.digest)[1])
 
@@ -130,8 +133,8 @@ class Text(Inputs):
             return np.eye(tokens)
         inputs = vectors[samples]
         inputs = inputs - inputs.mean(axis=(0, 1))
-        C = np.einsum("nsk,ntk->st", inputs, inputs)
-        return np.asarray(C * (tokens / np.trace(C)))
+        token_covariance = np.einsum("nsk,ntk->st", inputs, inputs)
+        return np.asarray(token_covariance * (tokens / np.trace(token_covariance)))
 
 
 def _read_text(path: str | None, digest: str) -> tuple[str, str]:
@@ -174,17 +177,17 @@ def mutual_information(
     from scipy.sparse import coo_array, csr_array
 
     words = np.concatenate([np.zeros(0, dtype=int), *sentences])
-    sentence_of = np.repeat(
+    sentence_of_word = np.repeat(
         np.arange(len(sentences)), [len(sentence) for sentence in sentences]
     )
     pair_counts = csr_array((vocabulary_size, vocabulary_size))
-    for distance in range(1, window + 1):
-        same_sentence = np.flatnonzero(
-            sentence_of[distance:] == sentence_of[:-distance]
+    for word_distance in range(1, window + 1):
+        pairs_in_sentence = np.flatnonzero(
+            sentence_of_word[word_distance:] == sentence_of_word[:-word_distance]
         )
         ones_at_pairs = (
-            np.ones(len(same_sentence)),
-            (words[same_sentence], words[same_sentence + distance]),
+            np.ones(len(pairs_in_sentence)),
+            (words[pairs_in_sentence], words[pairs_in_sentence + word_distance]),
         )
         pair_counts = (
             pair_counts
@@ -209,7 +212,9 @@ def mutual_information(
 def _learn_vectors(
     path: str | None, digest: str, window: int, split: str, dimension: int
 ) -> tuple[Host, list[Host]]:
-    """Learn whitened vectors (V, D) of all words, and return them with the sentences that samples are drawn from.
+    """Learn whitened vectors (V, D) of all words from pairs of words at most ``window`` apart, and return them with the
+    sentences that samples are drawn from; ``split`` says whether training and samples divide the sentences or the
+    vocabulary.
 
     Sentences are arrays of word indices.
     """
@@ -219,8 +224,10 @@ def _learn_vectors(
     text, _ = _read_text(path, digest)
     text_sentences = list(filter(None, map(WORD.findall, SENTENCE.split(text.lower()))))
     vocabulary_sentences = text_sentences[::2] if split == "text" else text_sentences
-    counts = Counter(word for sentence in vocabulary_sentences for word in sentence)
-    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
+    word_counts = Counter(
+        word for sentence in vocabulary_sentences for word in sentence
+    )
+    vocabulary = sorted(word_counts, key=lambda word: (-word_counts[word], word))
     word_indices = {word: index for index, word in enumerate(vocabulary)}
     sentences = [
         np.array(
@@ -253,12 +260,12 @@ def _learn_vectors(
         raise ParameterError("path", rank_message) from None
     if singular_values.min() < 1e-9 * singular_values.max():
         raise ParameterError("path", rank_message)
-    weights = is_training_word * np.bincount(
+    word_weights = is_training_word * np.bincount(
         np.concatenate(training_sentences), minlength=len(word_indices)
     )
-    weights = weights / weights.sum()
-    vectors = vectors - weights @ vectors
-    L = np.linalg.cholesky(vectors.T @ (weights[:, None] * vectors))
+    word_weights = word_weights / word_weights.sum()
+    vectors = vectors - word_weights @ vectors
+    covariance_root = np.linalg.cholesky(vectors.T @ (word_weights[:, None] * vectors))
     return np.ascontiguousarray(
-        solve_triangular(L, vectors.T, lower=True).T
+        solve_triangular(covariance_root, vectors.T, lower=True).T
     ), sample_sentences

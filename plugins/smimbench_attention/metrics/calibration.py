@@ -49,13 +49,17 @@ class Calibration(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical calibration: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory."""
+        """Theoretical calibration and its error at a ``point`` of theory: 1 for Bayes-optimal estimates, otherwise from
+        the algorithm's own theory.
+        """
         if "calibration" in point:
-            claimed = point["calibration"] or [None] * problem.components
-            return claimed, [None if value is None else 0.0 for value in claimed]
+            claimed_ratios = point["calibration"] or [None] * problem.components
+            return claimed_ratios, [
+                None if value is None else 0.0 for value in claimed_ratios
+            ]
         second_moments = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
         has_error = errors > SMALLEST * second_moments
-        return [1.0 if is_uncertain else None for is_uncertain in has_error], [
-            0.0 if is_uncertain else None for is_uncertain in has_error
-        ]
+        return [
+            1.0 if error_is_positive else None for error_is_positive in has_error
+        ], [0.0 if error_is_positive else None for error_is_positive in has_error]

@@ -25,21 +25,26 @@ class Cosine(PerComponent):
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Cosine between estimate and signal for each component; 0 where either of them is 0."""
         teacher, aligned = claims.teacher, claims.aligned
-        overlap, estimate_norms, signal_norms = (
-            np.diagonal(np.asarray(problem.model.inner(*signals), dtype=float))
-            for signals in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
+        overlaps, estimate_norms, signal_norms = (
+            np.diagonal(np.asarray(problem.model.inner(*pair_of_signals), dtype=float))
+            for pair_of_signals in (
+                (teacher, aligned),
+                (aligned, aligned),
+                (teacher, teacher),
+            )
         )
         norm_products = np.sqrt(estimate_norms * signal_norms)
         return np.where(
             norm_products > 0,
-            overlap / np.where(norm_products > 0, norm_products, 1.0),
+            overlaps / np.where(norm_products > 0, norm_products, 1.0),
             0.0,
         )
 
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
-        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean.
+        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean and its error, at a ``point`` of theory
+        (its order parameters).
 
         The overlap of a posterior mean with the signal equals its self-overlap.
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.

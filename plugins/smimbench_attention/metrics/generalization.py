@@ -15,7 +15,9 @@ MEMORY = "generalization errors"
 
 
 class _PredictionError(Metric):
-    """Base class of generalization errors, computed once per estimate by a Monte Carlo integral over fresh latents."""
+    """Base class of generalization errors, computed once per estimate by a Monte Carlo integral over fresh latents;
+    ``kind`` is that of the predictor: bayes, plugin or constant.
+    """
 
     kind: ClassVar[str]
     version = 2
@@ -34,13 +36,15 @@ class _PredictionError(Metric):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical generalization error, or None where theory gives none."""
+        """Theoretical generalization error and its own error at a ``point`` of theory, or None where theory gives none."""
         errors = point.get("generalization_error") or {}
         kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
-        value = errors.get(kind)
-        if value is None:
+        error_of_kind = errors.get(kind)
+        if error_of_kind is None:
             return [None], [None]
-        return [value], [(point.get("generalization_error_error") or {}).get(kind, 0.0)]
+        return [error_of_kind], [
+            (point.get("generalization_error_error") or {}).get(kind, 0.0)
+        ]
 
 
 def _errors(

@@ -30,7 +30,9 @@ class MSE(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
-        """Theoretical squared error of every component."""
+        """Theoretical squared error of every component and its own error, at a ``point`` of theory (its order
+        parameters).
+        """
         return np.atleast_1d(point["mse"]).tolist(), np.atleast_1d(
             point["mse_error"]
         ).tolist()

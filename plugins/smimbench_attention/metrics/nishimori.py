@@ -63,9 +63,11 @@ class Nishimori(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical ratio of a posterior mean: 1 for components estimated better than by chance."""
+        """Theoretical ratio of a posterior mean and its error, at a ``point`` of theory (its order parameters): 1 for
+        components estimated better than by chance.
+        """
         second_moments, prior_mean_overlap = (
-            np.diagonal(moment) for moment in prior_moments(problem)[:2]
+            np.diagonal(moment_matrix) for moment_matrix in prior_moments(problem)[:2]
         )
         Q = np.diagonal(np.asarray(point["overlap"], dtype=float))
         is_posterior_mean = (
@@ -81,6 +83,6 @@ class Nishimori(PerComponent):
             & is_posterior_mean
             & ("squared_cosine" not in point)
         )
-        return [1.0 if is_defined else None for is_defined in has_ratio], [
-            0.0 if is_defined else None for is_defined in has_ratio
+        return [1.0 if ratio_is_defined else None for ratio_is_defined in has_ratio], [
+            0.0 if ratio_is_defined else None for ratio_is_defined in has_ratio
         ]

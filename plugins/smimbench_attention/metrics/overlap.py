@@ -23,12 +23,16 @@ class OverlapMetric(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
-        """Theoretical overlap: ``squared_cosine`` of the prediction if given, else the diagonal of Q, with the MSE's error."""
+        """Theoretical overlap and its error at a ``point`` of theory: its ``squared_cosine`` if given, else the
+        diagonal of the overlap matrix Q, with the MSE's error.
+        """
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]
         Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])
-        values = [overlaps[component] for component, overlaps in enumerate(Q)]
-        return values, errors if isinstance(errors, list) else [errors]
+        diagonal_overlaps = [
+            overlap_row[component] for component, overlap_row in enumerate(Q)
+        ]
+        return diagonal_overlaps, errors if isinstance(errors, list) else [errors]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Overlap (P,) of every component with the signal."""

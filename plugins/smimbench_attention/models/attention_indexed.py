@@ -43,11 +43,22 @@ _BAND_BLOCK = 24
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
     """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
-    count = next((bands for smallest, bands in _BANDS if dimension >= smallest), 1)
-    edges = [
-        _BAND_BLOCK * round(i * dimension / count / _BAND_BLOCK) for i in range(count)
+    band_count = next(
+        (
+            band_count_there
+            for smallest_dimension, band_count_there in _BANDS
+            if dimension >= smallest_dimension
+        ),
+        1,
+    )
+    band_edges = [
+        _BAND_BLOCK * round(band * dimension / band_count / _BAND_BLOCK)
+        for band in range(band_count)
     ]
-    return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
+    return tuple(
+        slice(band_start, band_end)
+        for band_start, band_end in pairwise([*band_edges, dimension])
+    )
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,7 @@ class AttentionIndexed(TokenModel):
     _axes = (-2, -1)
 
     def __post_init__(self) -> None:
+        """Check the number of tokens; without symmetry there must be two."""
         super().__post_init__()
         if not self.symmetric and self.tokens < 2:
             raise ParameterError(
@@ -168,14 +180,18 @@ class AttentionIndexed(TokenModel):
     def _resident_slices(
         self, n: int, dimension: int, components: int, itemsize: int, like: Array
     ) -> list[slice]:
-        """Slices of samples whose products with a signal, as large as their inputs, are held in memory at once."""
-        budget = chunk_bytes(like)
-        if budget is None:
+        """Slices of n samples whose products with a signal, as large as their inputs, are held in memory at once;
+        ``itemsize`` is the bytes of a number, ``like`` an array on the device.
+        """
+        byte_limit = chunk_bytes(like)
+        if byte_limit is None:
             return self._host_chunks(n, dimension, components, itemsize)
-        return slices(n, budget // (itemsize * self.tokens * dimension))
+        return slices(n, byte_limit // (itemsize * self.tokens * dimension))
 
     def _sums_over_pairs(self, like: Array) -> bool:
-        """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on a GPU."""
+        """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on
+        a GPU; ``like`` is an array on the device.
+        """
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
@@ -205,7 +221,9 @@ class AttentionIndexed(TokenModel):
         )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
+        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))`` of inputs x (n, T, d) for
+        signals S (..., P, d, d), the leading axes numbering students: (..., n, P, C), with one site for every pair (a,
+        b) of tokens.
 
         ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
         students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
@@ -216,33 +234,35 @@ class AttentionIndexed(TokenModel):
         dtype = xp.result_type(inputs, signal)
         device = array_api_compat.device(inputs)
         n = inputs.shape[0]
-        students = math.prod(leading_shape)
-        matrices = xp.reshape(signal, (students, components, dimension, dimension))
-        site_positions, scale, on_diagonal = self._sites_of_forms(
+        student_count = math.prod(leading_shape)
+        matrices = xp.reshape(signal, (student_count, components, dimension, dimension))
+        site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
             xp, dimension, dtype, device
         )
-        traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
+        traces = xp.linalg.trace(matrices)[..., None] * is_diagonal_site
         bands = self._bands(inputs)
 
-        z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
+        z = xp.empty(
+            (student_count, n, components, self.sites), dtype=dtype, device=device
+        )
         sums_over_pairs = self._sums_over_pairs(inputs)
-        pairs = site_pairs(self.tokens, self.symmetric)
+        token_pairs = site_pairs(self.tokens, self.symmetric)
         for sample_slice in self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         ):
-            tokens = inputs[sample_slice, :, :]
-            flat_tokens = xp.reshape(tokens, (-1, dimension))
-            for student in range(students):
+            slice_tokens = inputs[sample_slice, :, :]
+            flat_tokens = xp.reshape(slice_tokens, (-1, dimension))
+            for student in range(student_count):
                 for component in range(components):
                     if sums_over_pairs:  # one pair of tokens after the other
                         x_S = xp.reshape(
                             xp.matmul(flat_tokens, matrices[student, component, :, :]),
-                            tokens.shape,
+                            slice_tokens.shape,
                         )
                         forms = xp.stack(
                             [
-                                xp.sum(x_S[:, a, :] * tokens[:, b, :], axis=-1)
-                                for a, b in pairs
+                                xp.sum(x_S[:, a, :] * slice_tokens[:, b, :], axis=-1)
+                                for a, b in token_pairs
                             ],
                             axis=-1,
                         )
@@ -252,18 +272,20 @@ class AttentionIndexed(TokenModel):
                         )
                         forms = xp.reshape(
                             bilinear_forms(
-                                tokens, matrices[student, component, :, :], bands
+                                slice_tokens, matrices[student, component, :, :], bands
                             ),
-                            (tokens.shape[0], -1),
+                            (slice_tokens.shape[0], -1),
                         )
                         forms = xp.take(forms, site_positions, axis=1)
                     z[student, sample_slice, component, :] = (
                         forms - traces[student, component, :]
-                    ) * scale
+                    ) * site_scale
         return xp.reshape(z, (*leading_shape, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        r"""Adjoint of the latents: the transpose of ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric.
+        r"""Adjoint (..., P, d, d) of the latents, from gradients g (..., n, P, C) with respect to them: the transpose
+        of ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric. A site is a pair of tokens, an entry a
+        place in the T x T matrix of pairs.
 
         .. math::
 
@@ -284,8 +306,8 @@ class AttentionIndexed(TokenModel):
         device = array_api_compat.device(inputs)
         matrix_count = math.prod(leading_shape) * components
         gradients = xp.reshape(g, (math.prod(leading_shape), n, components, sites))
-        site_of_entry, factors = self._sites_of_entries(xp, dtype, device)
-        scale = factors * (self.kappa / dimension**1.5)
+        site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
+        entry_scale = entry_factors * (self.kappa / dimension**1.5)
         sample_slices = self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         )
@@ -297,40 +319,48 @@ class AttentionIndexed(TokenModel):
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device
             )
-            trace = xp.zeros((), dtype=dtype, device=device)
+            gradient_trace = xp.zeros((), dtype=dtype, device=device)
             for sample_slice in sample_slices:
-                tokens = inputs[sample_slice, :, :]
-                weights = (
+                slice_tokens = inputs[sample_slice, :, :]
+                entry_gradients = (
                     xp.take(
                         gradients[student, sample_slice, component, :],
                         site_of_entry,
                         axis=1,
                     )
-                    * scale
+                    * entry_scale
                 )
-                trace = trace + xp.sum(weights[:, :: self.tokens + 1])
-                weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
+                gradient_trace = gradient_trace + xp.sum(
+                    entry_gradients[:, :: self.tokens + 1]
+                )
+                entry_gradients = xp.reshape(
+                    entry_gradients, (-1, self.tokens, self.tokens)
+                )
                 weighted_tokens = xp.reshape(
-                    _weighted_sums(weights, tokens)
+                    _weighted_sums(entry_gradients, slice_tokens)
                     if sums_over_pairs
-                    else xp.matmul(weights, tokens),
+                    else xp.matmul(entry_gradients, slice_tokens),
                     (-1, dimension),
                 )
-                columns = xp.matrix_transpose(xp.reshape(tokens, (-1, dimension)))
+                token_columns = xp.matrix_transpose(
+                    xp.reshape(slice_tokens, (-1, dimension))
+                )
                 if len(bands) == 1:
-                    adjoint_matrix += xp.matmul(columns, weighted_tokens)
+                    adjoint_matrix += xp.matmul(token_columns, weighted_tokens)
                     continue
                 for band in bands:
                     adjoint_matrix[band, band.start :] += xp.matmul(
-                        columns[band, :], weighted_tokens[:, band.start :]
+                        token_columns[band, :], weighted_tokens[:, band.start :]
                     )
             for band in bands[1:]:
                 adjoint_matrix[band, : band.start] = xp.matrix_transpose(
                     adjoint_matrix[: band.start, band]
                 )
-            entries = xp.reshape(adjoint_matrix, (-1,))
-            entries[:: dimension + 1] = entries[:: dimension + 1] - trace
-            return xp.reshape(entries, (dimension, dimension))
+            adjoint_entries = xp.reshape(adjoint_matrix, (-1,))
+            adjoint_entries[:: dimension + 1] = (
+                adjoint_entries[:: dimension + 1] - gradient_trace
+            )
+            return xp.reshape(adjoint_entries, (dimension, dimension))
 
         matrices = [
             component_adjoint(*divmod(matrix_index, components))
@@ -344,7 +374,8 @@ class AttentionIndexed(TokenModel):
     def forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
-        r"""Latents of the signal ``F F^T`` and the gradient map back to F, without a (d, d) matrix.
+        r"""Latents z of the signal ``F F^T`` for a factor F (..., P, d, width), or ``Q K^T`` for Q above K (..., P, 2
+        d, width), and the map ``pull`` of gradients back to F, without a (d, d) matrix.
 
         With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
         - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
@@ -356,9 +387,9 @@ class AttentionIndexed(TokenModel):
         respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
-        *leading_shape, components, length, width = factor.shape
+        *leading_shape, components, factor_rows, width = factor.shape
         block_count = 1 if self.symmetric else 2
-        dimension = length // block_count
+        dimension = factor_rows // block_count
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
@@ -371,9 +402,11 @@ class AttentionIndexed(TokenModel):
             len(leading_shape) + 2,
         )  # components and samples exchanged
         flat_tokens = xp.reshape(inputs, (-1, dimension))
-        factors_ = xp.reshape(factor, (factor_count, block_count, dimension, width))
+        factor_blocks = xp.reshape(
+            factor, (factor_count, block_count, dimension, width)
+        )
         factor_columns = xp.reshape(
-            xp.permute_dims(factors_, (2, 1, 0, 3)),
+            xp.permute_dims(factor_blocks, (2, 1, 0, 3)),
             (dimension, block_count * factor_count * width),
         )
         projected_tokens = xp.reshape(
@@ -387,16 +420,16 @@ class AttentionIndexed(TokenModel):
             ),
             (factor_count, n, -1),
         )
-        site_positions, scale, on_diagonal = self._sites_of_forms(
+        site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
             xp, dimension, dtype, device
         )
         traces = (
-            xp.sum(factors_[:, 0, ...] * factors_[:, -1, ...], axis=(-2, -1))[
+            xp.sum(factor_blocks[:, 0, ...] * factor_blocks[:, -1, ...], axis=(-2, -1))[
                 :, None, None
             ]
-            * on_diagonal
+            * is_diagonal_site
         )
-        z = (xp.take(forms, site_positions, axis=-1) - traces) * scale
+        z = (xp.take(forms, site_positions, axis=-1) - traces) * site_scale
         z = xp.permute_dims(
             xp.reshape(z, (*leading_shape, components, n, self.sites)),
             swap_samples_components,
@@ -404,34 +437,43 @@ class AttentionIndexed(TokenModel):
 
         def pull(g: Array) -> Array:
             """Gradient with respect to the factor, from the gradient ``g`` with respect to the latents."""
-            site_positions, factors = self._sites_of_entries(xp, dtype, device)
-            weights = xp.take(
+            site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
+            entry_gradients = xp.take(
                 xp.reshape(
                     xp.permute_dims(g, swap_samples_components),
                     (factor_count, n, self.sites),
                 ),
-                site_positions,
+                site_of_entry,
                 axis=-1,
             )
-            weights = weights * (factors * (self.kappa / math.sqrt(dimension)))
-            trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
-            weights = xp.reshape(weights, (factor_count, n, self.tokens, self.tokens))
-            gy = [xp.matmul(weights, projected_tokens[-1, ...])]
+            entry_gradients = entry_gradients * (
+                entry_factors * (self.kappa / math.sqrt(dimension))
+            )
+            gradient_trace = xp.sum(
+                entry_gradients[:, :, :: self.tokens + 1], axis=(-2, -1)
+            )
+            entry_gradients = xp.reshape(
+                entry_gradients, (factor_count, n, self.tokens, self.tokens)
+            )
+            projected_gradient = [xp.matmul(entry_gradients, projected_tokens[-1, ...])]
             if not self.symmetric:
-                gy.append(
-                    xp.matmul(xp.matrix_transpose(weights), projected_tokens[0, ...])
+                projected_gradient.append(
+                    xp.matmul(
+                        xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
+                    )
                 )
-            gy = xp.reshape(
-                xp.permute_dims(xp.stack(gy), (2, 3, 0, 1, 4)),
+            projected_gradient = xp.reshape(
+                xp.permute_dims(xp.stack(projected_gradient), (2, 3, 0, 1, 4)),
                 (-1, block_count * factor_count * width),
             )
             gradient = xp.reshape(
-                xp.matmul(xp.matrix_transpose(flat_tokens), gy),
+                xp.matmul(xp.matrix_transpose(flat_tokens), projected_gradient),
                 (dimension, block_count, factor_count, width),
             )
             gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
             return xp.reshape(
-                gradient - trace[:, None, None, None] * factors_, factor.shape
+                gradient - gradient_trace[:, None, None, None] * factor_blocks,
+                factor.shape,
             )
 
         return z, pull
@@ -440,19 +482,19 @@ class AttentionIndexed(TokenModel):
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
         """Positions of the sites among the T^2 bilinear forms, scales ``1 / sqrt(d (1 + delta))``, and a mask of the diagonal."""
-        factors_of_sites = (
+        scale_and_mask = (
             site_values(self.tokens, *diagonal_and_rest, self.symmetric)
             for diagonal_and_rest in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
         )
-        scale, on_diagonal = (
-            xp.asarray(site_factors, dtype=dtype, device=device)
-            for site_factors in factors_of_sites
+        site_scale, is_diagonal_site = (
+            xp.asarray(site_numbers, dtype=dtype, device=device)
+            for site_numbers in scale_and_mask
         )
-        entries = site_entries(self.tokens, self.symmetric)
+        entries_of_sites = site_entries(self.tokens, self.symmetric)
         return (
-            xp.asarray(entries, device=device),
-            scale / math.sqrt(dimension),
-            on_diagonal,
+            xp.asarray(entries_of_sites, device=device),
+            site_scale / math.sqrt(dimension),
+            is_diagonal_site,
         )
 
     def _sites_of_entries(
@@ -462,7 +504,7 @@ class AttentionIndexed(TokenModel):
         if self.symmetric:
             sites = entry_sites(self.tokens)
             site_factors = site_values(self.tokens, math.sqrt(0.5), 0.5)
-            factors = [site_factors[site_index] for site_index in sites]
+            entry_factors = [site_factors[site_index] for site_index in sites]
         else:  # none on the diagonal
             site_of_entry = {
                 entry: site_index
@@ -471,9 +513,11 @@ class AttentionIndexed(TokenModel):
             sites = tuple(
                 site_of_entry.get(entry, 0) for entry in range(self.tokens**2)
             )
-            factors = [float(entry in site_of_entry) for entry in range(self.tokens**2)]
+            entry_factors = [
+                float(entry in site_of_entry) for entry in range(self.tokens**2)
+            ]
         return xp.asarray(sites, device=device), xp.asarray(
-            factors, dtype=dtype, device=device
+            entry_factors, dtype=dtype, device=device
         )
 
     def adjoint_scale(self, dimension: int) -> float:
@@ -494,7 +538,8 @@ class AttentionIndexed(TokenModel):
 
 
 def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a symmetric matrix S (d, d).
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in
+    bands of its lower triangle.
 
     They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
     them, and 0 above.
@@ -504,9 +549,9 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
     flat_tokens = xp.reshape(x, (-1, dimension))
     forms = 0.0
     for band in bands:
-        lower = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
+        lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
         x_lower = xp.reshape(
-            xp.matmul(flat_tokens[:, band.start :], lower), (n, tokens, -1)
+            xp.matmul(flat_tokens[:, band.start :], lower_band), (n, tokens, -1)
         )
         x_band = x[:, :, band]
         if tokens <= _FEW_TOKENS:
@@ -517,7 +562,8 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
 
 
 def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens (n, T, d) for a matrix S (d, d) that need not be symmetric.
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be
+    symmetric; ``bands`` is not used.
 
     ``bands`` are not used.
     """
@@ -530,12 +576,12 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
     """Weighted sums of tokens ``sum_b weights_ab x_b`` (..., n, T, d), accumulated one token after the other."""
-    sums = weights[..., :1] * x[..., :1, :]
+    weighted_tokens = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
-        sums += weights[..., b : b + 1] * x[..., b : b + 1, :]
-    return sums
+        weighted_tokens += weights[..., b : b + 1] * x[..., b : b + 1, :]
+    return weighted_tokens
 
 
 def _itemsize(xp: ModuleType, dtype: object) -> int:
-    """Bytes of a number of this type."""
+    """Bytes of a number of the floating-point type ``dtype`` of the library ``xp``."""
     return int(xp.finfo(dtype).bits) // 8

@@ -20,7 +20,9 @@ _POSTERIOR_NUMBERS = 64
 
 
 class TokenModel(Model):
-    """Base class of models whose samples are sequences of tokens; subclasses define signal and latents."""
+    """Base class of models whose samples are sequences of ``tokens``; subclasses define signal and latents, one latent
+    per component and site.
+    """
 
     tokens: int
     version = 1
@@ -29,6 +31,7 @@ class TokenModel(Model):
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
     def __post_init__(self) -> None:
+        """Check the number of tokens."""
         check_whole("tokens", self.tokens, 1, MAX_TOKENS)
 
     @property
@@ -59,7 +62,9 @@ class TokenModel(Model):
         like: Array | None = None,
         streamed: bool = False,
     ) -> list[slice]:
-        """Consecutive slices that cover ``range(n)``, for one pass of forward, posterior and adjoint.
+        """Consecutive slices that cover ``range(n)``, for one pass of forward, posterior and adjoint: their inputs and
+        latents fit the cache of the host, or the memory of the device of ``like``. ``itemsize`` is the bytes of a
+        number, ``streamed`` says whether inputs are copied to the device slice by slice.
 
         On the host inputs and temporaries of one stay in the cache. An accelerator gains nothing from its cache and loses
         with every call: its slices are as large as its free memory allows.
@@ -75,18 +80,20 @@ class TokenModel(Model):
         streamed : bool
             Whether the inputs of a slice are moved to the device when it is asked for.
         """
-        budget = None if like is None else chunk_bytes(like)
-        if budget is None:
+        byte_limit = None if like is None else chunk_bytes(like)
+        if byte_limit is None:
             return self._host_chunks(n, dimension, components, itemsize)
         latent_bytes = 8 * _POSTERIOR_NUMBERS * components * self.sites
         return slices(
-            n, budget // (latent_bytes + itemsize * self.tokens * dimension * streamed)
+            n,
+            byte_limit
+            // (latent_bytes + itemsize * self.tokens * dimension * streamed),
         )
 
     def _host_chunks(
         self, n: int, dimension: int, components: int, itemsize: int
     ) -> list[slice]:
-        """Slices of samples whose inputs and latents fit into the cache of the host."""
+        """Slices of n samples whose inputs and latents, of ``itemsize`` bytes a number, fit into the cache of the host."""
         sample_bytes = itemsize * (
             self.tokens * dimension + 2 * components * self.sites
         )
@@ -135,11 +142,14 @@ class TokenModel(Model):
             )
 
 
-def slices(n: int, largest: int) -> list[slice]:
-    """Split ``range(n)`` into slices of nearly equal length, at most ``largest`` (at least 1)."""
-    count = max(1, math.ceil(n / max(1, largest)))
-    length = math.ceil(n / count) if n else 1
-    return [slice(start, min(start + length, n)) for start in range(0, n, length)]
+def slices(n: int, largest_length: int) -> list[slice]:
+    """Split ``range(n)`` into slices of nearly equal length, at most ``largest_length`` (at least 1)."""
+    slice_count = max(1, math.ceil(n / max(1, largest_length)))
+    slice_length = math.ceil(n / slice_count) if n else 1
+    return [
+        slice(start, min(start + slice_length, n))
+        for start in range(0, n, slice_length)
+    ]
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
@@ -175,13 +185,13 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
 
 
 def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
-    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] matrix[p, order[p]]``."""
-    components = np.arange(len(overlaps))
+    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] overlaps[p, order[p]]``."""
+    component_numbers = np.arange(len(overlaps))
 
     def best_order(pair_overlaps: Host) -> Host:
         """Order (P,) of the estimate's components that maximizes the sum of their overlaps with the signal's."""
         if "permutations" not in symmetry:
-            return components
+            return component_numbers
         from scipy.optimize import linear_sum_assignment
 
         return np.asarray(linear_sum_assignment(pair_overlaps, maximize=True)[1])
@@ -189,14 +199,14 @@ def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
     if symmetry in ("signs", "signed-permutations"):
         order = best_order(np.abs(overlaps))
         # A sign of 0 would wipe out a component that happens to be orthogonal to its target.
-        return order, np.where(overlaps[components, order] < 0, -1.0, 1.0)
-    candidates = [(1.0, best_order(overlaps))]
+        return order, np.where(overlaps[component_numbers, order] < 0, -1.0, 1.0)
+    signed_orders = [(1.0, best_order(overlaps))]
     if symmetry.endswith("common-sign"):
-        candidates.append((-1.0, best_order(-overlaps)))
+        signed_orders.append((-1.0, best_order(-overlaps)))
     sign, order = max(
-        candidates,
+        signed_orders,
         key=lambda candidate: (
-            candidate[0] * float(overlaps[components, candidate[1]].sum())
+            candidate[0] * float(overlaps[component_numbers, candidate[1]].sum())
         ),
     )
-    return order, np.full(len(components), sign)
+    return order, np.full(len(component_numbers), sign)

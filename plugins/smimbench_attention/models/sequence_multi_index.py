@@ -105,7 +105,8 @@ class SequenceMultiIndex(TokenModel):
         )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents ``z_pm = w_p . x_m / sqrt(D)``.
+        """Latents ``z_pm = w_p . x_m / sqrt(D)`` (..., n, P, T) of inputs x (n, T, D) for signals w (..., P, D), the
+        leading axes numbering students.
 
         ``inputs`` (n, M, D), entries of variance 1, not divided by anything; ``signal`` (..., P, D), leading axes for
         several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
@@ -114,28 +115,36 @@ class SequenceMultiIndex(TokenModel):
         *leading_shape, components, dimension = signal.shape
         self._check_inputs(inputs, dimension)
         n = inputs.shape[0]
-        students = math.prod(leading_shape)
+        student_count = math.prod(leading_shape)
         directions = (
-            xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
+            xp.reshape(signal, (student_count * components, dimension))
+            * dimension**-0.5
         )
-        tokens = xp.reshape(inputs, (-1, dimension))
+        flat_tokens = xp.reshape(inputs, (-1, dimension))
         if _uses_mixed_kernels(inputs, directions):
-            projections = project_mixed(tokens, directions)
-        elif isinstance(tokens, np.ndarray) and len(directions) <= _FEW_VECTORS:
-            multiply = np.vecdot if dimension <= _LARGEST_ROW else np.matmul
+            projections = project_mixed(flat_tokens, directions)
+        elif isinstance(flat_tokens, np.ndarray) and len(directions) <= _FEW_VECTORS:
+            matrix_vector_product = (
+                np.vecdot if dimension <= _LARGEST_ROW else np.matmul
+            )
             projections = np.stack(
-                [multiply(tokens, direction) for direction in directions], axis=-1
+                [
+                    matrix_vector_product(flat_tokens, direction)
+                    for direction in directions
+                ],
+                axis=-1,
             )
         else:
-            projections = xp.matmul(tokens, xp.matrix_transpose(directions))
+            projections = xp.matmul(flat_tokens, xp.matrix_transpose(directions))
         z = xp.permute_dims(
-            xp.reshape(projections, (n, self.tokens, students, components)),
+            xp.reshape(projections, (n, self.tokens, student_count, components)),
             (2, 0, 3, 1),
         )
         return xp.reshape(z, (*leading_shape, n, components, self.tokens), copy=True)
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of the latents: transpose of ``forward``, ``sum_{mu, m} g_pm x_m / sqrt(D)``.
+        """Adjoint (..., P, D) of the latents, from gradients g (..., n, P, T) with respect to them: the transpose of
+        ``forward``, ``sum_{mu, m} g_pm x_m / sqrt(D)``, over samples mu and tokens m.
 
         ``inputs`` (n, M, D), ``g`` (..., n, P, M), leading axes for several students. Returns (..., P, D); ValueError if the
         shapes do not fit together.
@@ -144,21 +153,24 @@ class SequenceMultiIndex(TokenModel):
         *leading_shape, n, components, sites = g.shape
         dimension = inputs.shape[-1]
         self._check_gradient(inputs, g)
-        students = math.prod(leading_shape)
-        row_count = students * components
-        weights = xp.permute_dims(
-            xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3)
+        student_count = math.prod(leading_shape)
+        row_count = student_count * components
+        gradient_rows = xp.permute_dims(
+            xp.reshape(g, (student_count, n, components, sites)), (0, 2, 1, 3)
         )
-        weights = xp.reshape(weights, (row_count, n * sites))
-        tokens = xp.reshape(inputs, (-1, dimension))
-        if _uses_mixed_kernels(inputs, weights):
-            weighted_sums = push_mixed(weights, tokens)
-        elif isinstance(tokens, np.ndarray) and row_count <= _FEW_VECTORS:
+        gradient_rows = xp.reshape(gradient_rows, (row_count, n * sites))
+        flat_tokens = xp.reshape(inputs, (-1, dimension))
+        if _uses_mixed_kernels(inputs, gradient_rows):
+            weighted_sums = push_mixed(gradient_rows, flat_tokens)
+        elif isinstance(flat_tokens, np.ndarray) and row_count <= _FEW_VECTORS:
             weighted_sums = np.concatenate(
-                [weights[row : row + 1] @ tokens for row in range(row_count)]
+                [
+                    gradient_rows[gradient_row : gradient_row + 1] @ flat_tokens
+                    for gradient_row in range(row_count)
+                ]
             )
         else:
-            weighted_sums = xp.matmul(weights, tokens)
+            weighted_sums = xp.matmul(gradient_rows, flat_tokens)
         return xp.reshape(
             weighted_sums * dimension**-0.5, (*leading_shape, components, dimension)
         )
@@ -224,17 +236,19 @@ def project_mixed(tokens: Array, vectors: Array) -> Array:
     """Products (k, P) of the tokens (k, D) in float32 with vectors (P, D) in float64."""
     import cupy
 
-    (count, size), components = tokens.shape, vectors.shape[0]
-    products = cupy.empty((count, components), dtype=np.float64)
-    if count:
+    (token_count, dimension), components = tokens.shape, vectors.shape[0]
+    products = cupy.empty((token_count, components), dtype=np.float64)
+    if token_count:
         arguments = (
             tokens,
             cupy.ascontiguousarray(vectors),
-            np.int64(count),
-            np.int64(size),
+            np.int64(token_count),
+            np.int64(dimension),
             products,
         )
-        _kernel("project", components)((-(-count // ROWS),), (THREADS,), arguments)
+        _kernel("project", components)(
+            (-(-token_count // ROWS),), (THREADS,), arguments
+        )
     return products
 
 
@@ -242,21 +256,21 @@ def push_mixed(weights: Array, tokens: Array) -> Array:
     """Weighted sums (P, D) of the tokens (k, D) in float32, with weights (P, k) in float64."""
     import cupy
 
-    (count, size), components = tokens.shape, weights.shape[0]
-    tokens_per_block = max(1, -(-count // SHARES))
+    (token_count, dimension), components = tokens.shape, weights.shape[0]
+    tokens_per_block = max(1, -(-token_count // SHARES))
     block_sums = cupy.zeros(
-        (-(-count // tokens_per_block), components, size), dtype=np.float64
+        (-(-token_count // tokens_per_block), components, dimension), dtype=np.float64
     )
-    if count:
+    if token_count:
         arguments = (
             tokens,
             cupy.ascontiguousarray(weights.T),
-            np.int64(count),
-            np.int64(size),
+            np.int64(token_count),
+            np.int64(dimension),
             np.int64(tokens_per_block),
             block_sums,
         )
         _kernel("push", components)(
-            (-(-size // THREADS), block_sums.shape[0]), (THREADS,), arguments
+            (-(-dimension // THREADS), block_sums.shape[0]), (THREADS,), arguments
         )
     return block_sums.sum(axis=0)

@@ -55,7 +55,8 @@ _LARGEST_NOISE = 1e16
 
 
 class _SingularBulks(NamedTuple):
-    """Ranges of p where the density is positive, for x > 0: ``[0, inner]`` and ``[outer, end]``, each (n,).
+    """Ranges of the parameter p, the real part of the subordination function, where the density of singular values is
+    positive, for x > 0: ``[0, inner]`` and ``[outer, end]``, each (n,).
 
     They touch where the density has a dip but no gap.
     """
@@ -66,18 +67,21 @@ class _SingularBulks(NamedTuple):
 
 
 def _bulks(delta: Host, a: float) -> _SingularBulks:
-    """Find the edges of the bulks of singular values, where ``G(p) = 1`` at ``v = 0``.
+    """Find the edges of the bulks of singular values at noise variances delta (n,): ``G(p) = 1`` at ``v = 0``, where G
+    has its poles at 0 and ``+-a``. Where G is below 1 at its minimum between two poles, a gap separates two bulks.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
 
-    def edge(p: Host, limit: Host) -> Host:
-        """Solve ``G(p) = 1`` by Newton's method, from p towards ``limit``."""
+    def edge(p: Host, p_limit: Host) -> Host:
+        """Solve ``G(p) = 1`` by Newton's method, from p towards ``p_limit``."""
         for _ in range(200):
-            G, slope = _sum_over_poles(p, delta, a)
-            step = (1 - G**-0.5) / (-0.5 * slope * G**-1.5)
+            G, dG_dp = _sum_over_poles(p, delta, a)
+            step = (1 - G**-0.5) / (-0.5 * dG_dp * G**-1.5)
             next_p = np.where(
-                limit > p, np.clip(p + step, p, limit), np.clip(p + step, limit, p)
+                p_limit > p,
+                np.clip(p + step, p, p_limit),
+                np.clip(p + step, p_limit, p),
             )
             if np.all(np.abs(next_p - p) <= 4e-16 * p):
                 break
@@ -85,109 +89,122 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
         return p
 
     # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
-    root = np.cbrt(delta)
+    cbrt_delta = np.cbrt(delta)
     t = np.full(delta.shape, a ** (2 / 3))
     for _ in range(200):
         cube_root = np.cbrt(3 * a * a + t**3)
-        step = (t * t * cube_root + root * (t**3 - a * a)) / (
-            2 * t * cube_root + t**4 / cube_root**2 + 3 * root * t * t
+        step = (t * t * cube_root + cbrt_delta * (t**3 - a * a)) / (
+            2 * t * cube_root + t**4 / cube_root**2 + 3 * cbrt_delta * t * t
         )
         t = t - step
         if np.all(np.abs(step) <= 4e-16 * t):
             break
-    dip = np.minimum(t**1.5, a * (1 - 1e-15))
+    G_minimizer = np.minimum(t**1.5, a * (1 - 1e-15))
     upper_end = edge(
         np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf)
     )
-    inner = dip.copy()
-    outer = dip.copy()
-    has_gap = _sum_over_poles(dip, delta, a)[0] < 1
+    inner = G_minimizer.copy()
+    outer = G_minimizer.copy()
+    has_gap = _sum_over_poles(G_minimizer, delta, a)[0] < 1
     if has_gap.any():
         delta = delta[has_gap]
-        dip = dip[has_gap]
-        inner[has_gap] = edge(np.minimum(np.sqrt(delta), dip), dip)
+        G_minimizer = G_minimizer[has_gap]
+        inner[has_gap] = edge(np.minimum(np.sqrt(delta), G_minimizer), G_minimizer)
         outer[has_gap] = edge(
-            np.maximum(np.full(dip.shape, a - math.sqrt(0.5)), dip), dip
+            np.maximum(np.full(G_minimizer.shape, a - math.sqrt(0.5)), G_minimizer),
+            G_minimizer,
         )
     return _SingularBulks(inner, outer, upper_end)
 
 
 def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
-    """Left side ``G(p)`` at ``v = 0`` of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v, and ``dG/dp``."""
+    """Left side ``G(p)`` at ``v = 0``, and ``dG/dp``, of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v: the
+    poles s are 0, of weight delta, and ``+-a``, of weight 1/2.
+    """
     pole_term = 0.5 / (p - a) ** 2
     mirror_term = 0.5 / (p + a) ** 2
-    value = delta / p**2 + pole_term + mirror_term
-    return value, -2 * (delta / p**3 + pole_term / (p - a) + mirror_term / (p + a))
+    G_value = delta / p**2 + pole_term + mirror_term
+    return G_value, -2 * (delta / p**3 + pole_term / (p - a) + mirror_term / (p + a))
 
 
 def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
-    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for delta (n, 1)."""
-    weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
-    distances = np.stack([p, p - a, p + a])
-    square = distances * distances
+    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for noise variances
+    delta (n, 1). v solves ``f = sum_s w_s / ((p - s)^2 + v^2) = 1`` over the poles s = 0, a and -a; A and B are
+    ``-df/dv^2`` and ``-(df/dp)/2``.
+    """
+    pole_weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
+    pole_distances = np.stack([p, p - a, p + a])
+    squared_distances = pole_distances * pole_distances
     # 1/f of f(t) = sum w/((p - s)^2 + t), t = v^2, is increasing and concave: Newton's method goes up from any lower bound.
-    t = np.maximum((weights - square).max(axis=0), 0.0)
+    t = np.maximum((pole_weights - squared_distances).max(axis=0), 0.0)
     for _ in range(100):
-        inverse = 1 / (square + t)
-        f = (weights * inverse).sum(0)
-        slope = (weights * inverse * inverse).sum(0) / (f * f)
-        step = (1 - 1 / f) / slope
-        t = np.maximum(t + step, 0.0)
-        if np.all(np.abs(step) <= 1e-14 * t + 4e-16 / slope):
+        inverse_squares = 1 / (squared_distances + t)
+        f = (pole_weights * inverse_squares).sum(0)
+        inverse_f_slope = (pole_weights * inverse_squares * inverse_squares).sum(0) / (
+            f * f
+        )
+        newton_step = (1 - 1 / f) / inverse_f_slope
+        t = np.maximum(t + newton_step, 0.0)
+        if np.all(np.abs(newton_step) <= 1e-14 * t + 4e-16 / inverse_f_slope):
             break
-    inverse = 1 / (square + t)
-    terms = weights * inverse
-    A = (terms * inverse).sum(0)
-    B = (terms * inverse * distances).sum(0)
+    inverse_squares = 1 / (squared_distances + t)
+    pole_terms = pole_weights * inverse_squares
+    A = (pole_terms * inverse_squares).sum(0)
+    B = (pole_terms * inverse_squares * pole_distances).sum(0)
     return (
-        p + (terms * distances).sum(0),
+        p + (pole_terms * pole_distances).sum(0),
         2 * t * A + 2 * B * B / A,
         np.sqrt(t),
-        terms[1] + terms[2],
+        pole_terms[1] + pole_terms[2],
     )
 
 
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Weights, which sum to about 1, singular values x, means xi and variances over Delta at nodes (n, K), for delta (n,)."""
+    """Weights, which sum to about 1, singular values x, posterior means xi and variances over Delta at nodes (n, K),
+    for noise variances delta (n,). Panels of nodes end at the edges of the bulks and at the singular values ``breaks``.
+    """
     a = rho**-0.5
     delta_column = delta[:, None]
     bulks = _bulks(delta, a)
-    break_points = (
+    break_p = (
         _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist()
         if len(breaks)
         else []
     )
     unit_nodes, unit_weights = double_exponential()
     panels = []
-    for start, end in ((np.zeros(delta.shape), bulks.inner), (bulks.outer, bulks.end)):
-        inner_breaks = [
-            np.array([break_point])
-            for break_point in sorted(set(break_points))
-            if float(start[0]) < break_point < float(end[0])
+    for bulk_start, bulk_end in (
+        (np.zeros(delta.shape), bulks.inner),
+        (bulks.outer, bulks.end),
+    ):
+        breaks_in_bulk = [
+            np.array([p_break])
+            for p_break in sorted(set(break_p))
+            if float(bulk_start[0]) < p_break < float(bulk_end[0])
         ]
-        for panel_start, panel_end in pairwise([start, *inner_breaks, end]):
-            length = (panel_end - panel_start)[:, None]
-            p = panel_start[:, None] + length * unit_nodes
+        for panel_start, panel_end in pairwise([bulk_start, *breaks_in_bulk, bulk_end]):
+            panel_length = (panel_end - panel_start)[:, None]
+            p = panel_start[:, None] + panel_length * unit_nodes
             x, dx_dp, v, relative_variance = _bulk_functions(p, delta_column, a)
             w_squared = p * p + v * v
             panels.append(
                 (
-                    2 / math.pi * length * unit_weights * dx_dp * v / w_squared,
+                    2 / math.pi * panel_length * unit_weights * dx_dp * v / w_squared,
                     x,
                     x - 2 * delta_column * p / w_squared,
                     relative_variance,
                 )
             )
     weights, x, mean, relative_variance = (
-        np.concatenate(columns, axis=-1) for columns in zip(*panels)
+        np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
     )
     return weights, x, mean, relative_variance
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
-    """Subordination function ``w = p + i v`` at singular values x (n,).
+    """Subordination function ``w = p + i v`` of the law of ``S + sqrt(noise) Z`` at singular values x (n,).
 
     The equation of w is that of three atoms under a noise of ``1 + Delta``.
     """
@@ -198,7 +215,9 @@ def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
 def observed_law(
     noise: float, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Nodes of a quadrature rule for the singular values of ``S + sqrt(noise) Z``, each with both signs.
+    """Nodes of a quadrature rule for the singular values x of ``S + sqrt(noise) Z``, each with both signs: weights, x,
+    and posterior mean and variance of the signal's singular value there. ``breaks`` are singular values at which panels
+    of nodes end.
 
     ``noise`` is Delta > 0; ``rho`` > 0 the width over the dimension. Returns weights (K,), which sum to one, then the singular
     value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at
@@ -239,7 +258,8 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def singular_map(
     singular_values: Host, noise: float, rho: float, *, continued: bool = False
 ) -> Host:
-    r"""Singular values ``xi`` of the posterior mean where the observation has singular values x.
+    r"""Singular values ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has singular values x;
+    ``continued`` extends the map by straight lines outside the bulks.
 
     .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
 
@@ -258,28 +278,29 @@ def singular_map(
         return singular_values
     if noise > _LARGEST_NOISE:
         return singular_values / (1 + noise)
-    bulk_values = singular_values
-    edges = []
+    values_in_bulks = singular_values
+    bulk_edges = []
     if continued:
-        edges = [_edge(float(p[0]), noise, rho) for p in _cached_bulks(noise, rho)]
-        bulk_values = np.minimum(singular_values, edges[-1][0])
-    p, v = _subordination(bulk_values, noise, rho)
+        bulk_edges = [_edge(float(p[0]), noise, rho) for p in _cached_bulks(noise, rho)]
+        values_in_bulks = np.minimum(singular_values, bulk_edges[-1][0])
+    p, v = _subordination(values_in_bulks, noise, rho)
     denoised = np.asarray(
-        bulk_values - 2 * noise * p / np.maximum(p * p + v * v, 1e-300)
+        values_in_bulks - 2 * noise * p / np.maximum(p * p + v * v, 1e-300)
     )
     if not continued:
         return denoised
-    (x1, xi1, _), (x2, xi2, _), (_, xi2_end, slope) = edges
-    if x2 > x1:
+    (x_inner, xi_inner, _), (x_outer, xi_outer, _), (_, xi_end, end_slope) = bulk_edges
+    if x_outer > x_inner:
         denoised = np.where(
-            (bulk_values > x1) & (bulk_values < x2),
-            xi1 + (xi2 - xi1) / (x2 - x1) * (bulk_values - x1),
+            (values_in_bulks > x_inner) & (values_in_bulks < x_outer),
+            xi_inner
+            + (xi_outer - xi_inner) / (x_outer - x_inner) * (values_in_bulks - x_inner),
             denoised,
         )
     return np.asarray(
         np.where(
-            singular_values > bulk_values,
-            xi2_end + slope * (singular_values - bulk_values),
+            singular_values > values_in_bulks,
+            xi_end + end_slope * (singular_values - values_in_bulks),
             denoised,
         )
     )
@@ -287,12 +308,14 @@ def singular_map(
 
 @lru_cache(maxsize=32)
 def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
-    """Bulks of singular values at one noise level, cached."""
+    """Bulks of singular values at one noise variance, for the width ratio rho, cached."""
     return _bulks(np.array([noise]), rho**-0.5)
 
 
 def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
-    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk."""
+    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk; A and B are ``sum_s w_s
+    / (p - s)^k`` for k = 4 and 3, over the poles s of weights w.
+    """
     poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
     x = p + sum(w / (p - s) for s, w in poles)
@@ -347,6 +370,7 @@ class Bilinear(ProductPrior):
     _denoise_spectrum = staticmethod(singular_map)
 
     def __post_init__(self) -> None:
+        """Refuse symmetric matrices, besides the checks of every product prior."""
         super().__post_init__()
         if self.symmetric:
             raise ParameterError(
@@ -364,8 +388,8 @@ class Bilinear(ProductPrior):
 
         Derived from the moments of Q given K and of ``K^T K``, checked by tests/priors/test_bilinear.py.
         """
-        width = self._width(dimension)
-        return math.sqrt(2 * (width + 2 * dimension + 1) / width) / dimension
+        r = self._width(dimension)
+        return math.sqrt(2 * (r + 2 * dimension + 1) / r) / dimension
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean 0 (P, D, D), host; ParameterError if ``rho`` is 0."""
@@ -420,6 +444,6 @@ def _pullback(factor: Array, gradient: Array) -> Array:
     """Gradient by the stacked factor ``[Q; K]``: ``[G K; G^T Q] / sqrt(width D)``, for the gradient ``G = dL/dS`` (..., D, D)."""
     xp = namespace(factor, gradient)
     Q, K, normalization = _split_factor(factor)
-    by_Q = xp.matmul(gradient, K)
-    by_K = xp.matmul(xp.matrix_transpose(gradient), Q)
-    return xp.concat([by_Q, by_K], axis=-2) / normalization
+    gradient_of_Q = xp.matmul(gradient, K)
+    gradient_of_K = xp.matmul(xp.matrix_transpose(gradient), Q)
+    return xp.concat([gradient_of_Q, gradient_of_K], axis=-2) / normalization

@@ -65,7 +65,8 @@ class Gaussian(Prior):
         return np.zeros((components, components))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean ``(I + Qhat)^{-1} Qhat R`` and its error ``(I + Qhat)^{-1}``.
+        """Posterior mean ``(I + Qhat)^{-1} Qhat R`` of W given ``R = W + Qhat^{-1/2} Z``, and its error ``V = (I +
+        Qhat)^{-1}``.
 
         ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
@@ -111,13 +112,14 @@ class Gaussian(Prior):
 
 
 def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
-    """Gain ``V Qhat`` of the posterior mean and its error ``V = (I + Qhat)^{-1}``, for a Gaussian prior.
+    """Gain ``Q = V Qhat`` of the posterior mean and its error ``V = (I + Qhat)^{-1}``, for a Gaussian prior; a
+    component with infinite Qhat is known exactly.
 
     Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,
     the matrix that is inverted is well conditioned unless the components are strongly correlated.
     """
-    diagonal = xp.linalg.diagonal(Qhat)
-    is_known = xp.isinf(diagonal)
+    Qhat_diagonal = xp.linalg.diagonal(Qhat)
+    is_known = xp.isinf(Qhat_diagonal)
     # A component that is known has V = 0 and estimate R, whatever its couplings.
     finite_Qhat = xp.where(
         is_known[..., :, None] | is_known[..., None, :], xp.zeros_like(Qhat), Qhat
@@ -126,15 +128,15 @@ def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
         Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat)
     )
     inverse_scale = xp.where(
-        is_known, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal)
+        is_known, xp.zeros_like(Qhat_diagonal), 1 / xp.sqrt(1 + Qhat_diagonal)
     )
-    safe_scale = xp.where(is_known, xp.ones_like(diagonal), inverse_scale)
-    scaled_matrix = (
+    safe_scale = xp.where(is_known, xp.ones_like(Qhat_diagonal), inverse_scale)
+    scaled_precision = (
         safe_scale[..., :, None] * (identity + finite_Qhat) * safe_scale[..., None, :]
     )
-    inverse = xp.linalg.inv(scaled_matrix)
-    inverse = (inverse + xp.matrix_transpose(inverse)) / 2
-    V = (inverse_scale[..., :, None] * inverse_scale[..., None, :]) * inverse
+    scaled_V = xp.linalg.inv(scaled_precision)
+    scaled_V = (scaled_V + xp.matrix_transpose(scaled_V)) / 2
+    V = (inverse_scale[..., :, None] * inverse_scale[..., None, :]) * scaled_V
     # Q = V Qhat = I - V: each entry from the form in which nothing cancels.
     Q = xp.where(identity > 0, xp.matmul(V, finite_Qhat), -V)
     return Q + identity * xp.astype(is_known, Qhat.dtype)[..., None, :], V

@@ -38,7 +38,8 @@ LARGEST_FACTOR = 1 << 28
 
 
 class ProductPrior(Prior):
-    """Base class of priors whose signals are products of Gaussian factors; subclasses have the law of the spectrum.
+    """Base class of priors whose signals are products of Gaussian factors of width ``r = rho D``; subclasses have the
+    law of the spectrum. ``example`` holds parameters with which tests build the prior.
 
     ``rho = 0`` stands for the limit of small width, for theory only. Several components are estimated one by one: from ``R_p``
     alone, whose noise has the variance ``Delta_p = [Qhat^{-1}]_pp``.
@@ -58,6 +59,7 @@ class ProductPrior(Prior):
     ]  # (spectrum, noise, rho) to that of the posterior mean
 
     def __post_init__(self) -> None:
+        """Check the width ratio ``rho``, and make it a float."""
         # beyond, the laws are those of the limit
         check_number("rho", self.rho, positive=False, maximum=1e6)
         object.__setattr__(self, "rho", float(self.rho))
@@ -104,7 +106,8 @@ class ProductPrior(Prior):
         return self.mean_overlap(components) + np.eye(components)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
-        """Posterior mean of the signal matrices S given ``R = S + Qhat^{-1/2} Z``, and its error V.
+        """Posterior mean of the signal matrices S (P, D, D) given ``R = S + Qhat^{-1/2} Z``, and its error V;
+        ``continued`` extends the map of the spectrum by straight lines outside the bulks.
 
         Eigenvectors (or singular vectors) of ``R_p`` are kept, the spectrum is shrunk, and ``V_pp = F(Delta_p)``.
 
@@ -140,13 +143,13 @@ class ProductPrior(Prior):
         rho = self._width(dimension) / dimension
         is_finite = xp.isfinite(R)
         all_finite = xp.all(is_finite)
-        finite_R = R
+        R_without_nan = R
         # Decompositions are kept from what they cannot take; a device is not asked first whether they must be.
         if on_device(R) or not all_finite:
-            finite_R = xp.where(is_finite, R, xp.zeros_like(R))
+            R_without_nan = xp.where(is_finite, R, xp.zeros_like(R))
         # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
         decompositions = [
-            self._decompose(finite_R[component, :, :])
+            self._decompose(R_without_nan[component, :, :])
             for component in range(components)
         ]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
@@ -166,8 +169,10 @@ class ProductPrior(Prior):
             denoised_spectrum = self._denoise_spectrum(
                 spectrum, float(delta), rho, continued=continued
             )
-            gains = xp.asarray(denoised_spectrum, **matching(R))
-            estimate.append(xp.matmul(left_vectors * gains[None, :], right_vectors))
+            denoised_on_device = xp.asarray(denoised_spectrum, **matching(R))
+            estimate.append(
+                xp.matmul(left_vectors * denoised_on_device[None, :], right_vectors)
+            )
         return Denoised(xp.stack(estimate), V)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
@@ -186,9 +191,9 @@ class ProductPrior(Prior):
         xp = namespace(Qhat)
         noise = noise_of_components(to_host(Qhat))
         if self.rho == 0:
-            t = np.minimum(noise, 1.0)
-            error = t * (2 - t)
-            overlaps = (1 - t) ** 2
+            capped_noise = np.minimum(noise, 1.0)
+            error = capped_noise * (2 - capped_noise)
+            overlaps = (1 - capped_noise) ** 2
         else:
             error = self._mmse(noise, self.rho)
             overlaps = 1 - error
@@ -201,7 +206,8 @@ class ProductPrior(Prior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over the spectrum of ``S + sqrt(noise) Z``: weights (K,), their sum, and arrays at the K nodes.
+        """Quadrature over the spectrum of ``S + sqrt(noise) Z``, with panels that end at the points ``breaks`` of the
+        spectrum: weights (K,), their sum, and arrays at the K nodes.
 
         The arrays are the observed value, and the posterior mean and variance of S in its direction.
         """
@@ -213,7 +219,8 @@ class ProductPrior(Prior):
         noise: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Means of a function over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity.
+        """Means of a function over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity; ``breaks`` are
+        points of the spectrum where the function jumps or has a kink.
 
         Parameters
         ----------
@@ -253,34 +260,38 @@ def noise_of_components(Qhat: Host) -> Host:
     """Noise variance ``[Qhat^{-1}]_pp`` (..., P) with which each component is observed; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)
-    diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
+    Qhat_diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
-        noise = 1 / np.where(diagonal < 0, np.nan, diagonal)
+        noise = 1 / np.where(Qhat_diagonal < 0, np.nan, Qhat_diagonal)
     # Components with Qhat_pp = 0 or infinity are not coupled to the others.
-    uncoupled = ~(diagonal > 0) | np.isinf(diagonal)
-    coupling = np.where(
-        identity | uncoupled[..., :, None] | uncoupled[..., None, :], 0.0, Qhat
+    is_uncoupled = ~(Qhat_diagonal > 0) | np.isinf(Qhat_diagonal)
+    off_diagonal_Qhat = np.where(
+        identity | is_uncoupled[..., :, None] | is_uncoupled[..., None, :], 0.0, Qhat
     )
-    if not np.any(coupling):
+    if not np.any(off_diagonal_Qhat):
         return noise
     # With a unit diagonal the inverse depends on the correlations only, whatever the scales.
-    diagonal_scale = np.where(uncoupled, 1.0, diagonal) ** -0.5
-    has_nan = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
+    diagonal_scale = np.where(is_uncoupled, 1.0, Qhat_diagonal) ** -0.5
+    has_nan = np.any(np.isnan(off_diagonal_Qhat), axis=(-2, -1))[..., None]
     correlations = (
-        diagonal_scale[..., :, None] * coupling * diagonal_scale[..., None, :]
+        diagonal_scale[..., :, None] * off_diagonal_Qhat * diagonal_scale[..., None, :]
     )
-    eigenvalues, vectors = np.linalg.eigh(identity + np.nan_to_num(correlations))
+    eigenvalues, eigenvectors = np.linalg.eigh(identity + np.nan_to_num(correlations))
     # rounding may make an eigenvalue 0 or negative
     positive_eigenvalues = np.maximum(eigenvalues, 1e-300)[..., None, :]
     with np.errstate(over="ignore"):
-        coupled_noise = noise * np.sum(vectors**2 / positive_eigenvalues, axis=-1)
-    return np.where(has_nan, np.nan, np.where(uncoupled, noise, coupled_noise))
+        coupled_noise = noise * np.sum(eigenvectors**2 / positive_eigenvalues, axis=-1)
+    return np.where(has_nan, np.nan, np.where(is_uncoupled, noise, coupled_noise))
 
 
 def mmse_of_any_noise(
-    mmse: Callable[[Host], Array], noise: Host | float, smallest: float, largest: float
+    mmse: Callable[[Host], Array],
+    noise: Host | float,
+    smallest_noise: float,
+    largest_noise: float,
 ) -> Host:
-    """Extend ``mmse``, which holds for noise between ``smallest`` and ``largest``, to noise of any size and shape.
+    """Extend ``mmse``, which holds for noise between ``smallest_noise`` and ``largest_noise``, to noise of any size and
+    shape.
 
     The error is proportional to the noise below and 1 above; negative numbers and NaN give NaN. ``mmse`` maps noise (n,) to
     errors (n,).
@@ -288,17 +299,22 @@ def mmse_of_any_noise(
     noise = np.asarray(noise, dtype=np.float64)
     flat_noise = np.reshape(noise, -1)
     is_valid = flat_noise >= 0
-    clipped_noise = np.clip(np.where(is_valid, flat_noise, 1.0), smallest, largest)
+    clipped_noise = np.clip(
+        np.where(is_valid, flat_noise, 1.0), smallest_noise, largest_noise
+    )
     error = mmse(clipped_noise)
-    error_below = error * (np.where(is_valid, flat_noise, 0.0) / clipped_noise)
-    error = np.where(flat_noise < clipped_noise, error_below, np.minimum(error, 1.0))
+    error_below_smallest = error * (np.where(is_valid, flat_noise, 0.0) / clipped_noise)
+    error = np.where(
+        flat_noise < clipped_noise, error_below_smallest, np.minimum(error, 1.0)
+    )
     error = np.where(flat_noise > clipped_noise, 1.0, error)
     return np.reshape(np.where(is_valid, error, np.nan), noise.shape)
 
 
 @lru_cache(maxsize=1)
 def double_exponential() -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule, ``t = 1/(1 + exp(-pi sinh u))``.
+    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule ``t = 1/(1 + exp(-pi sinh u))``, at
+    equidistant u.
 
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
     edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.

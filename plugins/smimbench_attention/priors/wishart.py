@@ -54,8 +54,8 @@ _LARGEST_NOISE = 1e18
 
 
 class _WishartBulks(NamedTuple):
-    """Ranges of the parameter s where the density is positive: ``[outer, turn]`` and ``[base + lower, base + upper]``, each
-    (n,).
+    """Ranges of the parameter s where the density of eigenvalues is positive: ``[outer, turn]`` and ``[base + lower,
+    base + upper]``, each (n,); ``gap`` says whether a gap separates the two bulks.
 
     The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
     narrow window around it. Where ``gap`` is False the ranges touch, at the dip of the density if it has one.
@@ -70,7 +70,9 @@ class _WishartBulks(NamedTuple):
 
 
 def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
-    """Parametric functions s, m, q and r of the cubic equation at ``s = base + e``, without cancellation in q."""
+    """Functions s, ``m = sqrt(1 + s^2)``, q and r at ``s = base + e``, the parameters of the roots of the cubic
+    equation for the resolvent, without cancellation in q; ``a = rho^{-1/2}``.
+    """
     s = base + e
     a = rho**-0.5
     m = np.sqrt(1 + s * s)
@@ -79,7 +81,8 @@ def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
 
 
 def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Find the edges of the bulks: solve ``r(s) = root`` and ``q(s) = +-root``, with ``root = sqrt(Delta)`` (n,).
+    """Find the edges of the bulks of eigenvalues: solve ``r(s) = root`` and ``q(s) = +-root``, with ``root =
+    sqrt(Delta)`` (n,). Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
     """
@@ -88,13 +91,13 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
     def r(s: Host) -> tuple[Host, Host]:
         """Function r(s) and its derivative."""
-        _, m, _, value = _curves(s, 0.0, rho)
-        return value, 1 + a / m**3
+        _, m, _, r_value = _curves(s, 0.0, rho)
+        return r_value, 1 + a / m**3
 
     def q(e: Host) -> tuple[Host, Host]:
         """Function q and its derivative at ``s = base + e``."""
-        _, m, value, _ = _curves(e, base, rho)
-        return value, 1 - a / m**3
+        _, m, q_value, _ = _curves(e, base, rho)
+        return q_value, 1 - a / m**3
 
     def minus_q(s: Host) -> tuple[Host, Host]:
         """Function -q(s) and its derivative, for ``base = 0``."""
@@ -109,23 +112,23 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
         return _WishartBulks(
             base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool)
         )
-    dip = math.sqrt(math.expm1(-math.log(rho) / 3))
-    turn = np.where(dip > outer, dip, turn)
+    stationary_s = math.sqrt(math.expm1(-math.log(rho) / 3))
+    turn = np.where(stationary_s > outer, stationary_s, turn)
     lower = turn - base
-    has_gap = root < dip**3
+    has_gap = root < stationary_s**3
     if has_gap.any():
         turn[has_gap] = np.minimum(
-            _newton(minus_q, root[has_gap], np.zeros(has_gap.sum())), dip
+            _newton(minus_q, root[has_gap], np.zeros(has_gap.sum())), stationary_s
         )
         lower[has_gap] = np.maximum(
-            _newton(q, -root[has_gap], np.zeros(has_gap.sum())), dip - base
+            _newton(q, -root[has_gap], np.zeros(has_gap.sum())), stationary_s - base
         )
     return _WishartBulks(base, outer, turn, lower, upper, has_gap)
 
 
 @lru_cache(maxsize=32)
 def _cached_bulks(root: float, rho: float) -> _WishartBulks:
-    """Bulks of eigenvalues at one noise level, cached because denoiser and error both need them."""
+    """Bulks of eigenvalues at one noise level ``root = sqrt(Delta)``, cached because denoiser and error both need them."""
     return _bulks(np.asarray([root]), rho)
 
 
@@ -137,10 +140,10 @@ def _newton(
     Where two bulks just touch, the root is double and the method converges linearly.
     """
     for _ in range(200):
-        value, slope = function(x)
-        step = (value - target) / np.where(slope == 0, np.inf, slope)
-        x = x - step
-        if np.all(np.abs(step) <= 4e-16 * np.abs(x)):
+        value, derivative = function(x)
+        newton_step = (value - target) / np.where(derivative == 0, np.inf, derivative)
+        x = x - newton_step
+        if np.all(np.abs(newton_step) <= 4e-16 * np.abs(x)):
             break
     return x
 
@@ -148,7 +151,8 @@ def _newton(
 def observed_law(
     noise: Host | float, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Nodes of a quadrature rule for the eigenvalues of ``S + sqrt(noise) Z``.
+    """Nodes of a quadrature rule for the eigenvalues x of ``S + sqrt(noise) Z``: weights, x, and posterior mean and
+    variance of the signal's eigenvalue there. ``breaks`` are eigenvalues at which panels of nodes end.
 
     ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
     to one up to the error of the rule, then the eigenvalue, and mean and variance of the posterior of S in its direction.
@@ -190,7 +194,8 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host]:
-    """Quadrature weights, s and q r at the nodes of both ranges of s, (n, K) each, for delta (n,).
+    """Quadrature weights, s and the product q r at the nodes of both ranges of s, (n, K) each, for noise variances
+    delta (n,). Panels of nodes end at the edges of the bulks and at the eigenvalues ``breaks``.
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
@@ -202,30 +207,37 @@ def _nodes(
     )
     unit_nodes, unit_weights = double_exponential()
     panels = []
-    for base, start, end in (
+    for base, range_start, range_end in (
         (0.0, bulks.outer, bulks.turn),
         (bulks.base, bulks.lower, bulks.upper),
     ):
-        break_points = [
+        break_offsets = [
             _break_offset(
-                float(start[0]), float(end[0]), base, float(root[0, 0]), rho, x
+                float(range_start[0]),
+                float(range_end[0]),
+                base,
+                float(root[0, 0]),
+                rho,
+                x,
             )
             for x in breaks
         ]
         for panel_start, panel_end in pairwise(
             [
-                start,
+                range_start,
                 *(
                     np.array([offset])
                     for offset in sorted(
-                        offset for offset in break_points if offset is not None
+                        offset for offset in break_offsets if offset is not None
                     )
                 ),
-                end,
+                range_end,
             ]
         ):
-            length = (panel_end - panel_start)[:, None]
-            s, m, q, r = _curves(panel_start[:, None] + length * unit_nodes, base, rho)
+            panel_length = (panel_end - panel_start)[:, None]
+            s, m, q, r = _curves(
+                panel_start[:, None] + panel_length * unit_nodes, base, rho
+            )
             density = np.sqrt(
                 np.maximum(
                     (r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0
@@ -233,20 +245,28 @@ def _nodes(
             )
             dx_ds = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
             panels.append(
-                ((rho / math.pi) * length * unit_weights * density * dx_ds, s, q * r)
+                (
+                    (rho / math.pi) * panel_length * unit_weights * density * dx_ds,
+                    s,
+                    q * r,
+                )
             )
-    weights, s, qr = (np.concatenate(columns, axis=-1) for columns in zip(*panels))
+    weights, s, qr = (
+        np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
+    )
     return weights, s, qr
 
 
 def _break_offset(
     low: float, high: float, base: float, root: float, rho: float, x: float
 ) -> float | None:
-    """Value ``e = s - base`` in a range at which the eigenvalue is x; None if x is outside."""
+    """Value ``e = s - base`` between ``low`` and ``high`` at which the observed eigenvalue is x, for noise ``root^2``;
+    None if x is outside the range.
+    """
     from scipy.optimize import brentq
 
     def excess(e: Array) -> float:
-        """Observed eigenvalue at ``s = base + e``, minus x."""
+        """Observed eigenvalue at ``s = base + e``, minus x; s, q and r are the functions of ``_curves``."""
         s, _, q, r = _curves(e, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 
@@ -256,7 +276,8 @@ def _break_offset(
 
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
-    r"""Eigenvalues ``xi`` of the posterior mean where the observation has eigenvalues ``lambda``.
+    r"""Eigenvalues ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``; s
+    parametrizes them, and the bulk of zeros may be separate from the other bulk.
 
     .. math:: \xi = \lambda - 2 \Delta\, \mathrm{Re}\, g(\lambda)
 
@@ -278,32 +299,38 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
             mean_eigenvalue + (eigenvalues - mean_eigenvalue) / (1 + noise)
         )
 
-    upper, lower, *gap_edges = _edges(noise, rho)
+    right_edge, left_edge, *gap_edges = _edges(noise, rho)
     s_squared = _real_root(
-        np.clip(eigenvalues, lower.x, upper.x) / mean_eigenvalue - noise, noise, rho
+        np.clip(eigenvalues, left_edge.x, right_edge.x) / mean_eigenvalue - noise,
+        noise,
+        rho,
     )
-    edges_and_masks = [(upper, eigenvalues > upper.x), (lower, eigenvalues < lower.x)]
-    smallest_s = np.asarray(upper.s)
-    largest_s = np.asarray(lower.s)
+    edges_and_masks = [
+        (right_edge, eigenvalues > right_edge.x),
+        (left_edge, eigenvalues < left_edge.x),
+    ]
+    smallest_s = np.asarray(right_edge.s)
+    largest_s = np.asarray(left_edge.s)
     if gap_edges:
         zero_edge, bulk_edge = gap_edges
         in_zero_bulk = eigenvalues <= min(
             max(zero_edge.edge_switch_point(), zero_edge.x), bulk_edge.x
         )
-        smallest_s = np.where(in_zero_bulk, zero_edge.s, upper.s)
-        largest_s = np.where(in_zero_bulk, lower.s, bulk_edge.s)
+        smallest_s = np.where(in_zero_bulk, zero_edge.s, right_edge.s)
+        largest_s = np.where(in_zero_bulk, left_edge.s, bulk_edge.s)
         edges_and_masks += [
             (zero_edge, in_zero_bulk & (eigenvalues > zero_edge.x)),
             (bulk_edge, ~in_zero_bulk & (eigenvalues < bulk_edge.x)),
         ]
     denoised = mean_eigenvalue * noise / np.clip(s_squared, smallest_s**2, largest_s**2)
-    for edge, mask in edges_and_masks:
-        denoised[mask] = edge.denoise_beyond(eigenvalues[mask])
+    for edge, beyond_edge in edges_and_masks:
+        denoised[beyond_edge] = edge.denoise_beyond(eigenvalues[beyond_edge])
     return denoised
 
 
 def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
-    r"""Map ``eigenvalue_map`` inside the bulks, continued outside by a straight line of slope at most 1.
+    r"""Map ``eigenvalue_map`` inside the bulks, continued outside by a straight line of slope at most 1; noise is the
+    variance of the observation.
 
     In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
     fluctuations of the noise, but ``eigenvalue_map`` takes them for spikes of the signal: its slope is infinite just beyond
@@ -321,32 +348,47 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     """
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
         return eigenvalue_map(eigenvalues, noise, rho)
-    upper, lower, *gap_edges = _edges(noise, rho)
-    clipped = np.clip(eigenvalues, lower.x, upper.x)
-    denoised = eigenvalue_map(clipped, noise, rho).astype(eigenvalues.dtype)
+    right_edge, left_edge, *gap_edges = _edges(noise, rho)
+    clipped_eigenvalues = np.clip(eigenvalues, left_edge.x, right_edge.x)
+    denoised = eigenvalue_map(clipped_eigenvalues, noise, rho).astype(eigenvalues.dtype)
     if gap_edges and gap_edges[1].x > gap_edges[0].x:
         zero_edge, bulk_edge = gap_edges
-        interpolated = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
+        denoised_in_gap = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
             bulk_edge.x - zero_edge.x
-        ) * (clipped - zero_edge.x)
+        ) * (clipped_eigenvalues - zero_edge.x)
         denoised = np.where(
-            (clipped > zero_edge.x) & (clipped < bulk_edge.x), interpolated, denoised
+            (clipped_eigenvalues > zero_edge.x) & (clipped_eigenvalues < bulk_edge.x),
+            denoised_in_gap,
+            denoised,
         )
-    excess = eigenvalues - clipped
+    distance_outside = eigenvalues - clipped_eigenvalues
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
-    denoised = np.where(excess > 0, upper.xi + upper.slope * excess, denoised)
-    return np.where(excess < 0, lower.xi + lower.slope * excess, denoised)
+    denoised = np.where(
+        distance_outside > 0,
+        right_edge.xi + right_edge.slope * distance_outside,
+        denoised,
+    )
+    return np.where(
+        distance_outside < 0,
+        left_edge.xi + left_edge.slope * distance_outside,
+        denoised,
+    )
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
     """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
-    base, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
-    outer, turn, lower, upper = (float(bulk_end[0]) for bulk_end in bulk_ends)
-    edges = [_Edge(outer, 1, noise, rho), _Edge(base + upper, -1, noise, rho)]
+    base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
+    outer_s, turn_s, lower_offset, upper_offset = (
+        float(bulk_end[0]) for bulk_end in bulk_ends
+    )
+    edges = [
+        _Edge(outer_s, 1, noise, rho),
+        _Edge(base_s + upper_offset, -1, noise, rho),
+    ]
     if has_gap[0]:
         edges += [
-            _Edge(base + lower, 1, noise, rho, inner=True),
-            _Edge(turn, -1, noise, rho, inner=True),
+            _Edge(base_s + lower_offset, 1, noise, rho, inner=True),
+            _Edge(turn_s, -1, noise, rho, inner=True),
         ]
     return edges
 
@@ -360,6 +402,9 @@ class _Edge:
     def __init__(
         self, s: float, side: int, noise: float, rho: float, *, inner: bool = False
     ) -> None:
+        """Compute the edge at the parameter s; ``side`` is 1 for a right end of a bulk and -1 for a left end, ``inner``
+        marks the two ends at a gap between bulks.
+        """
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)
         self.s = s
@@ -368,8 +413,8 @@ class _Edge:
         self.mean = math.sqrt(rho)
         self.xi = self.mean * (root / s) ** 2
         self.x = (1 if inner else side) * 2 * root * s / m + self.xi
-        dx_scale = noise + s**4 * (1 - 1 / (rho * m**4))
-        self.slope = min(noise / dx_scale, 1.0) if dx_scale > 0 else 1.0
+        scaled_dx_ds = noise + s**4 * (1 - 1 / (rho * m**4))
+        self.slope = min(noise / scaled_dx_ds, 1.0) if scaled_dx_ds > 0 else 1.0
         # At the zero of dx/dw = 1 - Delta/w^2 - 1/(w - a)^2, w = 1/g: distances of w to the two poles, the two terms,
         # and whether w moves away from each pole when lambda leaves the bulk.
         self.distances = (root * m / s, m)
@@ -391,16 +436,17 @@ class _Edge:
         )
 
     def denoise_beyond(self, eigenvalues: Host) -> Host:
-        """Denoised eigenvalues for observed eigenvalues beyond this edge.
+        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w has moved by d: m, c and e are its
+        distances to the two poles, their terms in ``dx/dw``, and whether d adds to the distance.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's
         method for its root goes up from ``sqrt(distance/K(0))``.
         """
-        distance = self.side * (eigenvalues - self.x)
+        distance_from_edge = self.side * (eigenvalues - self.x)
         (m1, m2), (c1, c2), (e1, e2) = self.distances, self.terms, self.signs
         tiny = 1e-300
-        d = np.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
+        d = np.sqrt(distance_from_edge / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
         for _ in range(20):
             d = np.clip(d, 0.0, self.largest_distance)
             pole_distance_1 = m1 + e1 * d
@@ -408,41 +454,56 @@ class _Edge:
             term_1 = c1 / pole_distance_1
             term_2 = c2 / pole_distance_2
             K = np.maximum(e1 * term_1 + e2 * term_2, tiny)
-            slope = term_1 * (e1 + e1 * m1 / pole_distance_1) + term_2 * (
+            dK_dd = term_1 * (e1 + e1 * m1 / pole_distance_1) + term_2 * (
                 e2 + e2 * m2 / pole_distance_2
             )
-            step = 2 * (np.sqrt(distance * K) - d * K) / np.maximum(slope, tiny)
-            d = d + step
-            if not np.any(step > 1e-14 * d):
+            newton_step = (
+                2 * (np.sqrt(distance_from_edge * K) - d * K) / np.maximum(dK_dd, tiny)
+            )
+            d = d + newton_step
+            if not np.any(newton_step > 1e-14 * d):
                 break
         d = np.clip(d, 0.0, self.largest_distance)
         return np.asarray(
             self.xi
-            + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
+            + self.side
+            * (distance_from_edge + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
         )
 
 
 def _real_root(ell: Host, noise: float, rho: float) -> Host:
-    """Real root y of the cubic inside a bulk, where the other two roots are a complex pair.
+    """Real root y inside a bulk, by Cardano's formula (p, h, u, v), of the cubic ``y^3 + (ell + 1 - 1/rho) y^2 + (ell -
+    noise) y = noise``, whose other two roots are a complex pair; ``ell`` is the observed eigenvalue ``x / sqrt(rho) -
+    noise``.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
     ``t^3 + 3 p t + 2 h = 0`` for ``t = y + shift``.
     """
-    shift = (ell + (1 - 1 / rho)) / 3
-    slope = ell - noise
-    p = slope / 3 - shift * shift
-    h = shift * (shift * shift - slope / 2) - noise / 2
-    size = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
-    u = size ** (1 / 3)
-    v = np.divide(p, u, out=np.zeros_like(p), where=size > 0)
+    third_of_quadratic_coefficient = (ell + (1 - 1 / rho)) / 3
+    linear_coefficient = ell - noise
+    p = (
+        linear_coefficient / 3
+        - third_of_quadratic_coefficient * third_of_quadratic_coefficient
+    )
+    h = (
+        third_of_quadratic_coefficient
+        * (
+            third_of_quadratic_coefficient * third_of_quadratic_coefficient
+            - linear_coefficient / 2
+        )
+        - noise / 2
+    )
+    radicand = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
+    u = radicand ** (1 / 3)
+    v = np.divide(p, u, out=np.zeros_like(p), where=radicand > 0)
     t = np.where(h > 0, -1.0, 1.0) * (u - v)
-    root = t - shift
+    root = t - third_of_quadratic_coefficient
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
-    pair = (t / 2 + shift) ** 2 + 0.75 * (u + v) ** 2
+    pair_product = (t / 2 + third_of_quadratic_coefficient) ** 2 + 0.75 * (u + v) ** 2
     return np.where(
         root > noise ** (1 / 3),
         root,
-        noise / np.where(root > noise ** (1 / 3), 1.0, pair),
+        noise / np.where(root > noise ** (1 / 3), 1.0, pair_product),
     )
 
 
@@ -452,7 +513,9 @@ __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
 def _eigenvalue_map(
     eigenvalues: Host, noise: float, rho: float, *, continued: bool
 ) -> Host:
-    """Map observed to denoised eigenvalues; ``continued`` limits the slope outside the bulks, for iterations at finite size."""
+    """Map observed to denoised eigenvalues at a noise variance; ``continued`` limits the slope outside the bulks, for
+    iterations at finite size.
+    """
     denoising_map = continued_map if continued else eigenvalue_map
     return denoising_map(eigenvalues, noise, rho)
 
@@ -517,17 +580,11 @@ class Wishart(ProductPrior):
         ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
-        width = self._width(dimension)
+        r = self._width(dimension)
         D = dimension
         return float(
-            (
-                4
-                * width
-                * D
-                * (2 * width**2 + 5 * width * D + 2 * D**2 + 5 * width + 5 * D + 5)
-            )
-            ** 0.5
-            / (width * D * (width + D + 1))
+            (4 * r * D * (2 * r**2 + 5 * r * D + 2 * D**2 + 5 * r + 5 * D + 5)) ** 0.5
+            / (r * D * (r + D + 1))
         )
 
     def mean(self, components: int, dimension: int) -> Array:
