@@ -62,6 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name of the package when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

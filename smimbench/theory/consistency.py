@@ -50,7 +50,8 @@ def require_consistent(
     *,
     clock: Callable[[], float],
 ) -> None:
-    """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution.
+    """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution; ``kinds``
+    are the kinds of item to test, by default those from third parties.
 
     Parameters
     ----------
@@ -72,105 +73,115 @@ def require_consistent(
         _require_standard_inputs(problem, seed)
         kinds = [k for k in ("prior", "channel") if _is_third_party(problem, k)]
     if "prior" in kinds:
-        prior = PriorTest(problem, clock, seed)
-        _require_prior(prior, components or problem.components)
+        prior_test = PriorTest(problem, clock, seed)
+        _require_prior(prior_test, components or problem.components)
     if "channel" in kinds:
         require_likelihood(problem, seed)
-        second_moment, channel = (
+        second_moment, channel_test = (
             prior_moments(problem)[0],
             ChannelTest(problem, clock, seed),
         )
-        for point, share in enumerate(TESTED_KNOWN_SHARES):
-            channel.check(share * second_moment, (1 - share) * second_moment, point)
+        for draw_index, known_share in enumerate(TESTED_KNOWN_SHARES):
+            channel_test.check(
+                known_share * second_moment,
+                (1 - known_share) * second_moment,
+                draw_index,
+            )
 
 
-def _require_prior(prior: PriorTest, P: int) -> None:
-    """Test the moments and the denoiser of a prior for signals of P components."""
-    signal = prior.call("sample", prior.rng("signal, form"), P, prior.min_draws)
+def _require_prior(prior_test: PriorTest, P: int) -> None:
+    """Test the moments and the denoiser of a prior for signals of P components. Qhat is set so that components are known to
+    different degrees.
+    """
+    signal = prior_test.call(
+        "sample", prior_test.rng("signal, form"), P, prior_test.min_draws
+    )
     # Before its moments, which may be derived from denoise.
-    prior.denoised(np.asarray(signal, dtype=float), np.eye(P))
+    prior_test.denoised(np.asarray(signal, dtype=float), np.eye(P))
     second_moment, prior_mean_overlap = (
-        np.asarray(prior.call(name, P)) for name in ("second_moment", "mean_overlap")
+        np.asarray(prior_test.call(name, P))
+        for name in ("second_moment", "mean_overlap")
     )
     variance = second_moment - prior_mean_overlap
-    inverse = np.linalg.inv(variance)
+    inverse_variance = np.linalg.inv(variance)
     # More is known of one component than of another.
     component_weights = np.diag(np.sqrt(1 + np.arange(P)))
-    for point, ratio in enumerate(TESTED_QHAT_FACTORS):
-        Qhat = ratio * component_weights @ inverse @ component_weights
-        prior.check(Qhat, f"{ratio:g} / variance", point)
-    unlearned_V = np.asarray(prior.call("overlap", 1e-9 * inverse).V)
+    for draw_index, qhat_factor in enumerate(TESTED_QHAT_FACTORS):
+        Qhat = qhat_factor * component_weights @ inverse_variance @ component_weights
+        prior_test.check(Qhat, f"{qhat_factor:g} / variance", draw_index)
+    unlearned_V = np.asarray(prior_test.call("overlap", 1e-9 * inverse_variance).V)
     if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
-        raise prior.fail(
+        raise prior_test.fail(
             "overlap: V must equal second_moment - mean_overlap as Qhat vanishes"
         )
 
 
 def _require_standard_inputs(problem: Problem, seed: int) -> None:
     """Raise a ProblemError if Gaussian inputs of a plugin do not have mean 0 and variance 1."""
-    law = problem.inputs
-    if not law.gaussian or not _is_third_party(problem, "inputs"):
+    inputs = problem.inputs
+    if not inputs.gaussian or not _is_third_party(problem, "inputs"):
         return
     if why_theory_only(problem.prior, problem.components):
         return
-    dimension = law.shape[1] or TOKEN_DIMENSION
+    dimension = inputs.shape[1] or TOKEN_DIMENSION
     alpha = problem.model.sample_ratio(TOKEN_SAMPLES, dimension)
     for remark in problem.instance(alpha, dimension, seed=seed).remarks:
-        key, _, message = remark.partition(": ")
+        remark_key, _, message = remark.partition(": ")
         advice = (
-            f"no theory is computed from it (details: 'smimbench check {law.name}')"
+            f"no theory is computed from it (details: 'smimbench check {inputs.name}')"
         )
-        raise ProblemError(key, f"{message}; {advice}")
+        raise ProblemError(remark_key, f"{message}; {advice}")
 
 
 def require_consistent_at(
     problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]
 ) -> None:
-    """Repeat the consistency test at some of the overlaps and errors (Q, V) to be reported.
+    """Repeat the consistency test at some of the overlaps and errors (Q, V) to be reported. A third-party prior is tested at
+    the Qhat that gives this overlap.
 
     Raises
     ------
     ProblemError
     """
-    tests = [
-        test(problem, clock, share=0.25)
-        for test in (ChannelTest, PriorTest)
-        if _is_third_party(problem, test.kind)
+    item_tests = [
+        item_test(problem, clock, share=0.25)
+        for item_test in (ChannelTest, PriorTest)
+        if _is_third_party(problem, item_test.kind)
     ]
-    if not tests or not points:
+    if not item_tests or not points:
         return
     second_moment, prior_mean_overlap = prior_moments(problem)
     second_moments, start_time = np.diagonal(second_moment), clock()
     # In random order: a slow item is tested along the whole curve, too.
-    order = monte_carlo_rng("consistency: points").permutation(len(points))
-    for index in order[:REPORTED_POINTS].tolist():
+    random_order = monte_carlo_rng("consistency: points").permutation(len(points))
+    for index in random_order[:REPORTED_POINTS].tolist():
         Q, V = points[index]
         unknown_shares = np.diagonal(V) / second_moments
         if clock() - start_time > REPORTED_SECONDS:
             return
         if not (unknown_shares >= -ROUNDING).all():
-            raise tests[-1].fail(
+            raise item_tests[-1].fail(
                 f"this overlap gives a negative error ({np.diagonal(V).min():.3g}); errors must be >= 0"
             )
         if unknown_shares.max() < SMALLEST_UNKNOWN_SHARE:
             continue
         # A little further: where an item goes wrong, a curve turns, and points stop just before.
         V = 0.98 * V
-        learned = np.flatnonzero(
+        learned_components = np.flatnonzero(
             np.diagonal(Q - prior_mean_overlap) > NEGLIGIBLE * second_moments
         )
-        for test in tests:
-            if isinstance(test, ChannelTest):
+        for item_test in item_tests:
+            if isinstance(item_test, ChannelTest):
                 tested_V = np.maximum(
                     V, SMALLEST_UNKNOWN_SHARE * np.diag(second_moments)
                 )
-                test.check(
+                item_test.check(
                     second_moment - tested_V, tested_V, len(TESTED_KNOWN_SHARES) + index
                 )
-            elif len(learned) == problem.components:
-                Qhat = inverse_map(problem, second_moment - V, V, learned)
+            elif len(learned_components) == problem.components:
+                Qhat = inverse_map(problem, second_moment - V, V, learned_components)
                 largest_qhat = f"{np.diagonal(Qhat).max():.3g}"
-                test.check(Qhat, largest_qhat, len(TESTED_QHAT_FACTORS) + index)
+                item_test.check(Qhat, largest_qhat, len(TESTED_QHAT_FACTORS) + index)
 
 
 def _is_third_party(problem: Problem, kind: str) -> bool:

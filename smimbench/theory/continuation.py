@@ -63,6 +63,9 @@ class Continuation:
     """
 
     def __init__(self, problem: Problem) -> None:
+        """Compute the first node of the curve, at the prior mean, where components a with information there start to be
+        learned.
+        """
         self.problem = problem
         self.ratios = ComponentRatios(problem)
         self.corrector = Corrector(self.ratios)
@@ -73,29 +76,37 @@ class Continuation:
         self.highest_log_alpha = -np.inf
         P = problem.components
         Q, V = self.ratios.overlap(np.zeros(P))
-        value, error = diagonals(information_at(problem, Q, V))
+        information_diagonal, information_error = diagonals(
+            information_at(problem, Q, V)
+        )
         informative_components = [
             a
             for a in range(P)
             if self.ratios.critical_qhat[a] == 0
-            and value[a] > max(NEGLIGIBLE, 3 * error[a])
+            and information_diagonal[a] > max(NEGLIGIBLE, 3 * information_error[a])
         ]
         self.ratios.informative_components = set(informative_components)
         x, jacobian = np.zeros(P), np.zeros((P, P))
         x[informative_components] = np.log(
-            1e-6 * value[informative_components] / value.max()
+            1e-6
+            * information_diagonal[informative_components]
+            / information_diagonal.max()
         )  # below so little everything is proportional to alpha
-        log_ratios, error = self.ratios.log_ratios(x, informative_components)
+        log_ratios, information_error = self.ratios.log_ratios(
+            x, informative_components
+        )
         if informative_components:
             self.bifurcations += [
                 Bifurcation(a, 0.0, 0.0)
-                for a in sorted(informative_components, key=lambda a: -value[a])
+                for a in sorted(
+                    informative_components, key=lambda a: -information_diagonal[a]
+                )
             ]
             jacobian[informative_components, informative_components] = 1.0
             node = Node(
                 x,
                 log_ratios,
-                error,
+                information_error,
                 jacobian,
                 float(log_ratios[informative_components].mean()),
             )
@@ -110,26 +121,34 @@ class Continuation:
             )
         else:
             self._bifurcate_at_start(
-                Stage([], [], [Node(x, log_ratios, error, jacobian, -np.inf)], [], 0.0)
+                Stage(
+                    [],
+                    [],
+                    [Node(x, log_ratios, information_error, jacobian, -np.inf)],
+                    [],
+                    0.0,
+                )
             )
 
     def _bifurcate(
         self, node: Node, stage: Stage, component: int, error: float
     ) -> None:
-        """Start a new stage at ``node``, where another component becomes unstable and is learned from there on."""
+        """Start a new stage at ``node``, where another component becomes unstable and is learned from there on; ``error`` is
+        that of log alpha.
+        """
         self.is_finished = not np.isfinite(node.log_alpha)
         if self.is_finished:
             return
         self.highest_log_alpha = max(self.highest_log_alpha, node.log_alpha)
         alpha = float(np.exp(self.highest_log_alpha))
         self.bifurcations.append(Bifurcation(component, alpha, alpha * error))
-        start = replace(node, x=node.x.copy(), jacobian=node.jacobian.copy())
-        start.x[component] = start.jacobian[:, component] = 0.0
+        first_node = replace(node, x=node.x.copy(), jacobian=node.jacobian.copy())
+        first_node.x[component] = first_node.jacobian[:, component] = 0.0
         self.stages.append(
             Stage(
                 [*stage.learned_components, component],
                 [component],
-                [start],
+                [first_node],
                 stage.recovered_components,
                 self.ratios.accuracy.first_step,
             )
@@ -154,43 +173,45 @@ class Continuation:
         )
 
     def _trace_next_node(self, stage: Stage) -> None:
-        """Add the next node of the curve to a stage, or start the next stage at a bifurcation on the way."""
-        accuracy, origin = self.ratios.accuracy, stage.nodes[-1]
-        is_start = len(stage.nodes) == 1
-        if is_start and self._bifurcate_at_start(stage):
+        """Add the next node of the curve to a stage, or start the next stage at a bifurcation on the way; the step is
+        shortened where log alpha mismatches its extrapolation from earlier nodes.
+        """
+        accuracy, latest_node = self.ratios.accuracy, stage.nodes[-1]
+        is_first_step = len(stage.nodes) == 1
+        if is_first_step and self._bifurcate_at_start(stage):
             return
-        if is_start and (
+        if is_first_step and (
             len(stage.moving_components) > 1 or not self.ratios.uses_sampling
         ):
-            self.corrector.differentiate(stage, origin)
-        tangent = self.corrector.tangent(stage, origin.jacobian)
+            self.corrector.differentiate(stage, latest_node)
+        tangent = self.corrector.tangent(stage, latest_node.jacobian)
         stage.step = float(
             np.clip(
                 self._distance_to_bifurcation(stage), accuracy.shortest_step, stage.step
             )
         )
-        node = self._next_node_ahead(stage, origin)
-        was_lengthened = was_shortened = False
+        node = self._next_node_ahead(stage, latest_node)
+        was_step_lengthened = was_step_shortened = False
         while node is None:
             step = stage.step
-            node, correction = self.corrector.corrected_node(
-                stage, origin, *self._extrapolated(stage, tangent, step)
+            node, largest_correction = self.corrector.corrected_node(
+                stage, latest_node, *self._extrapolated(stage, tangent, step)
             )
             tolerance, mismatch = (
                 self._tolerance(stage, node),
-                self._extrapolation_mismatch(stage, origin, node),
+                self._extrapolation_mismatch(stage, latest_node, node),
             )
             if (
-                is_start
+                is_first_step
                 and len(stage.moving_components) == 1
                 and self.ratios.uses_sampling
             ):
                 mismatch = tolerance  # there is no slope yet to compare with
-            is_backwards = float((node.x - origin.x) @ tangent) <= 0
+            moves_backwards = float((node.x - latest_node.x) @ tangent) <= 0
             is_rejected = (
                 not np.isfinite(node.log_alpha)
-                or correction > max(0.12, 1.2 * step)
-                or is_backwards
+                or largest_correction > max(0.12, 1.2 * step)
+                or moves_backwards
             )
             step_factor = (
                 np.sqrt(tolerance / max(mismatch, 1e-12))
@@ -205,19 +226,19 @@ class Continuation:
                 )
             )
             if step <= accuracy.shortest_step or (
-                not is_rejected and (mismatch <= 3 * tolerance or was_lengthened)
+                not is_rejected and (mismatch <= 3 * tolerance or was_step_lengthened)
             ):
                 break
             if (
-                is_start
-                and not np.isfinite(correction)
+                is_first_step
+                and not np.isfinite(largest_correction)
                 and step < 0.5
-                and not was_shortened
+                and not was_step_shortened
             ):
                 # The noise of a component that is hardly learned falls as its overlap grows.
-                stage.step, was_lengthened = 2 * step, True
+                stage.step, was_step_lengthened = 2 * step, True
             else:
-                stage.step, was_shortened = (
+                stage.step, was_step_shortened = (
                     max(accuracy.shortest_step, min(stage.step, step / 2)),
                     True,
                 )
@@ -229,11 +250,13 @@ class Continuation:
             return
         if not self.ratios.uses_sampling:
             self.corrector.differentiate(stage, node)
-        stage.direction = (node.x - origin.x) / np.linalg.norm(node.x - origin.x)
-        if self._bifurcation_between(stage, origin, node, tangent):
+        stage.direction = (node.x - latest_node.x) / np.linalg.norm(
+            node.x - latest_node.x
+        )
+        if self._bifurcation_between(stage, latest_node, node, tangent):
             return
         self.is_finished, is_beyond_end = self._reaches_perfect_recovery(
-            stage, origin, node
+            stage, latest_node, node
         )
         if is_beyond_end:
             return
@@ -243,22 +266,26 @@ class Continuation:
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:
-        """Tolerated difference of log alpha from its extrapolation: the target, or the error of sampled information."""
+        """Tolerated difference of log alpha from its extrapolation at a node: the target, or the error of sampled
+        information.
+        """
         return max(
             self.ratios.accuracy.target_mismatch,
             float(np.max(node.error[stage.moving_components])),
         )
 
     def _next_node_ahead(self, stage: Stage, origin: Node) -> Node | None:
-        """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None."""
+        """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None. ``origin`` is
+        the latest node of the stage.
+        """
         if not stage.nodes_ahead:
             return None
         node = stage.nodes_ahead[-1]
         distance = float(np.linalg.norm(node.x - origin.x))
-        is_accurate = self._extrapolation_mismatch(
+        is_near_extrapolation = self._extrapolation_mismatch(
             stage, origin, node
         ) <= 3 * self._tolerance(stage, node)
-        if is_accurate or distance <= 2 * self.ratios.accuracy.shortest_step:
+        if is_near_extrapolation or distance <= 2 * self.ratios.accuracy.shortest_step:
             return stage.nodes_ahead.pop()
         # Somewhere on the way, not just before its end.
         stage.step = min(
@@ -267,24 +294,29 @@ class Continuation:
         return None
 
     def _distance_to_bifurcation(self, stage: Stage) -> float:
-        """Extrapolated distance to the next bifurcation, plus a margin, from the last two nodes."""
+        """Extrapolated distance to the next bifurcation, plus a margin, from the last two nodes. A component a becomes
+        unstable where its stability gap vanishes.
+        """
         if len(stage.nodes) < 2:
             return np.inf
-        previous, latest = stage.nodes[-2:]
-        stability_gaps = latest.log_alpha - latest.log_ratios
+        previous_node, latest_node = stage.nodes[-2:]
+        stability_gaps = latest_node.log_alpha - latest_node.log_ratios
         gap_change = finite_change(
-            previous.log_alpha - previous.log_ratios, stability_gaps
+            previous_node.log_alpha - previous_node.log_ratios, stability_gaps
         )
-        candidates = [
+        destabilizing_components = [
             a
             for a in range(len(gap_change))
             if a not in stage.learned_components
             and gap_change[a] > 0 > stability_gaps[a]
         ]
         step_count = min(
-            (-stability_gaps[a] / gap_change[a] for a in candidates), default=np.inf
+            (-stability_gaps[a] / gap_change[a] for a in destabilizing_components),
+            default=np.inf,
         )
-        return 1.15 * float(step_count * np.linalg.norm(latest.x - previous.x))
+        return 1.15 * float(
+            step_count * np.linalg.norm(latest_node.x - previous_node.x)
+        )
 
     def _extrapolated(
         self, stage: Stage, tangent: Host, step: float
@@ -294,8 +326,8 @@ class Continuation:
         Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
         points at all nodes give them similar errors, which hardly bend it.
         """
-        origin = stage.nodes[-1].x
-        tangent_point = origin + step * tangent
+        latest_x = stage.nodes[-1].x
+        tangent_point = latest_x + step * tangent
         nodes = [*stage.nodes[1 - MAX_FITTED_NODES :], *stage.nodes_ahead[-1:]]
         if (
             not self.ratios.has_rough_information
@@ -311,75 +343,100 @@ class Continuation:
         lengths = np.insert(
             lengths - lengths[origin_index - 1], origin_index, small_step
         )
-        x = np.insert(
+        fitted_x = np.insert(
             [node.x for node in nodes],
             origin_index,
-            origin + small_step * tangent,
+            latest_x + small_step * tangent,
             axis=0,
         )
-        end, before_end = (
-            interpolated_value(lengths, x, factor * step) for factor in (1.0, 0.95)
+        expected_x, x_before_end = (
+            interpolated_value(lengths, fitted_x, factor * step)
+            for factor in (1.0, 0.95)
         )
-        if not np.linalg.norm(end - tangent_point) < step / 2:
+        if not np.linalg.norm(expected_x - tangent_point) < step / 2:
             return tangent_point, tangent
-        end = self.corrector.step_within_bounds(stage, origin, end)
-        return end, (end - before_end) / np.linalg.norm(end - before_end)
+        expected_x = self.corrector.step_within_bounds(stage, latest_x, expected_x)
+        return expected_x, (expected_x - x_before_end) / np.linalg.norm(
+            expected_x - x_before_end
+        )
 
     def _extrapolation_mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
-        """Difference between log alpha at a new node and its extrapolation from earlier nodes."""
+        """Difference between log alpha at a new node and its extrapolation from earlier nodes. ``origin`` is the latest of
+        these.
+        """
         linear_extrapolation = origin.log_alpha + float(
             (origin.jacobian @ (node.x - origin.x))[stage.moving_components].mean()
         )
-        lengths, log_alphas = (
+        known_lengths, log_alphas = (
             arc_lengths(stage.nodes),
             [known_node.log_alpha for known_node in stage.nodes],
         )
-        length = lengths[-1] + float(np.linalg.norm(node.x - origin.x))
-        counts = range(
+        new_length = known_lengths[-1] + float(np.linalg.norm(node.x - origin.x))
+        fitted_node_counts = range(
             3,
-            min(len(lengths), MAX_FITTED_NODES if self.ratios.uses_sampling else 3) + 1,
+            min(
+                len(known_lengths), MAX_FITTED_NODES if self.ratios.uses_sampling else 3
+            )
+            + 1,
         )
         extrapolations = [
             linear_extrapolation,
             *(
-                float(interpolated_value(lengths[-count:], log_alphas[-count:], length))
-                for count in counts
+                float(
+                    interpolated_value(
+                        known_lengths[-count:], log_alphas[-count:], new_length
+                    )
+                )
+                for count in fitted_node_counts
             ),
         ]
         return float(np.abs(node.log_alpha - np.array(extrapolations)).min())
 
     def _bifurcate_at_start(self, stage: Stage) -> bool:
-        """Start the next stage at once if another component is already unstable where this stage starts."""
+        """Start the next stage at once if another component is already unstable where this stage starts. Component a is
+        unstable where its log alpha is lowest.
+        """
         node = stage.nodes[0]
         unlearned = [
             a for a in range(len(node.log_ratios)) if a not in stage.learned_components
         ]
-        component = min(unlearned, key=lambda a: node.log_ratios[a], default=None)
-        if component is None or (
+        least_stable_component = min(
+            unlearned, key=lambda a: node.log_ratios[a], default=None
+        )
+        if least_stable_component is None or (
             stage.moving_components
             and (
                 self.highest_log_alpha == -np.inf
-                or node.log_ratios[component] > node.log_alpha
+                or node.log_ratios[least_stable_component] > node.log_alpha
             )
         ):
             return False
         node = (
             node
             if stage.moving_components
-            else replace(node, log_alpha=float(node.log_ratios[component]))
+            else replace(node, log_alpha=float(node.log_ratios[least_stable_component]))
         )
-        self._bifurcate(node, stage, component, float(node.error[component]))
+        self._bifurcate(
+            node,
+            stage,
+            least_stable_component,
+            float(node.error[least_stable_component]),
+        )
         return True
 
     def _bifurcation_between(
         self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
-        """Locate the bifurcation between two nodes, where another component becomes unstable, if there is one."""
+        """Locate the bifurcation between two nodes (``origin`` and ``node``), where another component a becomes unstable, if
+        there is one; positions run from 0 to 1 between them.
+        """
         unlearned = (
             a for a in range(len(node.log_ratios)) if a not in stage.learned_components
         )
-        unstable = [a for a in unlearned if node.log_ratios[a] <= node.log_alpha]
-        if not unstable or node.log_alpha < self.highest_log_alpha:
+        unstable_components = [
+            a for a in unlearned if node.log_ratios[a] <= node.log_alpha
+        ]
+        if not unstable_components or node.log_alpha < self.highest_log_alpha:
             return False  # where alpha falls, the curve is an unstable branch
         regain_position = 0.0
         if origin.log_alpha < self.highest_log_alpha - 1e-12:
@@ -391,19 +448,22 @@ class Continuation:
         lengths = (lengths - lengths[-2]) / (lengths[-1] - lengths[-2])
 
         def crossing_position(a: int) -> float:
-            gaps = np.array(
+            """Position at which the interpolated stability gap of component a vanishes."""
+            stability_gaps = np.array(
                 [point.log_alpha - point.log_ratios[a] for point in fitted_nodes]
             )
-            finite = np.isfinite(gaps)
-            if not finite[-2] or gaps[-1] <= gaps[-2]:
+            is_finite = np.isfinite(stability_gaps)
+            if not is_finite[-2] or stability_gaps[-1] <= stability_gaps[-2]:
                 return min(regain_position, 1.0)
-            position = -gaps[-2] / (gaps[-1] - gaps[-2])
-            if finite.sum() > 2 and gaps[-2] < 0 < gaps[-1]:
+            position = -stability_gaps[-2] / (stability_gaps[-1] - stability_gaps[-2])
+            if is_finite.sum() > 2 and stability_gaps[-2] < 0 < stability_gaps[-1]:
                 from scipy.optimize import brentq
 
                 position = brentq(
                     lambda t: float(
-                        interpolated_value(lengths[finite], gaps[finite], t)
+                        interpolated_value(
+                            lengths[is_finite], stability_gaps[is_finite], t
+                        )
                     ),
                     0.0,
                     1.0,
@@ -411,6 +471,7 @@ class Continuation:
             return float(np.clip(position, regain_position, 1.0))
 
         def x_at(position: float) -> Host:
+            """Interpolated coordinates x at a position."""
             if len(stage.moving_components) == 1:
                 return np.asarray(origin.x + position * (node.x - origin.x))
             return self.corrector.step_within_bounds(
@@ -422,36 +483,40 @@ class Continuation:
             )
 
         def stability_gap(point: Node) -> float:
+            """Difference between log alpha and the log ratio of the component that becomes unstable."""
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:
             """Positions, gaps and log alphas of the points nearest to the crossing, or of all if noise hides it."""
-            rows = np.array(
+            point_rows = np.array(
                 [
                     (position, stability_gap(point), point.log_alpha)
-                    for position, point in points
+                    for position, point in positions_and_nodes
                 ]
             )
-            rows = rows[np.isfinite(rows).all(axis=1)]
+            point_rows = point_rows[np.isfinite(point_rows).all(axis=1)]
             return np.transpose(
-                rows
+                point_rows
                 if self.ratios.uses_sampling
-                else rows[np.argsort(np.abs(rows[:, 1]))[:count]]
+                else point_rows[np.argsort(np.abs(point_rows[:, 1]))[:count]]
             )
 
-        component = min(unstable, key=crossing_position)
-        points, position = [(0.0, origin), (1.0, node)], crossing_position(component)
+        component = min(unstable_components, key=crossing_position)
+        positions_and_nodes, position = (
+            [(0.0, origin), (1.0, node)],
+            crossing_position(component),
+        )
         for _ in range(4):
             crossing_node, _ = self.corrector.corrected_node(
                 stage, node if position > 0.5 else origin, x_at(position), tangent
             )
-            points.append((position, crossing_node))
-            resolution = max(
+            positions_and_nodes.append((position, crossing_node))
+            smallest_gap = max(
                 self.ratios.accuracy.bifurcation_gap,
                 self.ratios.accuracy.bifurcation_gap_share
                 * crossing_node.error[component],
             )
-            if not abs(stability_gap(crossing_node)) > resolution or (
+            if not abs(stability_gap(crossing_node)) > smallest_gap or (
                 position <= regain_position and stability_gap(crossing_node) > 0
             ):
                 break
@@ -459,12 +524,12 @@ class Continuation:
                 np.clip(_gap_root(*nearest_points(3)[:2]), regain_position, 1.0)
             )
         position, crossing_node = min(
-            points[2:], key=lambda point: abs(stability_gap(point[1]))
+            positions_and_nodes[2:], key=lambda point: abs(stability_gap(point[1]))
         )
         # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
-        positions, *values = nearest_points(2)
+        positions, *gaps_and_log_alphas = nearest_points(2)
         gap_slope, log_alpha_slope = (
-            np.polyfit(positions, value, 1)[0] for value in values
+            np.polyfit(positions, ordinates, 1)[0] for ordinates in gaps_and_log_alphas
         )
         log_alpha_per_gap = (
             float(np.clip(log_alpha_slope / gap_slope, -10, 10))
@@ -521,37 +586,41 @@ class Continuation:
         component_jacobian = np.nan_to_num(
             crossing_node.jacobian[np.ix_(components, moving_components)]
         )
-        changes = np.array(
+        log_ratio_changes = np.array(
             [log_alpha_change] * len(moving_components) + [log_ratio_change]
         )
         component_jacobian = component_jacobian + np.outer(
-            changes - component_jacobian @ step, step
+            log_ratio_changes - component_jacobian @ step, step
         ) / (step @ step)
-        weights = np.linalg.pinv(
+        error_weights = np.linalg.pinv(
             np.hstack([component_jacobian, -np.ones((len(components), 1))]), rcond=1e-6
         )[-1]
-        errors = np.append(
+        log_ratio_errors = np.append(
             crossing_node.total_error[moving_components], crossing_node.error[component]
         )
-        return float(np.sqrt((weights**2) @ errors**2))
+        return float(np.sqrt((error_weights**2) @ log_ratio_errors**2))
 
     def _reaches_perfect_recovery(
-        self, stage: Stage, previous: Node, node: Node
+        self, stage: Stage, previous_node: Node, node: Node
     ) -> tuple[bool, bool]:
-        """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it."""
+        """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it, judged by the gap of log
+        alpha to its threshold.
+        """
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
         perfect_log_alpha = (
             float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
         )
-        previous_gap, gap = (
-            point.log_alpha - perfect_log_alpha for point in (previous, node)
+        previous_gap, node_gap = (
+            point.log_alpha - perfect_log_alpha for point in (previous_node, node)
         )
-        is_reached = abs(gap) < float(node.total_error[stage.moving_components].max())
-        return is_reached, is_reached and previous_gap * gap <= 0
+        is_reached = abs(node_gap) < float(
+            node.total_error[stage.moving_components].max()
+        )
+        return is_reached, is_reached and previous_gap * node_gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
-        """Whether the MSE of all components is below this fraction of the second moment."""
+        """Whether the MSE of all components at a node is below the fraction ``largest_share`` of the second moment."""
         V = np.diagonal(
             self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
         )
@@ -560,17 +629,21 @@ class Continuation:
         )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
-        """End the curve at perfect recovery; if only some components are recovered, start a stage with the others."""
+        """End the curve at perfect recovery; if only some components are recovered, start a stage with the others. Component
+        a is recovered where its Qhat is very large.
+        """
         qhat = self.ratios.qhat(node.x, stage.learned_components)
-        recovered = [
+        newly_recovered = [
             a
             for a in stage.moving_components
             if qhat[a] > self.ratios.accuracy.recovered_qhat
         ]
-        all_recovered = [*stage.recovered_components, *recovered]
+        all_recovered = [*stage.recovered_components, *newly_recovered]
         # Components that share their equations reach the end together, whatever the ratio of their errors.
         unknown_share = (
-            1e-2 if recovered and self.problem.channel.equations is not None else 1e-4
+            1e-2
+            if newly_recovered and self.problem.channel.equations is not None
+            else 1e-4
         )
         self.is_finished = (
             self.is_finished
@@ -579,17 +652,17 @@ class Continuation:
             or sum(len(stage.nodes) for stage in self.stages) > 200
             or len(all_recovered) == len(qhat)
         )
-        if recovered and not self.is_finished:
-            start = replace(node, jacobian=node.jacobian.copy())
-            start.jacobian[:, recovered] = 0.0
+        if newly_recovered and not self.is_finished:
+            first_node = replace(node, jacobian=node.jacobian.copy())
+            first_node.jacobian[:, newly_recovered] = 0.0
             moving_components = [
-                a for a in stage.moving_components if a not in recovered
+                a for a in stage.moving_components if a not in newly_recovered
             ]
             self.stages.append(
                 Stage(
                     stage.learned_components,
                     moving_components,
-                    [start],
+                    [first_node],
                     all_recovered,
                     stage.step,
                 )

@@ -1,4 +1,4 @@
-"""State evolution of several coupled components: the matrix recursion at each sample ratio, and its linear response.
+"""State evolution of several coupled components: the matrix recursion at each sample ratio.
 
 The uninformed branch is iterated from the prior mean, the informed one from the signal, with Anderson's acceleration in log
 Qhat, at every sample ratio by itself. Where a channel that samples its information offers rough values, the way is found with
@@ -17,19 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.derive.sampled_information import SCRAMBLES
-from smimbench.interfaces import Array, Host, Uncertain
-from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces import Host, Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
-from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
-from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (
     NEVER,
     PRIOR_OVERLAP,
     Curve,
     bayes_optimal_first,
+    free_entropy_between,
     perfect_prediction,
     thresholds_with_reasons,
 )
@@ -37,6 +33,7 @@ from smimbench.theory.information import (
     diagonals,
     information_at,
     is_sampled,
+    linear_response,
     offers_rough,
     overlap_at,
     overlap_error_at,
@@ -72,7 +69,8 @@ PROBED_SHARES = (0.5, 0.8, 0.97)
 
 
 class FixedPoint(NamedTuple):
-    """Fixed point of matrix state evolution, with its residual and numerical error.
+    """Fixed point Qhat (P, P) of matrix state evolution, with its residual and numerical error; ``offset`` is the accurate
+    minus the rough map, in log Qhat, where the map is sampled.
 
     Attributes
     ----------
@@ -112,6 +110,7 @@ class Recursion:
     """
 
     def __init__(self, problem: Problem, alpha: float) -> None:
+        """Set the problem and the sample ratio alpha of the map."""
         self.problem, self.alpha = problem, alpha
         self.has_rough_information = offers_rough(problem)
         self.second_moment = np.diagonal(prior_moments(problem)[0])
@@ -142,7 +141,8 @@ class Recursion:
         target: FixedPoint | None = None,
         offset: Host | None = None,
     ) -> FixedPoint:
-        """Iterate from Qhat = ``start`` (P, P) to a fixed point.
+        """Iterate from Qhat = ``start`` (P, P) to a fixed point. Iteration to a ``target`` ends where that is reached;
+        ``offset`` corrects a rough map.
 
         Parameters
         ----------
@@ -177,10 +177,13 @@ class Recursion:
         target: FixedPoint | None,
         offset: Host | None,
     ) -> FixedPoint:
+        """Iterate the rough map to a fixed point, correct it by the offset of the accurate map there, and repeat until the
+        accurate residual is small.
+        """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
-        qhat, previous_gap = start, np.inf
-        best: FixedPoint | None = None
+        qhat, previous_residual = start, np.inf
+        best_solution: FixedPoint | None = None
         for _ in range(MAX_CORRECTIONS):
             solution = self._accelerate(
                 qhat, residual_tolerance, target, offset, relative_error
@@ -204,30 +207,34 @@ class Recursion:
             )
             if np.diagonal(log_qhat).min() > KNOWN_LOG_QHAT:
                 return solution
-            if best is None or residual < best.residual:
-                best = solution
+            if best_solution is None or residual < best_solution.residual:
+                best_solution = solution
             offset, qhat = image - self.image(log_qhat, rough=True)[0], solution.qhat
-            expected_residual = residual * max(0.1, min(residual / previous_gap, 1.0))
+            expected_residual = residual * max(
+                0.1, min(residual / previous_residual, 1.0)
+            )
             if min(expected_residual, residual) <= max(
                 residual_tolerance, RESIDUAL_TOLERANCE * relative_error
             ):
-                final = self._accelerate(
+                final_solution = self._accelerate(
                     qhat, residual_tolerance, None, offset, relative_error
                 )
                 return FixedPoint(
-                    final.qhat,
+                    final_solution.qhat,
                     relative_error,
-                    max(expected_residual, final.residual),
+                    max(expected_residual, final_solution.residual),
                     information.method,
                     offset,
                 )
-            previous_gap = residual
-        assert best is not None
+            previous_residual = residual
+        assert best_solution is not None
         if (
-            best.residual <= best.relative_error
+            best_solution.residual <= best_solution.relative_error
         ):  # where values jump, nothing closer can be found
-            return best
-        return best._replace(method=f"{best.method}, {MAX_CORRECTIONS} {UNFINISHED}")
+            return best_solution
+        return best_solution._replace(
+            method=f"{best_solution.method}, {MAX_CORRECTIONS} {UNFINISHED}"
+        )
 
     def _accelerate(
         self,
@@ -237,17 +244,18 @@ class Recursion:
         offset: Host | None = None,
         stated_error: float | None = None,
     ) -> FixedPoint:
-        """Iterate log Qhat (P, P) with Anderson acceleration from a start to a fixed point.
+        """Iterate log Qhat (P, P) with Anderson acceleration from a start to a fixed point. The rough map plus ``offset`` is
+        iterated where an offset is given, else the accurate one.
 
         With an ``offset`` from rough values, corrected by it; ``stated_error`` is their relative error.
         """
-        upper = np.triu_indices(len(start))
+        upper_triangle = np.triu_indices(len(start))
         log_qhat = symmetric_logarithm(start)
-        points: list[Host] = []
-        steps: list[Host] = []
-        residual, smallest = np.inf, np.inf
+        last_points: list[Host] = []
+        last_steps: list[Host] = []
+        residual, smallest_residual = np.inf, np.inf
         method = ""
-        for count in range(MAX_ITERATIONS):
+        for iteration in range(MAX_ITERATIONS):
             unknown_shares = (
                 np.diagonal(overlap_at(self.problem, exponential(log_qhat))[1])
                 / self.second_moment
@@ -278,7 +286,7 @@ class Recursion:
             # Sampled values may jump: after a while a residual below their error is enough.
             reachable_residual = (
                 relative_error
-                if offset is not None and count >= 12
+                if offset is not None and iteration >= 12
                 else RESIDUAL_TOLERANCE * relative_error
             )
             if (
@@ -288,25 +296,39 @@ class Recursion:
             ):
                 log_qhat = image
                 break
-            if residual > 2 * smallest:
-                points, steps = [], []  # the history misleads
-            smallest = min(smallest, residual)
-            points, steps = [*points[-3:], log_qhat], [*steps[-3:], step]
+            if residual > 2 * smallest_residual:
+                last_points, last_steps = [], []  # the history misleads
+            smallest_residual = min(smallest_residual, residual)
+            last_points, last_steps = (
+                [*last_points[-3:], log_qhat],
+                [*last_steps[-3:], step],
+            )
             log_qhat = image
-            if len(steps) > 1:
+            if len(last_steps) > 1:
                 step_changes = np.stack(
-                    [(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1
+                    [
+                        (b - a)[upper_triangle]
+                        for a, b in itertools.pairwise(last_steps)
+                    ],
+                    axis=-1,
                 )
                 point_changes = np.stack(
-                    [(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1
+                    [
+                        (b - a)[upper_triangle]
+                        for a, b in itertools.pairwise(last_points)
+                    ],
+                    axis=-1,
                 )
-                weights = np.linalg.lstsq(step_changes, step[upper], rcond=1e-8)[0]
+                mixing_weights = np.linalg.lstsq(
+                    step_changes, step[upper_triangle], rcond=1e-8
+                )[0]
                 accelerated_step = (
-                    step[upper] - (point_changes + step_changes) @ weights
+                    step[upper_triangle]
+                    - (point_changes + step_changes) @ mixing_weights
                 )
-                if accelerated_step @ step[upper] < 0:
+                if accelerated_step @ step[upper_triangle] < 0:
                     # Against the iteration itself: towards a fixed point that it moves away from.
-                    points, steps = [], []
+                    last_points, last_steps = [], []
                     continue
                 largest_change = float(np.abs(accelerated_step).max())
                 accelerated_step = (
@@ -314,9 +336,9 @@ class Recursion:
                     if largest_change > 0
                     else accelerated_step
                 )
-                log_qhat = points[-1].copy()
-                log_qhat[upper] += accelerated_step
-                log_qhat.T[upper] = log_qhat[upper]
+                log_qhat = last_points[-1].copy()
+                log_qhat[upper_triangle] += accelerated_step
+                log_qhat.T[upper_triangle] = log_qhat[upper_triangle]
         else:
             method += f", {MAX_ITERATIONS} {UNFINISHED}"
         return FixedPoint(exponential(log_qhat), relative_error, residual, method)
@@ -355,6 +377,7 @@ class CoupledCurve(Curve):
     """Fixed points of coupled components, solved at every sample ratio separately."""
 
     def __init__(self, problem: Problem) -> None:
+        """Set the problem; fixed points are solved when they are asked for."""
         self.problem = problem
         self.identity = np.eye(problem.components)
 
@@ -381,33 +404,36 @@ class CoupledCurve(Curve):
     def _competing(self, alpha: float) -> list[Prediction]:
         """Solve for the fixed points of both branches at one sample ratio, the Bayes-optimal one first."""
         uninformed = self.solve(alpha)
-        (low, uninformed_point), (high, informed_point) = (
-            uninformed,
-            self.solve(alpha, "informed", uninformed),
-        )
-        if UNFINISHED in high.method and UNFINISHED not in low.method:
+        (
+            (uninformed_prediction, uninformed_point),
+            (informed_prediction, informed_point),
+        ) = (uninformed, self.solve(alpha, "informed", uninformed))
+        if (
+            UNFINISHED in informed_prediction.method
+            and UNFINISHED not in uninformed_prediction.method
+        ):
             # What was not reached in so many steps is no fixed point.
             return [
                 replace(
-                    low,
+                    uninformed_prediction,
                     branch="unique",
-                    method=f"{low.method}, no other branch was found",
+                    method=f"{uninformed_prediction.method}, no other branch was found",
                 )
             ]
-        if self.is_same_prediction(low, high):
-            return [replace(low, branch="unique")]
-        if not high.V.any():
+        if self.is_same_prediction(uninformed_prediction, informed_prediction):
+            return [replace(uninformed_prediction, branch="unique")]
+        if not informed_prediction.V.any():
             return [
-                replace(high, free_entropy=float("inf")),
-                replace(low, free_entropy=0.0),
+                replace(informed_prediction, free_entropy=float("inf")),
+                replace(uninformed_prediction, free_entropy=0.0),
             ]
         free_entropy_gap, _ = free_entropy_between(
             self.problem, alpha, uninformed_point.qhat, informed_point.qhat
         )
         return bayes_optimal_first(
             [
-                replace(low, free_entropy=0.0),
-                replace(high, free_entropy=free_entropy_gap),
+                replace(uninformed_prediction, free_entropy=0.0),
+                replace(informed_prediction, free_entropy=free_entropy_gap),
             ]
         )
 
@@ -417,68 +443,87 @@ class CoupledCurve(Curve):
         branch: str = "uninformed",
         other_branch: SolvedFixedPoint | None = None,
     ) -> SolvedFixedPoint:
-        """Solve for the fixed point of one branch at one sample ratio.
+        """Solve for the fixed point of one branch at one sample ratio. An informed solve may end at the fixed point of the
+        ``other_branch``.
 
         The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
         is left of the residual. ``other`` is the other branch: where this one arrives at the same fixed point it is not looked
         at again. Perfect recovery is stable above its threshold: the informed branch is not looked for there.
         """
-        problem, perfect, is_uninformed = (
+        problem, perfect_threshold, is_uninformed = (
             self.problem,
             self.perfect,
             branch == "uninformed",
         )
         if is_uninformed:
             information, perturbation = self._from_prior_mean
-            start = (
+            start_qhat = (
                 float(problem.model.kappa) * alpha * information
                 + perturbation * self.identity
             )
-        elif perfect is not None and alpha >= perfect.value:
+        elif perfect_threshold is not None and alpha >= perfect_threshold.value:
             return _perfect(problem, alpha, branch)
         else:
-            start = INFORMED_QHAT * self.identity
+            start_qhat = INFORMED_QHAT * self.identity
         recursion = Recursion(problem, alpha)
         if other_branch is None or UNFINISHED in other_branch.prediction.method:
-            solution = recursion.fixed_point(start)
+            fixed_point = recursion.fixed_point(start_qhat)
         else:
             target = other_branch.fixed_point
-            solution = recursion.fixed_point(start, target=target, offset=target.offset)
+            fixed_point = recursion.fixed_point(
+                start_qhat, target=target, offset=target.offset
+            )
             if is_same_fixed_point(
-                target, symmetric_logarithm(solution.qhat), solution.relative_error
+                target,
+                symmetric_logarithm(fixed_point.qhat),
+                fixed_point.relative_error,
             ):
                 return SolvedFixedPoint(
                     replace(other_branch.prediction, branch=branch), target
                 )
-        if is_uninformed and perfect is not None and alpha > perfect.value:
+        if (
+            is_uninformed
+            and perfect_threshold is not None
+            and alpha > perfect_threshold.value
+        ):
             is_nearly_perfect = (
-                np.diagonal(overlap_at(problem, solution.qhat)[1]).max()
+                np.diagonal(overlap_at(problem, fixed_point.qhat)[1]).max()
                 < NEARLY_PERFECT
             )
             if (
-                is_nearly_perfect and perfect.value == 0
+                is_nearly_perfect and perfect_threshold.value == 0
             ):  # a discrete signal: what is nearly known is stable
                 return _perfect(problem, alpha, branch)
-            if is_nearly_perfect or UNFINISHED in solution.method:
+            if is_nearly_perfect or UNFINISHED in fixed_point.method:
                 lower_fixed_point = _climb_to_fixed_point(
-                    problem, alpha, start, alpha / max(perfect.value, alpha / 1e3)
+                    problem,
+                    alpha,
+                    start_qhat,
+                    alpha / max(perfect_threshold.value, alpha / 1e3),
                 )
                 if lower_fixed_point is None:
                     return _perfect(problem, alpha, branch)
-                solution = recursion.fixed_point(
-                    lower_fixed_point, offset=solution.offset
+                fixed_point = recursion.fixed_point(
+                    lower_fixed_point, offset=fixed_point.offset
                 )
-        return SolvedFixedPoint(_prediction(problem, alpha, solution, branch), solution)
+        return SolvedFixedPoint(
+            _prediction(problem, alpha, fixed_point, branch), fixed_point
+        )
 
     def thresholds(self) -> Thresholds:
-        """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios."""
+        """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios. ``probed_ratios`` are
+        these ratios.
+        """
         problem, perfect = self.problem, self.perfect
         prior_mean_overlap = prior_moments(problem)[1]
         Q, V = overlap_at(problem, 0 * self.identity)
-        value, error, _ = information_at(problem, Q, V)
+        information_matrix, information_error, _ = information_at(problem, Q, V)
         weak_recovery = hard_phase = None
         if not prior_mean_overlap.any():
-            is_informative = (np.diagonal(value) > NEGLIGIBLE + 3 * np.max(error)).any()
+            is_informative = (
+                np.diagonal(information_matrix)
+                > NEGLIGIBLE + 3 * np.max(information_error)
+            ).any()
             weak_recovery = (
                 Threshold(0.0, 0.0)
                 if is_informative
@@ -489,86 +534,100 @@ class CoupledCurve(Curve):
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:
-            probes = [share * perfect.value for share in PROBED_SHARES]
+            probed_ratios = [share * perfect.value for share in PROBED_SHARES]
             is_informed_optimal = [
                 len(branches) > 1 and branches[0].branch == "informed"
-                for branches in self.competing(probes)
+                for branches in self.competing(probed_ratios)
             ]
             if any(is_informed_optimal):
-                index = is_informed_optimal.index(True)
-                start = Threshold(
-                    probes[index], probes[index] - (probes[index - 1] if index else 0.0)
+                first_informed = is_informed_optimal.index(True)
+                transition_start = Threshold(
+                    probed_ratios[first_informed],
+                    probed_ratios[first_informed]
+                    - (probed_ratios[first_informed - 1] if first_informed else 0.0),
                 )
-                hard_phase = HardPhase(start, start, perfect)
-            probed_alphas = ", ".join(f"{probe:.4g}" for probe in probes)
-            reason = f"not found at alpha = {probed_alphas}, the only sample ratios that are tested where components mix"
+                hard_phase = HardPhase(transition_start, transition_start, perfect)
+            probed_alphas = ", ".join(f"{probe:.4g}" for probe in probed_ratios)
+            hard_phase_reason = (
+                f"not found at alpha = {probed_alphas}, "
+                "the only sample ratios that are tested where components mix"
+            )
             reasons |= dict.fromkeys(
-                ("spinodal", "information_theoretic", "algorithmic"), reason
+                ("spinodal", "information_theoretic", "algorithmic"), hard_phase_reason
             )
         return thresholds_with_reasons(weak_recovery, perfect, [], hard_phase, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
-        r"""Weak-recovery threshold, the sample ratio where the prior mean becomes unstable.
+        r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V) becomes unstable: the
+        inverse of the leading eigenvalue of the linearized state evolution.
 
         There ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1.
         """
-        value, error = linear_response(self.problem, Q, V)
+        response_matrix, response_error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
-        eigenvalues, vectors = np.linalg.eig(value.reshape(P * P, P * P))
-        leading = int(np.argmax(eigenvalues.real))
-        rate = kappa * float(eigenvalues[leading].real)
-        if not rate > 0:
+        eigenvalues, eigenvectors = np.linalg.eig(response_matrix.reshape(P * P, P * P))
+        leading_index = int(np.argmax(eigenvalues.real))
+        growth_rate = kappa * float(eigenvalues[leading_index].real)
+        if not growth_rate > 0:
             return None
-        weights = np.abs(vectors[:, leading])
+        vector_weights = np.abs(eigenvectors[:, leading_index])
         return Threshold(
-            1 / rate,
-            kappa * float(weights @ error.reshape(P * P, P * P) @ weights) / rate**2,
+            1 / growth_rate,
+            kappa
+            * float(
+                vector_weights @ response_error.reshape(P * P, P * P) @ vector_weights
+            )
+            / growth_rate**2,
         )
 
 
 def _prediction(
-    problem: Problem, alpha: float, solution: FixedPoint, branch: str
+    problem: Problem, alpha: float, fixed_point: FixedPoint, branch: str
 ) -> Prediction:
-    """Prediction at a fixed point, with its error from the response to a small change of alpha."""
+    """Prediction at a fixed point, with its error from the response to a small change of alpha. ``nearby_qhat`` is the fixed
+    point there.
+    """
     relative_shift = (
-        0.01 if solution.offset is None else 0.05
+        0.01 if fixed_point.offset is None else 0.05
     )  # rough values may jump by 1e-3
     alpha_shift = relative_shift if branch == "uninformed" else -relative_shift
     # A residual far below the shift is enough.
-    nearby = Recursion(problem, alpha * (1 - alpha_shift)).nearby(
-        solution, 0.05 * relative_shift
+    nearby_qhat = Recursion(problem, alpha * (1 - alpha_shift)).nearby(
+        fixed_point, 0.05 * relative_shift
     )
-    Q, V = overlap_at(problem, solution.qhat)
-    V_nearby = overlap_at(problem, nearby)[1]
-    response = (
-        np.abs(np.diagonal(V - V_nearby)) / relative_shift * solution.relative_error
+    Q, V = overlap_at(problem, fixed_point.qhat)
+    V_nearby = overlap_at(problem, nearby_qhat)[1]
+    V_response = (
+        np.abs(np.diagonal(V - V_nearby)) / relative_shift * fixed_point.relative_error
     )
     # Where labels see one combination only, errors of the information feign another, which the sample ratio does not move.
     V_at_error = overlap_at(
         problem,
-        solution.qhat + solution.relative_error * np.diag(np.diagonal(solution.qhat)),
+        fixed_point.qhat
+        + fixed_point.relative_error * np.diag(np.diagonal(fixed_point.qhat)),
     )[1]
-    response = np.maximum(response, np.abs(np.diagonal(V - V_at_error)))
+    V_response = np.maximum(V_response, np.abs(np.diagonal(V - V_at_error)))
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     largest_V_change = np.minimum(
         np.diagonal(V), np.abs(np.diagonal(Q - prior_moments(problem)[1]))
     )
-    residual = min(solution.residual, 1.0)
+    residual = min(fixed_point.residual, 1.0)
     error = (
-        response
+        V_response
         + largest_V_change * residual * 10
-        + overlap_error_at(problem, solution.qhat) * np.diagonal(V)
+        + overlap_error_at(problem, fixed_point.qhat) * np.diagonal(V)
     )
-    ratio_error = np.full(len(V), alpha * (solution.relative_error + residual))
+    alpha_error = np.full(len(V), alpha * (fixed_point.relative_error + residual))
     return Prediction(
-        alpha, Q, V, error + 1e-12, branch, solution.method, alpha_error=ratio_error
+        alpha, Q, V, error + 1e-12, branch, fixed_point.method, alpha_error=alpha_error
     )
 
 
 def _climb_to_fixed_point(
     problem: Problem, alpha: float, start: Host, growth: float
 ) -> Host | None:
-    """Iterate upwards to the uninformed fixed point; return Qhat just below it, or None at perfect recovery.
+    """Iterate upwards from a Qhat below the uninformed fixed point to it; return Qhat just below it, or None at perfect
+    recovery; near perfect recovery Qhat grows by the factor ``growth`` per iteration.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
     vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
@@ -582,6 +641,7 @@ def _climb_to_fixed_point(
     step_at = Recursion(problem, alpha).step
 
     def growth_between(share: float, start_log: Host, end_log: Host) -> float:
+        """Slowest growth of log Qhat per iteration, at a share of the way between two points."""
         return float(
             np.linalg.eigvalsh(step_at(start_log + share * (end_log - start_log)))[0]
         )
@@ -597,93 +657,38 @@ def _climb_to_fixed_point(
         if len(last_points) == 3 and last_points[1][1] < min(
             last_points[0][1], last_points[2][1]
         ):
-            ends = last_points[0][0], last_points[2][0]
+            log_qhat_ends = last_points[0][0], last_points[2][0]
             if (
                 minimize_scalar(
-                    growth_between, args=ends, bounds=(0, 1), method="bounded"
+                    growth_between, args=log_qhat_ends, bounds=(0, 1), method="bounded"
                 ).fun
                 <= 0
             ):
-                return exponential(ends[0])
-        is_linear = (
+                return exponential(log_qhat_ends[0])
+        grows_exponentially = (
             max(
                 abs(slowest_growth / np.log(growth) - 1),
                 abs(fastest_growth / np.log(growth) - 1),
             )
             < 0.1
         )
-        is_known = (
+        is_nearly_perfect = (
             np.diagonal(overlap_at(problem, exponential(log_qhat))[1]).max()
             < NEARLY_PERFECT
         )
-        if (is_linear and is_known) or np.diagonal(log_qhat).min() > np.log(KNOWN_QHAT):
+        if (grows_exponentially and is_nearly_perfect) or np.diagonal(
+            log_qhat
+        ).min() > np.log(KNOWN_QHAT):
             return None
         log_qhat = log_qhat + step * max(1.0, SHORTEST_STEP / fastest_growth)
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
-    """Fixed point and prediction of perfect recovery."""
+    """Prediction and fixed point of perfect recovery."""
     prediction = perfect_prediction(problem, alpha, branch)
     return SolvedFixedPoint(
         prediction,
         FixedPoint(
             KNOWN_QHAT * np.eye(problem.components), 0.0, 0.0, prediction.method
         ),
-    )
-
-
-def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
-    r"""Linearized state evolution: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
-
-    ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
-    """
-    channel, sites, P = problem.channel, problem.model.sites, problem.components
-    V_root, V_inverse = np.linalg.cholesky(V), np.linalg.inv(V)
-    points = 2**10
-    samples, controls = [], []
-    for scramble in range(SCRAMBLES):
-        z = V_root @ normal_points(
-            P * sites, points, "perfect recovery: latents", scramble
-        ).reshape(points, P, sites)
-        rng = monte_carlo_rng("perfect recovery: labels", scramble)
-        y = channel.forward(z, rng=rng)
-        posterior = channel.posterior(
-            y, np.zeros_like(z), V, second_moment=True, rng=rng
-        )
-        moment: Array = checked_posterior(
-            posterior, z, second_moment=True
-        ).second_moment
-        G: Array = np.einsum("pq,nqcrd,rs->npcsd", V_inverse, moment, V_inverse)
-        G[:, :, range(sites), :, range(sites)] -= V_inverse
-        samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))
-        controls.append(np.einsum("npcqc->npq", G).reshape(points, -1))
-    value, error = controlled_mean(samples, controls)
-    return value.reshape(P, P, P, P), error.reshape(P, P, P, P)
-
-
-def free_entropy_between(
-    problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
-) -> tuple[float, float]:
-    """Free-entropy difference between two values of Qhat (P, P), end minus start, and its error.
-
-    The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
-    """
-    kappa, step = float(problem.model.kappa), 1e-4
-    nodes, weights = gauss_legendre(12, 0.0, 1.0)
-    start, end = (
-        spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
-    )
-    # Every node, and its neighbors on both sides for the slope of the path.
-    path_positions = (nodes + step * np.array([[-1.0], [0.0], [1.0]]))[..., None, None]
-    qhat = np.asarray(
-        spectral_function((1 - path_positions) * start + path_positions * end, np.expm1)
-    )
-    Q, V = overlap_at(problem, qhat)
-    overlap_slope = (V[0] - V[2]) / (2 * step)
-    value, error, _ = information_at(problem, Q[1], V[1])
-    gradient_along_path = (kappa * alpha * value - qhat[1]) * overlap_slope
-    gradient_error = kappa * alpha * np.sum(error * np.abs(overlap_slope), axis=(1, 2))
-    free_entropy_gap = 0.5 * float(weights @ np.sum(gradient_along_path, axis=(1, 2)))
-    return free_entropy_gap, 0.5 * float(
-        np.sqrt(np.sum((weights * gradient_error) ** 2))
     )

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Host
+from smimbench.numerics.linalg import spectral_function
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import (
     diagonals,
@@ -101,10 +103,19 @@ class Curve(ABC):
         return self._potential.at(point.alpha, np.diagonal(point.V))
 
     def is_same_prediction(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two predictions are the same fixed point within their errors."""
-        scale = float(np.max(np.diagonal(prior_moments(self.problem)[0])))
-        difference = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
-        return bool(np.all(difference <= 1e-6 * scale + 2 * (low.error + high.error)))
+        """Whether two predictions, the uninformed (low) and the informed (high) one, are the same fixed point within their
+        errors.
+        """
+        largest_second_moment = float(
+            np.max(np.diagonal(prior_moments(self.problem)[0]))
+        )
+        mse_difference = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
+        return bool(
+            np.all(
+                mse_difference
+                <= 1e-6 * largest_second_moment + 2 * (low.error + high.error)
+            )
+        )
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first.
@@ -118,13 +129,15 @@ class Curve(ABC):
                 for prediction in self.predict(alphas)
             ]
         branches = []
-        for low, high in zip(self.predict(alphas), self.predict(alphas, "informed")):
-            if self.is_same_prediction(low, high):
-                branches.append([replace(low, branch="unique")])
+        for uninformed, informed in zip(
+            self.predict(alphas), self.predict(alphas, "informed")
+        ):
+            if self.is_same_prediction(uninformed, informed):
+                branches.append([replace(uninformed, branch="unique")])
                 continue
             competing_pair = [
                 replace(prediction, free_entropy=self.free_entropy(prediction)[0])
-                for prediction in (low, high)
+                for prediction in (uninformed, informed)
             ]
             branches.append(bayes_optimal_first(competing_pair))
         return branches
@@ -157,14 +170,14 @@ class Curve(ABC):
 
     def _free_entropy_gap(self, alpha: float) -> tuple[float, float]:
         """Free entropy of the informed minus that of the uninformed branch, and its error; 0 where the branches meet."""
-        low, high = (
+        uninformed_prediction, informed_prediction = (
             self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
         )
-        if self.is_same_prediction(low, high):
+        if self.is_same_prediction(uninformed_prediction, informed_prediction):
             return 0.0, 0.0
         (uninformed, uninformed_error), (informed, informed_error) = (
-            self.free_entropy(low),
-            self.free_entropy(high),
+            self.free_entropy(uninformed_prediction),
+            self.free_entropy(informed_prediction),
         )
         return informed - uninformed, uninformed_error + informed_error
 
@@ -172,6 +185,7 @@ class Curve(ABC):
         self, informed_start: Threshold, uninformed_end: float
     ) -> Threshold | None:
         """Information-theoretic transition, where the informed branch becomes Bayes-optimal; None if it never does.
+        ``informed_start`` and ``uninformed_end`` bound the hard phase, and lower and upper alpha bracket the transition.
 
         Parameters
         ----------
@@ -180,8 +194,8 @@ class Curve(ABC):
         uninformed_end : float
             Where the uninformed branch ends.
         """
-        width = uninformed_end - informed_start.value
-        if self._free_entropy_gap(informed_start.value + 1e-6 * width)[0] > 0:
+        bracket_width = uninformed_end - informed_start.value
+        if self._free_entropy_gap(informed_start.value + 1e-6 * bracket_width)[0] > 0:
             return informed_start
         inner_alphas = np.linspace(informed_start.value, uninformed_end, 33)[
             1:-1
@@ -191,38 +205,41 @@ class Curve(ABC):
         )
         if not is_informed_optimal.any():
             return None
-        first_index = int(np.argmax(is_informed_optimal))
-        lower, upper = (
+        first_informed = int(np.argmax(is_informed_optimal))
+        lower_alpha, upper_alpha = (
             (
-                float(inner_alphas[first_index - 1])
-                if first_index
+                float(inner_alphas[first_informed - 1])
+                if first_informed
                 else informed_start.value
             ),
-            float(inner_alphas[first_index]),
+            float(inner_alphas[first_informed]),
         )
         for _ in range(40):
-            midpoint = (lower + upper) / 2
-            lower, upper = (
-                (lower, midpoint)
+            midpoint = (lower_alpha + upper_alpha) / 2
+            lower_alpha, upper_alpha = (
+                (lower_alpha, midpoint)
                 if self._free_entropy_gap(midpoint)[0] > 0
-                else (midpoint, upper)
+                else (midpoint, upper_alpha)
             )
-        step = 1e-4 * width
+        alpha_step = 1e-4 * bracket_width
         gap_slope = (
-            self._free_entropy_gap(upper + step)[0]
-            - self._free_entropy_gap(upper - step)[0]
-        ) / (2 * step)
+            self._free_entropy_gap(upper_alpha + alpha_step)[0]
+            - self._free_entropy_gap(upper_alpha - alpha_step)[0]
+        ) / (2 * alpha_step)
         error = (
-            self._free_entropy_gap(upper)[1] / gap_slope
+            self._free_entropy_gap(upper_alpha)[1] / gap_slope
             if np.isfinite(gap_slope) and gap_slope > 0
             else 0.0
         )
-        return Threshold(upper, float(error) + upper - lower + 1e-12 * upper)
+        return Threshold(
+            upper_alpha, float(error) + upper_alpha - lower_alpha + 1e-12 * upper_alpha
+        )
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A smooth part of a curve of fixed points, at an odd number of positions along it.
+    """A smooth part of a curve of fixed points, at an odd number of positions along it. Each array holds the values there:
+    position along the curve, log alpha, its error, Qhat (n, P) and V (n, P).
 
     Attributes
     ----------
@@ -254,6 +271,7 @@ class Potential:
     """
 
     def __init__(self, segments: list[Segment], prior_mean_V: Host) -> None:
+        """Integrate the free entropy over the segments; ``start_area`` is that of the closing piece at the prior mean."""
         from scipy.interpolate import CubicSpline
 
         self.segments = []
@@ -281,31 +299,73 @@ class Potential:
             )
         if segments:
             # From the prior mean to the first position Qhat is proportional to Q, and alpha hardly changes.
-            area = 0.5 * float(segments[0].qhat[0] @ (prior_mean_V - segments[0].V[0]))
-            self.start_integrals = area * np.array(
+            start_area = 0.5 * float(
+                segments[0].qhat[0] @ (prior_mean_V - segments[0].V[0])
+            )
+            self.start_integrals = start_area * np.array(
                 [np.exp(-segments[0].log_alpha[0]), 1.0, 0.0]
             )
 
     def at(self, alpha: float, V: Host) -> tuple[float, float]:
         """Free entropy at the point of the curve with error V (P,), for a given sample ratio, and its numerical error."""
-        target = -np.log(max(float(V.sum()), 1e-300))
+        negative_log_target = -np.log(max(float(V.sum()), 1e-300))
         fine_sum, coarse_sum = self.start_integrals, self.start_integrals
         for negative_log_V, position, fine_integral, coarse_integral in self.segments:
-            if target <= negative_log_V[0]:
+            if negative_log_target <= negative_log_V[0]:
                 break
-            end_position = float(np.interp(target, negative_log_V, position))
+            end_position = float(
+                np.interp(negative_log_target, negative_log_V, position)
+            )
             fine_sum, coarse_sum = (
                 fine_sum + fine_integral(end_position),
                 coarse_sum + coarse_integral(end_position),
             )
         label_term, prior_term, alpha_error_term = fine_sum
-        value, coarse_value = (
-            0.5 * (alpha * sums[0] - sums[1]) for sums in (fine_sum, coarse_sum)
+        free_entropy, coarse_free_entropy = (
+            0.5 * (alpha * integral_sums[0] - integral_sums[1])
+            for integral_sums in (fine_sum, coarse_sum)
         )
-        rounding = 1e-12 * (alpha * abs(label_term) + abs(prior_term))
-        return float(value), float(
-            abs(value - coarse_value) / 8 + 0.5 * alpha * alpha_error_term + rounding
+        rounding_error = 1e-12 * (alpha * abs(label_term) + abs(prior_term))
+        return float(free_entropy), float(
+            abs(free_entropy - coarse_free_entropy) / 8
+            + 0.5 * alpha * alpha_error_term
+            + rounding_error
         )
+
+
+def free_entropy_between(
+    problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
+) -> tuple[float, float]:
+    """Free-entropy difference between two values of Qhat (P, P), end minus start, and its error. The gradient is integrated
+    along a path between them.
+
+    The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
+    """
+    kappa, position_step = float(problem.model.kappa), 1e-4
+    nodes, weights = gauss_legendre(12, 0.0, 1.0)
+    path_start, path_end = (
+        spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
+    )
+    # Every node, and its neighbors on both sides for the slope of the path.
+    path_positions = (nodes + position_step * np.array([[-1.0], [0.0], [1.0]]))[
+        ..., None, None
+    ]
+    qhat = np.asarray(
+        spectral_function(
+            (1 - path_positions) * path_start + path_positions * path_end, np.expm1
+        )
+    )
+    Q, V = overlap_at(problem, qhat)
+    overlap_slope = (V[0] - V[2]) / (2 * position_step)
+    information, information_error, _ = information_at(problem, Q[1], V[1])
+    gradient_along_path = (kappa * alpha * information - qhat[1]) * overlap_slope
+    gradient_error = (
+        kappa * alpha * np.sum(information_error * np.abs(overlap_slope), axis=(1, 2))
+    )
+    free_entropy_gap = 0.5 * float(weights @ np.sum(gradient_along_path, axis=(1, 2)))
+    return free_entropy_gap, 0.5 * float(
+        np.sqrt(np.sum((weights * gradient_error) ** 2))
+    )
 
 
 def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
@@ -313,21 +373,21 @@ def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
-    is_reached = ratios >= requested_ratios[:, None]
+    has_reached = ratios >= requested_ratios[:, None]
     if branch == "uninformed":
-        return np.where(is_reached.any(1), is_reached.argmax(1), len(ratios))
+        return np.where(has_reached.any(1), has_reached.argmax(1), len(ratios))
     return np.where(
-        is_reached.all(1), 0, len(ratios) - (~is_reached)[:, ::-1].argmax(1)
+        has_reached.all(1), 0, len(ratios) - (~has_reached)[:, ::-1].argmax(1)
     )
 
 
 def aitken(a: float, b: float, c: float) -> float:
-    """Extrapolate the limit of a sequence from three terms by Aitken's method, unless the step is only noise."""
-    step, second_difference = c - b, (c - b) - (b - a)
+    """Extrapolate the limit of a sequence from three terms a, b, c by Aitken's method, unless the step is only noise."""
+    last_step, second_difference = c - b, (c - b) - (b - a)
     if not abs(second_difference) > 1e-13 * abs(c):
         return c
-    limit = c - step**2 / second_difference
-    return limit if abs(limit - c) <= 3 * abs(step) else c
+    limit = c - last_step**2 / second_difference
+    return limit if abs(limit - c) <= 3 * abs(last_step) else c
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
@@ -356,31 +416,36 @@ def bayes_optimal_first(competing_pair: list[Prediction]) -> list[Prediction]:
 
 
 def thresholds_with_reasons(
-    weak: Threshold | None,
-    perfect: Threshold | None,
+    weak_recovery: Threshold | None,
+    perfect_recovery: Threshold | None,
     sequential: Iterable[Bifurcation],
     hard_phase: HardPhase | None,
     reasons: dict[str, str],
 ) -> Thresholds:
     """Build the thresholds of a problem, with a reason for each one that does not exist."""
-    thresholds = Thresholds(weak, perfect, tuple(sequential), hard_phase)
+    thresholds_without_reasons = Thresholds(
+        weak_recovery, perfect_recovery, tuple(sequential), hard_phase
+    )
     all_reasons = {
         "sequential": reasons["weak_recovery"],
         **dict.fromkeys(HARD_PHASE, "there is one branch only"),
         **reasons,
     }
     all_reasons.setdefault("perfect_recovery", NEVER_PERFECT)
-    document = thresholds.document()
+    document = thresholds_without_reasons.document()
     nonexistent_thresholds = [
         name for name in (*all_reasons, "weak_recovery") if not document[name]
     ]
     return replace(
-        thresholds, reasons={name: all_reasons[name] for name in nonexistent_thresholds}
+        thresholds_without_reasons,
+        reasons={name: all_reasons[name] for name in nonexistent_thresholds},
     )
 
 
 def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
-    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish.
+    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish. It is the
+    limit of alpha at small error, extrapolated from three small errors at which all components have the same ratio
+    (balance).
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
     prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa
@@ -391,36 +456,41 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     kappa = float(problem.model.kappa)
 
     def overlaps_at(qhat: Host) -> tuple[Host, Host, Host]:
-        """Order parameters Q, V and ``diag(V Qhat)`` at small error."""
+        """Order parameters Q, V and ``diag(V Qhat)`` at a large diagonal Qhat (P,)."""
         Q, V = overlap_at(problem, np.diag(qhat))
         return Q, V, np.diagonal(V) * qhat
 
-    unknowns = overlaps_at(np.full(P, 1e9))[2]
-    if not np.all(unknowns < 1e3):
+    unknown_counts = overlaps_at(np.full(P, 1e9))[2]
+    if not np.all(unknown_counts < 1e3):
         return None
-    if not unknowns.any():
+    if not unknown_counts.any():
         return _perfect_threshold_of_discrete_signals(problem)
     unknowns_error = min(
-        1e-2, abs(float(overlaps_at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1)
+        1e-2,
+        abs(float(overlaps_at(np.full(P, 1e7))[2].sum() / unknown_counts.sum()) - 1),
     )
     unknowns_error += overlap_error_at(problem, 1e9 * np.eye(P))
-    equations = problem.channel.equations
-    if equations is not None:
-        value = float(unknowns.sum()) / (kappa * float(equations))
-        return Threshold(value, value * unknowns_error)
+    equation_count = problem.channel.equations
+    if equation_count is not None:
+        counted_threshold = float(unknown_counts.sum()) / (
+            kappa * float(equation_count)
+        )
+        return Threshold(counted_threshold, counted_threshold * unknowns_error)
     component_weights = np.ones(P)
 
     def ratios_at(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio of each component at a small error ``scale``, its relative error, and the number of equations."""
+        """Sample ratio of each component at a small error ``scale``, its relative error, and the number of equations; None
+        without information.
+        """
         Q, V, _ = overlaps_at(scale / component_weights)
         information = information_at(problem, Q, V)
-        value, error = diagonals(information)
-        equation_counts = np.diagonal(V) * value
+        information_diagonal, information_error = diagonals(information)
+        equation_counts = np.diagonal(V) * information_diagonal
         if not (np.isfinite(equation_counts).all() and (equation_counts > 0).all()):
             return None
         return (
-            unknowns / (kappa * equation_counts),
-            float(np.max(error / value)),
+            unknown_counts / (kappa * equation_counts),
+            float(np.max(information_error / information_diagonal)),
             float(np.trace(V @ information.value)),
         )
 
@@ -429,10 +499,10 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
         at_balance = ratios_at(1e5)
         if at_balance is None:
             return None
-        previous, ratios = ratios, at_balance[0]
+        previous_ratios, ratios = ratios, at_balance[0]
         # Components with equations of their own do not feel the balance.
         if np.ptp(np.log(ratios)) < 1e-4 or np.allclose(
-            ratios, previous, rtol=1e-4, atol=0
+            ratios, previous_ratios, rtol=1e-4, atol=0
         ):
             break
         component_weights = np.clip(
@@ -447,19 +517,19 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
         or at_smaller_error[2] < 0.8 * at_larger_error[2]
     ):
         return None
-    noise = at_smaller_error[1] + unknowns_error
+    relative_noise = at_smaller_error[1] + unknowns_error
     ratio_below, ratio_at_balance, ratio_above = (
         float(ratios.max())
         for ratios, *_ in (at_larger_error, at_balance, at_smaller_error)
     )
-    limit = aitken(ratio_below, ratio_at_balance, ratio_above)
+    ratio_limit = aitken(ratio_below, ratio_at_balance, ratio_above)
     # Where it is no geometric sequence, what is left is not known better than the last step.
     limit_error = (
-        abs(limit - ratio_above)
-        if limit != ratio_above
+        abs(ratio_limit - ratio_above)
+        if ratio_limit != ratio_above
         else abs(ratio_above - ratio_at_balance)
     )
-    return Threshold(limit, limit_error + limit * noise)
+    return Threshold(ratio_limit, limit_error + ratio_limit * relative_noise)
 
 
 def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None:
@@ -480,7 +550,7 @@ def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None
         return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 
     def ratio_at(unknown_share: float) -> float:
-        """Sample ratio at the fixed point with this fraction of unexplained variance."""
+        """Sample ratio at the fixed point with this fraction of unexplained variance (``unknown_share``)."""
         log_qhat = brentq(
             lambda log_qhat: log_unknown_share(log_qhat) - np.log(unknown_share),
             -np.log(1e9),

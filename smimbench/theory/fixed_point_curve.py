@@ -43,6 +43,7 @@ class StageCurve:
     """
 
     def __init__(self, stage: Stage) -> None:
+        """Interpolate a stage between its nodes, and sample it on a fine grid."""
         self.stage, self.node_positions = stage, arc_lengths(stage.nodes)
         self.log_alpha = np.array([node.log_alpha for node in stage.nodes])
         self.error = np.array([stage.mean_error(node) for node in stage.nodes])
@@ -61,10 +62,10 @@ class StageCurve:
         position = brentq(
             lambda t: float(self.interpolant(t)[-1]) - log_alpha, start, end, xtol=1e-13
         )
-        slope = abs(float(self.interpolant(position, 1)[-1]))
+        log_alpha_slope = abs(float(self.interpolant(position, 1)[-1]))
         return position, abs(
             float(self.check_interpolant(position)[-1]) - log_alpha
-        ) / max(slope, 1e-3)
+        ) / max(log_alpha_slope, 1e-3)
 
 
 class TracedCurve:
@@ -80,6 +81,7 @@ class TracedCurve:
     """
 
     def __init__(self, node_count: int, curves: list[StageCurve]) -> None:
+        """Join the fine grids of the stages; ``node_count`` is the number of nodes of all stages."""
         self.node_count, self.curves = node_count, curves
         stage_indices = [
             np.full(len(curve.position), stage_index)
@@ -125,9 +127,11 @@ class FixedPointCurve(Continuation, Curve):
         return [[alpha] for alpha in alphas]
 
     def _predict_one(self, alpha: float, branch: str) -> Prediction:
-        """Predict the fixed point of one branch at one sample ratio."""
+        """Predict the fixed point of one branch at one sample ratio. Component a may be learned where the error of its
+        coordinate x is nonzero.
+        """
         self.trace(until=alpha if branch == "uninformed" else None)
-        traced = self._traced_so_far()
+        traced_curve = self._traced_so_far()
         log_alpha, perfect_log_alpha = np.log(alpha), np.inf
         if self.is_finished and self.perfect is not None:
             perfect_log_alpha = (
@@ -135,29 +139,35 @@ class FixedPointCurve(Continuation, Curve):
             )
         if branch == "informed" and log_alpha >= perfect_log_alpha:
             return perfect_prediction(self.problem, alpha, branch)
-        index = int(
-            branch_crossings(traced.log_alpha, np.array([log_alpha]), branch)[0]
+        grid_index = int(
+            branch_crossings(traced_curve.log_alpha, np.array([log_alpha]), branch)[0]
         )
-        if index == 0:
+        if grid_index == 0:
             return self._predict_below_curve(alpha, log_alpha, branch)
-        if index == len(traced.log_alpha):
+        if grid_index == len(traced_curve.log_alpha):
             return self._predict_beyond_curve(
                 alpha, log_alpha, perfect_log_alpha, branch
             )
-        curve = traced.curves[int(traced.stage_index[index])]
-        position, position_error = traced.position[index], 0.0
+        stage_curve = traced_curve.curves[int(traced_curve.stage_index[grid_index])]
+        position, position_error = traced_curve.position[grid_index], 0.0
         # Between two stages a component waits for its own sample ratio.
-        if traced.stage_index[index - 1] == traced.stage_index[index]:
-            position, position_error = curve.crossing(
-                log_alpha, traced.position[index - 1], position
+        if (
+            traced_curve.stage_index[grid_index - 1]
+            == traced_curve.stage_index[grid_index]
+        ):
+            position, position_error = stage_curve.crossing(
+                log_alpha, traced_curve.position[grid_index - 1], position
             )
-        x, derivative = curve.interpolant(position)[:-1], curve.interpolant(position, 1)
-        stage = curve.stage
+        x, curve_derivative = (
+            stage_curve.interpolant(position)[:-1],
+            stage_curve.interpolant(position, 1),
+        )
+        stage = stage_curve.stage
         interpolation_error = np.abs(
-            x - curve.check_interpolant(position)[:-1]
-        ) + position_error * np.abs(derivative[:-1])
+            x - stage_curve.check_interpolant(position)[:-1]
+        ) + position_error * np.abs(curve_derivative[:-1])
         x_error, ratio_error = self._errors_at(
-            curve, position, interpolation_error, derivative
+            stage_curve, position, interpolation_error, curve_derivative
         )
         x_error = x_error + self._unlearned_error(
             self.stages.index(stage) + 1, log_alpha
@@ -191,64 +201,73 @@ class FixedPointCurve(Continuation, Curve):
 
     def _errors_at(
         self,
-        curve: StageCurve,
+        stage_curve: StageCurve,
         position: float,
         interpolation_error: Host,
-        derivative: Host,
+        curve_derivative: Host,
     ) -> tuple[Host, Host]:
         """Numerical errors of x at fixed alpha and of log alpha_a at fixed x, from nodes and interpolation."""
         node_positions, moving_components = (
-            curve.node_positions,
-            curve.stage.moving_components,
+            stage_curve.node_positions,
+            stage_curve.stage.moving_components,
         )
-        index = int(
+        next_index = int(
             np.clip(
                 np.searchsorted(node_positions, position), 1, len(node_positions) - 1
             )
         )
-        share = np.clip(
-            (position - node_positions[index - 1])
-            / (node_positions[index] - node_positions[index - 1]),
+        share_of_next = np.clip(
+            (position - node_positions[next_index - 1])
+            / (node_positions[next_index] - node_positions[next_index - 1]),
             0,
             1,
         )
-        previous, following = curve.stage.nodes[index - 1], curve.stage.nodes[index]
+        previous_node, next_node = (
+            stage_curve.stage.nodes[next_index - 1],
+            stage_curve.stage.nodes[next_index],
+        )
         moving_jacobian = (
-            (1 - share) * previous.jacobian + share * following.jacobian
+            (1 - share_of_next) * previous_node.jacobian
+            + share_of_next * next_node.jacobian
         )[np.ix_(moving_components, moving_components)]
         # Secants know the slope across the curve; along it all log alpha_a change as log alpha does.
-        tangent = derivative[moving_components]
+        moving_derivative = curve_derivative[moving_components]
         moving_jacobian = moving_jacobian + np.outer(
-            derivative[-1] - moving_jacobian @ tangent, tangent
-        ) / (tangent @ tangent)
-        error = ((1 - share) * previous.total_error + share * following.total_error)[
-            moving_components
-        ]
-        x_error, ratio_error = np.zeros((2, len(previous.x)))
+            curve_derivative[-1] - moving_jacobian @ moving_derivative,
+            moving_derivative,
+        ) / (moving_derivative @ moving_derivative)
+        node_error = (
+            (1 - share_of_next) * previous_node.total_error
+            + share_of_next * next_node.total_error
+        )[moving_components]
+        x_error, ratio_error = np.zeros((2, len(previous_node.x)))
         x_error[moving_components] = (
-            np.sqrt((np.linalg.pinv(moving_jacobian, rcond=1e-6) ** 2) @ error**2)
+            np.sqrt((np.linalg.pinv(moving_jacobian, rcond=1e-6) ** 2) @ node_error**2)
             + interpolation_error[moving_components]
         )
         ratio_error[moving_components] = (
-            error + np.abs(moving_jacobian) @ interpolation_error[moving_components]
+            node_error
+            + np.abs(moving_jacobian) @ interpolation_error[moving_components]
         )
         return np.minimum(x_error, 2.0), ratio_error
 
     def _unlearned_error(self, stage_index: int, log_alpha: float) -> Host:
-        """Error from a component whose threshold is so close that it may already be learned."""
+        """Error of x (P,) from a component whose threshold is so close to this log alpha that it may already be learned."""
         x_error = np.zeros(self.problem.components)
         stage = self.stages[stage_index] if stage_index < len(self.stages) else None
-        learned = self.stages[stage_index - 1].learned_components if stage_index else []
+        learned_components = (
+            self.stages[stage_index - 1].learned_components if stage_index else []
+        )
         if (
             stage is None
-            or len(stage.learned_components) == len(learned)
+            or len(stage.learned_components) == len(learned_components)
             or len(stage.nodes) == 1
         ):
             return x_error
-        previous, following = stage.nodes[:2]
+        first_node, second_node = stage.nodes[:2]
         component, log_alpha_change = (
             stage.new_components[0],
-            following.log_alpha - previous.log_alpha,
+            second_node.log_alpha - first_node.log_alpha,
         )
         bifurcation = next(
             bifurcation
@@ -259,7 +278,7 @@ class FixedPointCurve(Continuation, Curve):
             log_alpha_gap = np.log(bifurcation.alpha) - log_alpha
             x_error[component] = (
                 max(0.0, bifurcation.error / bifurcation.alpha - log_alpha_gap)
-                * (following.x - previous.x)[component]
+                * (second_node.x - first_node.x)[component]
                 / log_alpha_change
             )
         return x_error
@@ -284,7 +303,9 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_beyond_curve(
         self, alpha: float, log_alpha: float, perfect_log_alpha: float, branch: str
     ) -> Prediction:
-        """Predict the fixed point at a sample ratio beyond the last node of the curve."""
+        """Predict the fixed point at a sample ratio beyond the last node of the curve. ``log_alpha`` and
+        ``perfect_log_alpha`` are those of the ratio and of perfect recovery.
+        """
         curves = self._traced_so_far().curves
         if not curves:
             zero_qhat = np.zeros(self.problem.components)
@@ -318,16 +339,16 @@ class FixedPointCurve(Continuation, Curve):
     ) -> Prediction:
         """Build the prediction at Qhat (P,), with the error of V from bounds on Qhat."""
         Q, V = self.ratios.overlap(qhat)
-        errors = [
+        V_changes = [
             np.abs(np.diagonal(self.ratios.overlap(qhat_bound)[1] - V))
             for qhat_bound in qhat_bounds
         ]
-        error = np.max(errors, axis=0) + 1e-10 * np.diagonal(V)
+        V_error = np.max(V_changes, axis=0) + 1e-10 * np.diagonal(V)
         return Prediction(
             alpha,
             Q,
             V,
-            error,
+            V_error,
             branch,
             ", ".join(self.ratios.methods),
             alpha_error=alpha_error,
@@ -344,21 +365,17 @@ class FixedPointCurve(Continuation, Curve):
         log_alpha = self._traced_so_far().log_alpha
         highest_so_far = np.maximum.accumulate(log_alpha)
         # Where alpha has fallen the curve has been there before; beyond the largest of these it is alone again.
-        is_below_highest = log_alpha < highest_so_far
-        is_below_highest = (
-            is_below_highest
-            if is_below_highest.any()
-            else log_alpha == highest_so_far[-1]
-        )
+        is_falling = log_alpha < highest_so_far
+        is_falling = is_falling if is_falling.any() else log_alpha == highest_so_far[-1]
         peak, minimum = (
-            self._threshold(highest_so_far[is_below_highest].max()),
-            self._threshold(log_alpha[is_below_highest].min()),
+            self._threshold(highest_so_far[is_falling].max()),
+            self._threshold(log_alpha[is_falling].min()),
         )
         return [TurningPoint(peak, True), TurningPoint(minimum, False)]
 
     def _has_fold(self) -> bool:
         """Whether alpha decreases somewhere along the curve by more than its numerical error."""
-        log_alpha, error = (
+        log_alpha, log_alpha_error = (
             self._traced_so_far().node_log_alpha,
             self._traced_so_far().node_error,
         )
@@ -370,7 +387,7 @@ class FixedPointCurve(Continuation, Curve):
         )
         if (
             highest_so_far - log_alpha
-            > 1e-6 + 3 * np.hypot(error, error[highest_index])
+            > 1e-6 + 3 * np.hypot(log_alpha_error, log_alpha_error[highest_index])
         ).any():
             return True
         if (
@@ -378,22 +395,26 @@ class FixedPointCurve(Continuation, Curve):
         ):  # discrete signals stay known at any sample ratio
             return self.perfect is not None
         tolerance = 3 * np.hypot(
-            error[highest_index[-1]], self.perfect.error / self.perfect.value
+            log_alpha_error[highest_index[-1]], self.perfect.error / self.perfect.value
         )
         return bool(highest_so_far[-1] - np.log(self.perfect.value) > 1e-6 + tolerance)
 
-    def is_same_prediction(self, low: Prediction, high: Prediction) -> bool:
+    def is_same_prediction(self, uninformed: Prediction, informed: Prediction) -> bool:
         """Whether two predictions are the same fixed point; nonzero MSE never counts as perfect recovery."""
-        return low.V.any() == high.V.any() and super().is_same_prediction(low, high)
+        return uninformed.V.any() == informed.V.any() and super().is_same_prediction(
+            uninformed, informed
+        )
 
     def _threshold(self, log_alpha: float) -> Threshold:
         """Threshold at a value of log alpha, with its error from the nearest node of the curve."""
-        traced, alpha = self._traced_so_far(), float(np.exp(log_alpha))
+        traced_curve, alpha = self._traced_so_far(), float(np.exp(log_alpha))
         return Threshold(
             alpha,
             alpha
             * float(
-                traced.node_error[np.argmin(np.abs(traced.node_log_alpha - log_alpha))]
+                traced_curve.node_error[
+                    np.argmin(np.abs(traced_curve.node_log_alpha - log_alpha))
+                ]
             ),
         )
 
@@ -402,34 +423,42 @@ class FixedPointCurve(Continuation, Curve):
         self.trace()
         return [self._segment(curve) for curve in self._traced_so_far().curves]
 
-    def _segment(self, curve: StageCurve) -> Segment:
-        """Convert a stage to a segment for the free entropy."""
-        qhat = self.ratios.qhat(curve.values[:, :-1], curve.stage.learned_components)
+    def _segment(self, stage_curve: StageCurve) -> Segment:
+        """Convert the curve of a stage to a segment for the free entropy."""
+        qhat = self.ratios.qhat(
+            stage_curve.values[:, :-1], stage_curve.stage.learned_components
+        )
         V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1)
-        error = np.interp(curve.position, curve.node_positions, curve.error)
-        return Segment(curve.position, curve.values[:, -1], error, qhat, V)
+        log_alpha_error = np.interp(
+            stage_curve.position, stage_curve.node_positions, stage_curve.error
+        )
+        return Segment(
+            stage_curve.position, stage_curve.values[:, -1], log_alpha_error, qhat, V
+        )
 
     def thresholds(self) -> Thresholds:
         """Critical sample ratios of the problem."""
         hard_phase = self.hard_phase()
-        learned, P = self.bifurcations, self.problem.components
+        bifurcations, P = self.bifurcations, self.problem.components
         sequential = [
             bifurcation
-            for bifurcation in learned
+            for bifurcation in bifurcations
             if bifurcation.alpha > 0
             or self.ratios.prior_mean_overlap[bifurcation.component] == 0
         ]
-        is_weak = bool(learned) and learned[0] in sequential
-        weak = learned[0].threshold if is_weak else None
+        starts_without_overlap = bool(bifurcations) and bifurcations[0] in sequential
+        weak_recovery = bifurcations[0].threshold if starts_without_overlap else None
         reasons = {
-            "weak_recovery": PRIOR_OVERLAP if weak is None and learned else NEVER
+            "weak_recovery": PRIOR_OVERLAP
+            if weak_recovery is None and bifurcations
+            else NEVER
         }
-        if len(learned) < P:
+        if len(bifurcations) < P:
             reasons["sequential"] = (
-                f"{P - len(learned)} of {P} components are not learned before the curve ends"
+                f"{P - len(bifurcations)} of {P} components are not learned before the curve ends"
             )
         return thresholds_with_reasons(
-            weak, self.perfect, sequential, hard_phase, reasons
+            weak_recovery, self.perfect, sequential, hard_phase, reasons
         )
 
 

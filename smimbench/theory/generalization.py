@@ -44,7 +44,7 @@ CURVE_NODES = 25
 
 
 def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
-    r"""Generalization errors at the overlap of a Bayes-optimal estimate.
+    r"""Generalization errors at the overlap of a Bayes-optimal estimate. They are cached by Q and V.
 
     Parameters
     ----------
@@ -59,24 +59,26 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
     cache: dict[bytes, Errors] = cached_on(problem, "generalization_error", dict)
-    key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
-    if key not in cache:
+    cache_key = (
+        np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
+    )
+    if cache_key not in cache:
         closed_form = problem.channel.generalization_error
-        cache[key] = (
+        cache[cache_key] = (
             sampled_errors(problem, Q, V)
             if closed_form is None
             else _closed_errors(closed_form(Q, V))
         )
-    return cache[key]
+    return cache[cache_key]
 
 
 def _closed_errors(formulas: Errors) -> Errors:
-    """Convert errors in closed form to floats, without negative rounding."""
+    """Convert errors in closed form to floats, without negative rounding. ``formulas`` are keyed by the kind of predictor."""
     return _not_negative({kind: _to_float(formulas[kind]) for kind in KINDS})
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
-    """Generalization errors by Monte Carlo, even if the channel has closed forms."""
+    """Generalization errors at overlap Q and error V by Monte Carlo, even if the channel has closed forms."""
     return _errors_of_samples(
         problem, np.block([[Q + V, Q], [Q, Q]]), V, VANISHING_ESTIMATE
     )
@@ -85,7 +87,8 @@ def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
 def measured_error(
     problem: Problem, truth: Array, cross: Array, gram: Array, V: Array | None
 ) -> Errors:
-    """Generalization errors of an actual estimate, from its overlaps with the teacher.
+    """Generalization errors of an actual estimate, from its overlaps with the teacher: the teacher's self-overlap
+    (``truth``), the estimate's overlap with it (``cross``) and the estimate's self-overlap (``gram``).
 
     Parameters
     ----------
@@ -94,8 +97,10 @@ def measured_error(
     V : ndarray (P, P) or None
         Error that the algorithm claims; None leaves the Bayes predictor out.
     """
-    joint = np.block([[truth, cross], [cross.T, gram]])
-    errors = _errors_of_samples(problem, joint, np.zeros_like(gram) if V is None else V)
+    joint_overlaps = np.block([[truth, cross], [cross.T, gram]])
+    errors = _errors_of_samples(
+        problem, joint_overlaps, np.zeros_like(gram) if V is None else V
+    )
     if V is None:
         del errors["bayes"]
     return errors
@@ -136,17 +141,19 @@ def _add_error_of_V(
         for q, v in ((Q, V), (Q - V_shift, V + V_shift))
     )
     return {
-        k: e._replace(
-            error=e.error + abs(errors_at_shift[k].value - errors_at_point[k].value)
+        kind: error._replace(
+            error=error.error
+            + abs(errors_at_shift[kind].value - errors_at_point[kind].value)
         )
-        for k, e in errors.items()
+        for kind, error in errors.items()
     }
 
 
 def _errors_along_curve(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array]
 ) -> list[Errors]:
-    """Generalization errors along a curve, without the uncertainty from the error of V.
+    """Generalization errors along a curve, without the uncertainty from the error of V. They are interpolated in the root of
+    V between Chebyshev nodes.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -163,7 +170,7 @@ def _errors_along_curve(
         np.pi * np.arange(CURVE_NODES) / (CURVE_NODES - 1)
     )
     nodes = np.clip(nodes, 0.0, None)
-    values = [
+    errors_at_nodes = [
         generalization_error(
             problem,
             np.array([[second_moment - root * root]]),
@@ -173,8 +180,12 @@ def _errors_along_curve(
     ]
     along_curve: list[Errors] = [{} for _ in Q]
     for kind in KINDS:
-        at_nodes = np.array([errors_at_node[kind].value for errors_at_node in values])
-        noise = max(float(errors_at_node[kind].error) for errors_at_node in values)
+        at_nodes = np.array(
+            [errors_at_node[kind].value for errors_at_node in errors_at_nodes]
+        )
+        largest_noise = max(
+            float(errors_at_node[kind].error) for errors_at_node in errors_at_nodes
+        )
         fine_fit = Chebyshev.fit(nodes, at_nodes, CURVE_NODES - 1)(V_roots)
         coarse_fit = Chebyshev.fit(nodes[::2], at_nodes[::2], CURVE_NODES // 2)(V_roots)
         # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
@@ -185,7 +196,9 @@ def _errors_along_curve(
         )
         for errors, value, error in zip(along_curve, fine_fit, interpolation_error):
             errors[kind] = Uncertain(
-                float(max(value, 0.0)), float(error + noise), values[0][kind].method
+                float(max(value, 0.0)),
+                float(error + largest_noise),
+                errors_at_nodes[0][kind].method,
             )
     return along_curve
 
@@ -201,10 +214,10 @@ def _to_float(uncertain: Uncertain) -> Uncertain:
 
 def _not_negative(errors: Errors) -> Errors:
     """Set errors that are negative within noise to 0; keep clearly negative ones, so that they are noticed."""
-    rounding = 1e-14 * max(abs(entry.value) for entry in errors.values())
+    rounding_error = 1e-14 * max(abs(entry.value) for entry in errors.values())
     return {
         kind: entry._replace(value=0.0)
-        if -rounding - 4 * entry.error <= entry.value < 0
+        if -rounding_error - 4 * entry.error <= entry.value < 0
         else entry
         for kind, entry in errors.items()
     }
@@ -213,17 +226,19 @@ def _not_negative(errors: Errors) -> Errors:
 def _errors_of_samples(
     problem: Problem, joint_overlaps: Array, V: Array, noise_scale: float = 0.0
 ) -> Errors:
-    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V."""
+    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. The
+    latents are those of the truth, of the estimate (omega) and of two posterior draws.
+    """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    mixing, V_root = symmetric_root(joint_overlaps), symmetric_root(V)
-    sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    means, squares = [], []
+    joint_root, V_root = symmetric_root(joint_overlaps), symmetric_root(V)
+    products_by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    mean_labels, mean_squares = [], []
     for scramble in range(SCRAMBLES):
         normal_numbers = normal_points(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
-        joint_latents = mixing @ normal_numbers[:, : 2 * P]
+        joint_latents = joint_root @ normal_numbers[:, : 2 * P]
         truth, omega = (
             joint_latents[:, :P],
             joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P],
@@ -237,34 +252,40 @@ def _errors_of_samples(
         truth_labels, plugin_labels, posterior_labels, other_posterior_labels = (
             predict_twice(channel, z, scramble) for z in latents
         )
-        means.append((truth_labels[0] + truth_labels[1]).mean(axis=0) / 2)
-        squares.append(_product(*truth_labels))
-        sums["plugin"].append(
+        mean_labels.append((truth_labels[0] + truth_labels[1]).mean(axis=0) / 2)
+        mean_squares.append(_product(*truth_labels))
+        products_by_kind["plugin"].append(
             _product(
                 truth_labels[0] - plugin_labels[0], truth_labels[1] - plugin_labels[1]
             )
         )
-        sums["bayes"].append(
+        products_by_kind["bayes"].append(
             _product(
                 truth_labels[0] - posterior_labels[0],
                 truth_labels[1] - other_posterior_labels[1],
             )
         )
-    sums["constant"] = _variances(np.stack(means), np.array(squares))
+    products_by_kind["constant"] = _variances(
+        np.stack(mean_labels), np.array(mean_squares)
+    )
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return _not_negative({
-        kind: Uncertain(float(np.mean(estimates)), float(np.std(estimates, ddof=1) / np.sqrt(SCRAMBLES)), method)
-        for kind, estimates in sums.items()
+        kind: Uncertain(
+            float(np.mean(scramble_estimates)),
+            float(np.std(scramble_estimates, ddof=1) / np.sqrt(SCRAMBLES)),
+            method,
+        )
+        for kind, scramble_estimates in products_by_kind.items()
     })  # fmt: skip
 
 
 def _product(label: Array, other_label: Array) -> float:
     """Mean inner product of two arrays of labels."""
-    flat, other_flat = (
+    flat_label, flat_other_label = (
         np.asarray(labels, dtype=float).reshape(len(labels), -1)
         for labels in (label, other_label)
     )
-    return float(np.mean(np.sum(flat * other_flat, axis=1)))
+    return float(np.mean(np.sum(flat_label * flat_other_label, axis=1)))
 
 
 def _variances(means: Array, squares: Array) -> list[float]:
@@ -273,22 +294,32 @@ def _variances(means: Array, squares: Array) -> list[float]:
     The square of a mean is biased by its variance; the product of the means of two scrambles is not.
     """
     count = len(means)
-    flat = means.reshape(count, -1)
-    total, squared_norms = flat.sum(axis=0), np.sum(flat * flat, axis=1)
+    flat_means = means.reshape(count, -1)
+    mean_sum, squared_norms = (
+        flat_means.sum(axis=0),
+        np.sum(flat_means * flat_means, axis=1),
+    )
 
-    def value(total: Array, squared_norms: Array, squares: Array, n: int) -> float:
+    def unbiased_variance(
+        mean_sum: Array, squared_norms: Array, squares: Array, n: int
+    ) -> float:
+        """Unbiased value of the variance from n scrambles."""
         return float(
-            squares.sum() / n - (total @ total - squared_norms.sum()) / (n * (n - 1))
+            squares.sum() / n
+            - (mean_sum @ mean_sum - squared_norms.sum()) / (n * (n - 1))
         )
 
-    estimate = value(total, squared_norms, squares, count)
-    without_one = [
-        value(
-            total - flat[s],
+    estimate_of_all = unbiased_variance(mean_sum, squared_norms, squares, count)
+    leave_one_out = [
+        unbiased_variance(
+            mean_sum - flat_means[s],
             np.delete(squared_norms, s),
             np.delete(squares, s),
             count - 1,
         )
         for s in range(count)
     ]
-    return [count * estimate - (count - 1) * partial for partial in without_one]
+    return [
+        count * estimate_of_all - (count - 1) * partial_estimate
+        for partial_estimate in leave_one_out
+    ]

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.derive.sampled_information import sampled_moments
+from smimbench.derive.sampled_information import SCRAMBLES, sampled_moments
 from smimbench.interfaces import Array, Channel, Host, Model, Uncertain
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import cached_on
+from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
+from smimbench.numerics.statistics import controlled_mean
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.types import NEGLIGIBLE
 
@@ -46,6 +49,7 @@ class Nodes:
         evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]]
         | None = None,
     ) -> None:
+        """Start with the stored nodes that ``read`` returns; ``evaluate`` computes and stores new ones."""
         self._read, self._evaluate = read, evaluate
         self._alpha: float | None = None
         self._tell: Callable[[int, float | None], None] | None = None
@@ -79,7 +83,8 @@ class Nodes:
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
-        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P).
+        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P). ``kind`` is 'information'
+        or 'susceptibility'.
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
@@ -107,7 +112,7 @@ class Nodes:
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
         """Return one node from the cache, or compute and store it."""
-        key, is_kept = self.key(kind, Q, V), True
+        key, is_stored = self.key(kind, Q, V), True
         node = self.evaluated.get(key)
         if (
             node is None or np.shape(node.value) != Q.shape
@@ -115,9 +120,9 @@ class Nodes:
             if self._evaluate is None:
                 node = evaluate(Q, V)
             else:
-                node, is_kept = self._evaluate(key, lambda: evaluate(Q, V))
+                node, is_stored = self._evaluate(key, lambda: evaluate(Q, V))
         self._is_sampled |= Q.ndim == 2 and is_sampled(node.method)
-        if is_kept:
+        if is_stored:
             self.evaluated[key] = node
             self.count += 1
             self.reached()
@@ -157,12 +162,16 @@ def channel_information(
         return information
     shape = Q.shape
     flat_Q, flat_V = Q.reshape(-1, *shape[-2:]), V.reshape(-1, *shape[-2:])
-    sampled = [
+    sampled_information = [
         sampled_moments(channel, model.sites, q, v)[0] for q, v in zip(flat_Q, flat_V)
     ]
-    value = np.stack([information.value for information in sampled]).reshape(shape)
-    error = np.stack([information.error for information in sampled]).reshape(shape)
-    return Uncertain(value, error, sampled[0].method)
+    value = np.stack(
+        [information.value for information in sampled_information]
+    ).reshape(shape)
+    error = np.stack(
+        [information.error for information in sampled_information]
+    ).reshape(shape)
+    return Uncertain(value, error, sampled_information[0].method)
 
 
 def offers_rough(problem: Problem) -> bool:
@@ -198,14 +207,15 @@ def susceptibility_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
     """Susceptibility (P, P): slope of the information of components without overlap, from the channel or sampled."""
-    of_channel = problem.channel.susceptibility
+    channel_susceptibility = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
+        """Susceptibility sampled through the second moment of the channel's posterior."""
         susceptibility = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
         if not np.isfinite(susceptibility.error).all():
-            name = problem.spec["channel"]["name"]
+            channel_name = problem.spec["channel"]["name"]
             raise ProblemError(
-                f"channel {name!r}",
+                f"channel {channel_name!r}",
                 "labels do not depend on the sign of a component, so thresholds need the second moment of its posterior; "
                 "return it from posterior(..., second_moment=True), or give a method susceptibility",
             )
@@ -216,9 +226,43 @@ def susceptibility_at(
         "susceptibility",
         Q,
         V,
-        sampled if of_channel is None else of_channel,
-        rough and of_channel is not None,
+        sampled if channel_susceptibility is None else channel_susceptibility,
+        rough and channel_susceptibility is not None,
     )
+
+
+def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
+    r"""Linearized state evolution at overlap Q and error V: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}``
+    (P, P, P, P) and its error, with ``G = V^-1 <z z^T> V^-1 - V^-1`` from labels y of latents z.
+
+    ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
+    """
+    channel, sites, P = problem.channel, problem.model.sites, problem.components
+    V_root, V_inverse = np.linalg.cholesky(V), np.linalg.inv(V)
+    point_count = 2**10
+    scramble_samples, scramble_controls = [], []
+    for scramble in range(SCRAMBLES):
+        z = V_root @ normal_points(
+            P * sites, point_count, "perfect recovery: latents", scramble
+        ).reshape(point_count, P, sites)
+        rng = monte_carlo_rng("perfect recovery: labels", scramble)
+        y = channel.forward(z, rng=rng)
+        posterior = channel.posterior(
+            y, np.zeros_like(z), V, second_moment=True, rng=rng
+        )
+        posterior_second_moment: Array = checked_posterior(
+            posterior, z, second_moment=True
+        ).second_moment
+        G: Array = np.einsum(
+            "pq,nqcrd,rs->npcsd", V_inverse, posterior_second_moment, V_inverse
+        )
+        G[:, :, range(sites), :, range(sites)] -= V_inverse
+        scramble_samples.append(
+            np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(point_count, -1)
+        )
+        scramble_controls.append(np.einsum("npcqc->npq", G).reshape(point_count, -1))
+    response_mean, response_error = controlled_mean(scramble_samples, scramble_controls)
+    return response_mean.reshape(P, P, P, P), response_error.reshape(P, P, P, P)
 
 
 def _cached_evaluation(
@@ -233,6 +277,7 @@ def _cached_evaluation(
     channel: Any = problem.channel
 
     def rough_estimate(q: Array, v: Array) -> Uncertain:
+        """Information or susceptibility from few labels."""
         estimate: Uncertain = getattr(channel, kind)(
             q, v, labels=channel.sampling.rough_labels(q, v)
         )
@@ -248,8 +293,8 @@ def _cached_evaluation(
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
     """Overlap Q and error V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
-    overlap = problem.prior.overlap(qhat)
-    return np.asarray(overlap.Q), np.asarray(overlap.V)
+    prior_overlap = problem.prior.overlap(qhat)
+    return np.asarray(prior_overlap.Q), np.asarray(prior_overlap.V)
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
@@ -271,7 +316,7 @@ def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host
 
 
 def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
-    """Diagonals (P,) of an uncertain matrix and of its error."""
+    """Diagonals (P,) of an uncertain matrix, such as the information, and of its error."""
     matrix = np.asarray(uncertain.value, dtype=float)
     error = np.broadcast_to(np.asarray(uncertain.error, dtype=float), matrix.shape)
     return np.diagonal(matrix), np.diagonal(error)
@@ -280,62 +325,70 @@ def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
 def inverse_map(
     problem: Problem, Q: Host, V: Host, learned: Sequence[int] | Host
 ) -> Host:
-    """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components."""
+    """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components. The unknowns
+    are the free entries of log Qhat on the learned components.
+    """
     from scipy.optimize import root
 
     second_moment, prior_mean_overlap = prior_moments(problem)
     learned_indices = np.asarray(learned, dtype=int)
-    block = np.ix_(learned_indices, learned_indices)
-    upper = np.triu_indices(len(learned))
-    diagonal = not (
-        np.abs(Q - prior_mean_overlap)[block] * (1 - np.eye(len(learned))) > NEGLIGIBLE
+    learned_block = np.ix_(learned_indices, learned_indices)
+    upper_triangle = np.triu_indices(len(learned))
+    is_diagonal = not (
+        np.abs(Q - prior_mean_overlap)[learned_block] * (1 - np.eye(len(learned)))
+        > NEGLIGIBLE
     ).any()
-    free_entries = (np.arange(len(learned)),) * 2 if diagonal else upper
-    prior_variance_block = (second_moment - prior_mean_overlap)[block]
+    free_entries = (np.arange(len(learned)),) * 2 if is_diagonal else upper_triangle
+    prior_variance_block = (second_moment - prior_mean_overlap)[learned_block]
 
     def qhat_matrix(log_entries: Host) -> Host:
-        matrix = np.zeros_like(prior_variance_block)
-        matrix[free_entries] = log_entries
-        matrix = matrix + np.triu(matrix, 1).T
+        """Qhat (P, P) from the free entries of its logarithm."""
+        log_matrix = np.zeros_like(prior_variance_block)
+        log_matrix[free_entries] = log_entries
+        log_matrix = log_matrix + np.triu(log_matrix, 1).T
         qhat = np.zeros_like(Q)
-        qhat[block] = spectral_function(matrix, np.exp)
+        qhat[learned_block] = spectral_function(log_matrix, np.exp)
         return qhat
 
     def log_odds(Q: Host, V: Host) -> Host:
         """Coordinate that increases with Q over the real line: log Q at small Q, -log V at small V."""
-        residual: Host = symmetric_logarithm(
-            (Q - prior_mean_overlap)[block]
-        ) - symmetric_logarithm(V[block])
-        return residual[free_entries]
+        coordinate_matrix: Host = symmetric_logarithm(
+            (Q - prior_mean_overlap)[learned_block]
+        ) - symmetric_logarithm(V[learned_block])
+        return coordinate_matrix[free_entries]
 
-    target = log_odds(Q, V)
-    start = (
-        target - symmetric_logarithm(prior_variance_block)[free_entries]
+    target_log_odds = log_odds(Q, V)
+    start_entries = (
+        target_log_odds - symmetric_logarithm(prior_variance_block)[free_entries]
     )  # exact for Gaussian signals
 
     def residual(log_entries: Host) -> Host:
-        return log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target
+        """Log-odds at these entries of log Qhat minus those asked for."""
+        return (
+            log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target_log_odds
+        )
 
-    if len(start) == 1:
+    if len(start_entries) == 1:
         return qhat_matrix(
             np.array(
                 [
                     _increasing_root(
-                        lambda x: float(residual(np.array([x]))[0]), float(start[0])
+                        lambda x: float(residual(np.array([x]))[0]),
+                        float(start_entries[0]),
                     )
                 ]
             )
         )
-    return qhat_matrix(root(residual, start, tol=1e-12).x)
+    return qhat_matrix(root(residual, start_entries, tol=1e-12).x)
 
 
 def _increasing_root(residual: Callable[[float], float], start: float) -> float:
-    """Find the root of an increasing scalar function."""
+    """Find the root of an increasing scalar function, such as a residual, between bounds that grow from ``start``."""
     from scipy.optimize import brentq
 
-    lower, upper = start - 1.0, start + 1.0
-    while residual(lower) > 0:
-        lower -= 4.0
-    while residual(upper) < 0:
-        upper += 4.0
-    return float(brentq(residual, lower, upper, xtol=1e-13, rtol=1e-13))
+    lower_bound, upper_bound = start - 1.0, start + 1.0
+    while residual(lower_bound) > 0:
+        lower_bound -= 4.0
+    while residual(upper_bound) < 0:
+        upper_bound += 4.0
+    return float(brentq(residual, lower_bound, upper_bound, xtol=1e-13, rtol=1e-13))

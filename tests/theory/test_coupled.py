@@ -11,10 +11,9 @@ from smimbench_attention.priors.wishart import Wishart
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.continuation import Continuation
-from smimbench.theory.coupled import free_entropy_between, linear_response
-from smimbench.theory.curve import perfect_recovery_threshold
+from smimbench.theory.curve import free_entropy_between, perfect_recovery_threshold
 from smimbench.theory.fixed_point_curve import FixedPointCurve
-from smimbench.theory.information import information_at, overlap_at
+from smimbench.theory.information import information_at, linear_response, overlap_at
 from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.scalar import scalar_curve
 from smimbench.theory.tracing import components_decouple
