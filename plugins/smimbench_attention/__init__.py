@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def smimbench_register_models(register: Register) -> None:
-    """Register the models of attention."""
+    """Register the models of attention, by ``register``."""
     from smimbench_attention.models.attention_indexed import AttentionIndexed
     from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 
@@ -24,7 +24,7 @@ def smimbench_register_models(register: Register) -> None:
 
 @hookimpl
 def smimbench_register_inputs(register: Register) -> None:
-    """Register the inputs, laws of the tokens."""
+    """Register the inputs, laws of the tokens, by ``register``."""
     from smimbench_attention.inputs.array import ArrayInputs
     from smimbench_attention.inputs.correlated import CorrelatedTokens
     from smimbench_attention.inputs.independent import (
@@ -51,7 +51,7 @@ def smimbench_register_inputs(register: Register) -> None:
 
 @hookimpl
 def smimbench_register_channels(register: Register) -> None:
-    """Register the channels."""
+    """Register the channels, by ``register``."""
     from smimbench_attention.channels.attention.hardmax import AttentionHardmax
     from smimbench_attention.channels.attention.softmax import AttentionSoftmax
     from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
@@ -59,9 +59,9 @@ def smimbench_register_channels(register: Register) -> None:
     from smimbench_attention.channels.sequence.perceptron import Probit, Sign
     from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
-    attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
+    attention_channels = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
     for channel in (
-        *attention,
+        *attention_channels,
         SequenceLinear,
         SequenceSoftmax,
         SequenceHardmax,
@@ -73,7 +73,7 @@ def smimbench_register_channels(register: Register) -> None:
 
 @hookimpl
 def smimbench_register_priors(register: Register) -> None:
-    """Register the priors."""
+    """Register the priors, by ``register``."""
     from smimbench_attention.priors.bilinear import Bilinear
     from smimbench_attention.priors.gaussian import Gaussian
     from smimbench_attention.priors.wishart import Wishart

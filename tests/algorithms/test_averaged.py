@@ -200,7 +200,7 @@ class Draws(Algorithm):
 
 def averaged_draws(students):
     mean = Averaged(of={"name": "adam", "steps": 1}, students=students)
-    object.__setattr__(mean, "_inner", Draws())
+    object.__setattr__(mean, "_inner_algorithm", Draws())
     return mean
 
 

@@ -15,7 +15,7 @@ from smimbench_attention.algorithms.erm.fixed_point import (
     best_penalty,
     minima,
 )
-from smimbench_attention.algorithms.erm.integrals import LOSSES, proximal
+from smimbench_attention.algorithms.erm.integrals import LOSSES, proximal_operator
 from smimbench_attention.algorithms.least_squares import ridge_overlaps
 from smimbench_attention.algorithms.ridge import Ridge
 
@@ -47,7 +47,7 @@ def test_proximal_operator_is_the_minimum(name):
         5 * rng.standard_normal((20, 2, 2)),
     )
     v = np.array([[0.3], [9.0]]) * np.ones_like(y)
-    found = proximal(loss, y, omega, v[0])
+    found = proximal_operator(loss, y, omega, v[0])
     for label, target, spread, z in zip(
         *(part.ravel() for part in (y, omega, v, found))
     ):
@@ -123,7 +123,7 @@ def test_published_rates_of_the_perceptron():
 
 
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
-    few = ACCURACY._replace(root_attempts=1, iterations=1)
+    few = ACCURACY._replace(root_attempts=1, iterations_per_attempt=1)
     monkeypatch.setattr("smimbench_attention.algorithms.erm.fixed_point.ACCURACY", few)
     with pytest.raises(
         ValueError,

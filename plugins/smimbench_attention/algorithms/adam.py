@@ -68,16 +68,17 @@ class Adam(Descent):
     Kingma and Ba, arXiv:1412.6980, algorithm 1.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.999  # decay of the second moment
+    epsilon: float = 1e-8  # guard of the division
+    weight_decay: float = 0.0  # lambda
 
     name = "adam"
     version = 2
     reference = "arXiv:1412.6980, arXiv:2506.01582"
 
     def __post_init__(self) -> None:
+        """Check that the parameters are in their ranges."""
         super().__post_init__()
         require(self, "epsilon", self.epsilon > 0, "> 0")
         require(self, "beta1", 0 <= self.beta1 < 1, "in [0, 1)")
@@ -92,7 +93,8 @@ class Adam(Descent):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Predict the minimum of the penalized loss, or return the reason why there is no theory.
+        """Predict the minimum of the penalized loss under the conditions of the runs (start, dimension), or return the reason
+        why there is no theory.
 
         Theory exists for full batches, weight decay and a wide matrix factor. Labels have to be linear in the matrix, and the
         steps enough to reach the minimum. There is none for minibatches, for streams,
@@ -106,13 +108,13 @@ class Adam(Descent):
     _penalizes_in_loss = True
 
     def penalty(self, data: Data) -> float:
-        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss."""
+        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss of all samples of ``data``."""
         return self.weight_decay / data.dimension if self._penalizes_in_loss else 0.0
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial first and second moments of the gradient."""
-        zero = namespace(factor).zeros_like(factor)
-        return zero, zero
+        """Initial memory of the method: first and second moments of the gradient, zero arrays shaped like the factor."""
+        zero_moment = namespace(factor).zeros_like(factor)
+        return zero_moment, zero_moment
 
     def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
         """Factor that scales the gradient of a batch up to that of all samples and divides it by the dimension."""
@@ -127,7 +129,9 @@ class Adam(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Take one Adam step, along the first moment over the root of the second, both corrected for bias."""
+        """Take Adam's step number ``count`` at learning rate ``rate``: along the first moment m over the root of the second, v,
+        both from ``memory`` and corrected for bias.
+        """
         xp = namespace(factor)
         m = self.beta1 * memory[0] + (1 - self.beta1) * gradient
         v = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
@@ -167,7 +171,9 @@ class AdamW(Adam):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Take one AdamW step: apply the weight decay, then a step of Adam."""
+        """Take AdamW's step number ``count`` at learning rate ``rate``: apply the weight decay, then a step of Adam with its
+        moments in ``memory``.
+        """
         return super().move(
             (1 - rate * self.weight_decay) * factor, gradient, memory, rate, count
         )

@@ -62,18 +62,24 @@ class Averaged(Algorithm):
     arXiv:2506.01582 (averaged gradient descent).
     """
 
-    of: dict[str, Any] | str
-    students: int = 32
-    _inner: Algorithm = field(init=False, repr=False, compare=False)
-    _entry: Entry = field(init=False, repr=False, compare=False)
+    of: dict[str, Any] | str  # the algorithm that is averaged
+    students: int = 32  # number K of independent runs
+    _inner_algorithm: Algorithm = field(init=False, repr=False, compare=False)
+    _registry_entry: Entry = field(init=False, repr=False, compare=False)
 
     name = "averaged"
     version = 1
     reference = "arXiv:2506.01582"
     capabilities = Capabilities()
-    example: ClassVar[dict[str, Any]] = {"of": "adam", "students": 3}
+    example: ClassVar[dict[str, Any]] = {
+        "of": "adam",
+        "students": 3,
+    }  # parameters with which checks build it
 
     def __post_init__(self) -> None:
+        """Build the inner algorithm that ``of`` names (a table or a name), and store its identity: name, distribution, version,
+        parameters.
+        """
         require(self, "students", self.students >= 1, "at least 1")
         parameters = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
         name = parameters.pop("name", None)
@@ -109,41 +115,44 @@ class Averaged(Algorithm):
                 "source": entry.source,
             }
         object.__setattr__(self, "of", inner_identity)
-        object.__setattr__(self, "_inner", inner_algorithm)
-        object.__setattr__(self, "_entry", entry)
+        object.__setattr__(self, "_inner_algorithm", inner_algorithm)
+        object.__setattr__(self, "_registry_entry", entry)
 
     @property
     def _is_batched(self) -> bool:
         """Whether the inner algorithm runs all students together, as one batched state."""
-        return takes(self._inner.init, "students")
+        return takes(self._inner_algorithm.init, "students")
 
     def plan(self, data: Data) -> Plan:
         """Plan (steps, batch size, cost) of the inner algorithm for all students."""
-        inner_plan = self._inner.plan(data)
+        inner_plan = self._inner_algorithm.plan(data)
         return inner_plan._replace(
             students=inner_plan.students * self.students, cost=None
         )
 
     def refuses(self, problem: Problem) -> str | None:
         """Reason why the inner algorithm cannot solve a problem, or None."""
-        if not self._entry.supports_model(problem.model.name):
-            return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        return self._inner.refuses(problem)
+        if not self._registry_entry.supports_model(problem.model.name):
+            return f"{self._registry_entry.name} does not work for model {problem.model.name!r}"
+        return self._inner_algorithm.refuses(problem)
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
-        """Averaged algorithm for a second attempt, if the inner algorithm offers one; otherwise None."""
+        """Averaged algorithm for a second attempt after a run with this outcome, if the inner algorithm offers one; otherwise
+        None.
+        """
         if outcome == "unsettled":
             return None
-        retried_algorithm = self._inner.retry(problem, outcome)
+        retried_algorithm = self._inner_algorithm.retry(problem, outcome)
         if retried_algorithm is None:
             return None
         parameters = parameters_of("algorithm", retried_algorithm)
-        return replace(self, of={"name": self._entry.name, **parameters})
+        return replace(self, of={"name": self._registry_entry.name, **parameters})
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        r"""Predict the error of the mean of K students from the theory of a single student.
+        r"""Predict the error of the mean of K students from the theory of a single student, under the conditions of the runs
+        (start, dimension).
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
 
@@ -153,12 +162,14 @@ class Averaged(Algorithm):
         end in one estimate, ``Q' = Q``. Online descent has none here: its students learn from the same samples, and its
         equations do not contain the overlap of two of them.
         """
-        student_prediction = own_theory(self._inner, problem, alpha, conditions)
+        student_prediction = own_theory(
+            self._inner_algorithm, problem, alpha, conditions
+        )
         if isinstance(student_prediction, str) or self.students == 1:
             return student_prediction
         if student_prediction.between_students is None:
-            return f"the theory of {self._entry.name} does not predict the overlap between two independent students"
-        second_moment = prior_moments(problem)[0]
+            return f"the theory of {self._registry_entry.name} does not predict the overlap between two independent students"
+        signal_second_moment = prior_moments(problem)[0]
         signal_overlap = np.asarray(student_prediction.overlap)
         between_students = np.asarray(student_prediction.between_students)
         self_overlap = signal_overlap
@@ -166,7 +177,9 @@ class Averaged(Algorithm):
             self_overlap = np.asarray(student_prediction.own_overlap)
         self_overlap_excess = (self_overlap - between_students) / self.students
         mean_self_overlap = between_students + self_overlap_excess
-        mean_overlaps = Overlaps(second_moment, signal_overlap, mean_self_overlap)
+        mean_overlaps = Overlaps(
+            signal_second_moment, signal_overlap, mean_self_overlap
+        )
         mse_error = np.diag(np.atleast_1d(student_prediction.mse_error))
         return limit_point(
             problem,
@@ -180,33 +193,34 @@ class Averaged(Algorithm):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> AveragedState:
-        """Independent initial states of the students."""
+        """Independent initial states of the students, each from a random stream of its own."""
         if self._is_batched:
-            batched_init: Any = self._inner.init
+            batched_init: Any = self._inner_algorithm.init
             students = batched_init(problem, data, rng, students=self.students)
         else:
             random_streams = rng.spawn(self.students)
             students = tuple(
-                self._inner.init(problem, data, rng) for rng in random_streams
+                self._inner_algorithm.init(problem, data, rng) for rng in random_streams
             )
         return AveragedState(students, problem)
 
     def step(
         self, problem: Problem, data: Data, state: AveragedState
     ) -> tuple[AveragedState, Info]:
-        """Take one step of every student."""
+        """Take one step of every student; return their states and a report, ``Info``, on all of them."""
         if self._is_batched:
-            students, info = self._inner.step(problem, data, state.students)
+            students, info = self._inner_algorithm.step(problem, data, state.students)
             return AveragedState(students, problem), info
         states_and_infos = [
-            self._inner.step(problem, data, student) for student in state.students
+            self._inner_algorithm.step(problem, data, student)
+            for student in state.students
         ]
         students, infos = zip(*states_and_infos)
-        name = self._entry.name
+        name = self._registry_entry.name
         remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
         if self.students > 1:
             first_two_estimates = (
-                self._inner.estimate(student) for student in students[:2]
+                self._inner_algorithm.estimate(student) for student in students[:2]
             )
             if _equal_up_to_sign(*first_two_estimates):
                 remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
@@ -215,9 +229,11 @@ class Averaged(Algorithm):
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals, each aligned by symmetry."""
         if self._is_batched:
-            signals = self._inner.estimate(state.students)
+            signals = self._inner_algorithm.estimate(state.students)
         else:
-            estimates = [self._inner.estimate(student) for student in state.students]
+            estimates = [
+                self._inner_algorithm.estimate(student) for student in state.students
+            ]
             signals = namespace(estimates[0]).stack(estimates)
         return mean_signal(state.problem, signals)
 
@@ -240,8 +256,8 @@ def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
             continue
         is_overlap = field_name in ("predicted_overlap", "self_overlap")
         students_numbers = np.stack(read_together(*students_values))
-        combine = np.mean if is_overlap else np.max
-        combined_fields[field_name] = combine(students_numbers, axis=0)
+        mean_or_maximum = np.mean if is_overlap else np.max
+        combined_fields[field_name] = mean_or_maximum(students_numbers, axis=0)
     warnings = [remark, *(info.warning for info in infos if info.warning)]
     return Info(**combined_fields, warning="; ".join(dict.fromkeys(warnings)))
 
@@ -266,9 +282,12 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
             [align(target, student, symmetry) for student in student_signals]
         )
 
-    aligned = align_to(signals[0, ...])
+    aligned_students = align_to(signals[0, ...])
     for _ in range(20):
-        previous, aligned = aligned, align_to(xp.mean(aligned, axis=0))
-        if bool(xp.all(previous == aligned)):
+        previously_aligned, aligned_students = (
+            aligned_students,
+            align_to(xp.mean(aligned_students, axis=0)),
+        )
+        if bool(xp.all(previously_aligned == aligned_students)):
             break
-    return aligned
+    return aligned_students

@@ -27,7 +27,7 @@ SAME = 1e-6
 
 
 class LinearObservation(NamedTuple):
-    """Linear combinations of the latents that a label observes, and their noise; on the host.
+    """Linear combinations of the latents that a label observes, and the variance of their noise; on the host.
 
     Attributes
     ----------
@@ -47,7 +47,8 @@ class LinearObservation(NamedTuple):
 
 
 def linear_observation(problem: Problem) -> LinearObservation | str:
-    r"""Linear observation of the latents that a channel is equivalent to, or the reason why there is none.
+    r"""Linear observation of the latents z that a channel is equivalent to, or the reason why there is none. It is read from
+    posteriors of z at random labels y, for priors N(omega, V).
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
     Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.
@@ -60,9 +61,9 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     rng = monte_carlo_rng("what labels show: latents")
     channel = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
-    zeros, V = np.zeros((PROBES, P, C)), np.eye(P)
-    posterior = channel.posterior(y, zeros, V, second_moment=True, rng=rng)
-    posterior = checked_posterior(posterior, zeros)
+    zero_means, V = np.zeros((PROBES, P, C)), np.eye(P)
+    posterior = channel.posterior(y, zero_means, V, second_moment=True, rng=rng)
+    posterior = checked_posterior(posterior, zero_means)
     if posterior.second_moment is None:
         return f"channel {channel.name!r} does not provide the second moment of its posterior"
     means = np.asarray(posterior.mean).reshape(PROBES, latent_count)
@@ -85,16 +86,18 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     rounding_margin = max(1e-12, 10 * departure_from_gaussian)
     is_identifiable = eigenvalues < 1 - rounding_margin
     variances = np.clip(eigenvalues[is_identifiable], 0.0, None)
-    noise = np.where(variances < rounding_margin, 0.0, variances / (1 - variances))
+    noise_variances = np.where(
+        variances < rounding_margin, 0.0, variances / (1 - variances)
+    )
     if not is_identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
-    if (noise == 0).any() and (noise > 0).any():
+    if (noise_variances == 0).any() and (noise_variances > 0).any():
         return f"channel {channel.name!r} gives some labels with noise and some without, which least squares cannot weigh"
-    return LinearObservation(eigenvectors[:, is_identifiable].T, noise)
+    return LinearObservation(eigenvectors[:, is_identifiable].T, noise_variances)
 
 
 def additive_noise(problem: Problem) -> Host | None:
-    """Noise variances (P C,) of labels ``z + noise`` with equal variances; None for all other labels."""
+    """Noise variances (P C,) of labels that are the latents z plus noise, with equal variances; None for all other labels."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     output = np.asarray(predict(problem.channel, z))
@@ -148,15 +151,21 @@ def ridge_averages(
             latents_per_direction, penalty, feature_variances
         )
     # The unlearned fraction u solves u^2 + 2 b u = penalty.
-    b = (penalty + latents_per_direction - 1) / 2
-    root = float(np.hypot(b, np.sqrt(penalty)))
+    half_linear_coefficient = (penalty + latents_per_direction - 1) / 2
+    root_of_discriminant = float(np.hypot(half_linear_coefficient, np.sqrt(penalty)))
     # Each form avoids cancellation on its side.
-    if b >= 0:
-        unlearned_fraction = penalty / (b + root) if penalty else 0.0
-        fitted_fraction = 1 / (b + root + 1)
-        unfitted_fraction = (b + root) / (b + root + 1)
+    if half_linear_coefficient >= 0:
+        unlearned_fraction = (
+            penalty / (half_linear_coefficient + root_of_discriminant)
+            if penalty
+            else 0.0
+        )
+        fitted_fraction = 1 / (half_linear_coefficient + root_of_discriminant + 1)
+        unfitted_fraction = (half_linear_coefficient + root_of_discriminant) / (
+            half_linear_coefficient + root_of_discriminant + 1
+        )
     else:
-        unlearned_fraction = root - b
+        unlearned_fraction = root_of_discriminant - half_linear_coefficient
         fitted_fraction = unlearned_fraction / (unlearned_fraction + penalty)
         unfitted_fraction = penalty / (unlearned_fraction + penalty)
     learned_fraction = latents_per_direction * fitted_fraction
@@ -173,11 +182,13 @@ def ridge_averages(
 def _averages_over_features(
     latents_per_direction: float, penalty: float, feature_variances: Host
 ) -> RidgeAverages:
-    """Averages that determine ridge regression, for features of given variances."""
+    """Averages that determine ridge regression, for features of given variances lambda, learned to ``lambda / (kappa + lambda)``
+    each.
+    """
     from scipy.optimize import brentq
 
     def excess_latents(log_kappa: float) -> float:
-        """Ratio that belongs to this kappa, minus the given ratio."""
+        """Latents per direction that belong to this kappa, minus the given number."""
         kappa = np.exp(log_kappa)
         return float(
             penalty / kappa
@@ -188,11 +199,15 @@ def _averages_over_features(
     kappa = 0.0
     if penalty > 0 or latents_per_direction < 1:
         # kappa < (penalty + 1) / ratio, as the mean of s is below 1 / kappa.
-        upper_bound = np.log((penalty + 1) / latents_per_direction)
-        candidates = upper_bound - 2.0 ** np.arange(1, 12)
-        lower_bound = next(x for x in candidates if excess_latents(x) > 0)
-        tolerances = {"xtol": 1e-15, "rtol": 1e-15}
-        log_kappa = brentq(excess_latents, lower_bound, upper_bound, **tolerances)
+        largest_log_kappa = np.log((penalty + 1) / latents_per_direction)
+        lower_bounds = largest_log_kappa - 2.0 ** np.arange(1, 12)
+        smallest_log_kappa = next(
+            bound for bound in lower_bounds if excess_latents(bound) > 0
+        )
+        root_tolerances = {"xtol": 1e-15, "rtol": 1e-15}
+        log_kappa = brentq(
+            excess_latents, smallest_log_kappa, largest_log_kappa, **root_tolerances
+        )
         kappa = float(np.exp(log_kappa))
     learned_fractions = feature_variances / (kappa + feature_variances)
     unlearned_fractions = kappa / (kappa + feature_variances)
@@ -217,7 +232,8 @@ def ridge_overlaps(
     penalty: float,
     feature_variances: Host | None = None,
 ) -> Overlaps:
-    """Overlaps in the limit of ridge regression on labels ``z + noise`` with noise covariance (P, P), at a penalty >= 0.
+    """Overlaps in the limit of ridge regression on labels ``z + noise``, for signals of second moment T and noise covariance (P,
+    P), at a penalty >= 0.
 
     Raises
     ------
@@ -252,7 +268,7 @@ class LinearRegression(Algorithm):
 
     @staticmethod
     def observation_and_remark(problem: Problem) -> tuple[LinearObservation, str]:
-        """Linear observation of the latents by the labels, and its description; ValueError if labels are not linear."""
+        """Linear observation of the latents by the labels, and a remark on it; ValueError if labels are not linear."""
         observation = linear_observation(problem)
         if isinstance(observation, str):
             raise ValueError(observation)
@@ -269,7 +285,9 @@ class LinearRegression(Algorithm):
     def split_for_validation(
         problem: Problem, data: Data, observation: LinearObservation
     ) -> tuple[LeastSquares, LeastSquares]:
-        """Split the data into samples to learn from and samples on which a penalty is chosen."""
+        """Split the data into a set of samples to learn from and one on which a penalty is chosen, for labels with this linear
+        observation.
+        """
         sample_count = int(data.inputs.shape[0])
         if sample_count < 2:
             raise ValueError(
@@ -280,10 +298,13 @@ class LinearRegression(Algorithm):
             LeastSquares(
                 problem,
                 observation,
-                data.inputs[samples, ...],
-                data.labels[samples, ...],
+                data.inputs[sample_range, ...],
+                data.labels[sample_range, ...],
             )
-            for samples in (slice(None, training_count), slice(training_count, None))
+            for sample_range in (
+                slice(None, training_count),
+                slice(training_count, None),
+            )
         )
         return training_set, validation_set
 
@@ -307,6 +328,9 @@ class LeastSquares:
         inputs: Array,
         labels: Array,
     ) -> None:
+        """Compute targets and weights of all samples: observed combinations from the posteriors at labels y, for latents N(omega
+        = 0, V = I), without their shrinkage.
+        """
         xp, device_and_dtype = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
@@ -318,7 +342,7 @@ class LeastSquares:
         self.weights = xp.asarray(weights, **device_and_dtype)
         inverse_shrinkage = xp.asarray(1 + observation.noise, **device_and_dtype)
         self.chunks = list(sample_chunks(problem.model, inputs, self.P))
-        targets = []
+        chunks_of_targets = []
         V = xp.eye(self.P, **device_and_dtype)
         for chunk in self.chunks:
             omega = xp.zeros(
@@ -326,15 +350,17 @@ class LeastSquares:
             )
             rng = monte_carlo_rng("what labels show: posterior")
             y = labels[chunk, ...]
-            mean = problem.channel.posterior(y, omega, V, rng=rng).mean
-            targets.append(
-                self._observed_combinations(xp.asarray(mean, **device_and_dtype))
+            posterior_mean = problem.channel.posterior(y, omega, V, rng=rng).mean
+            chunks_of_targets.append(
+                self._observed_combinations(
+                    xp.asarray(posterior_mean, **device_and_dtype)
+                )
                 * inverse_shrinkage
             )
-        self.targets = xp.concat(targets, axis=0)
+        self.targets = xp.concat(chunks_of_targets, axis=0)
 
     def _observed_combinations(self, z: Array) -> Array:
-        """Project latents to the linear combinations that the labels observe."""
+        """Project latents z (..., P, C) to the linear combinations that the labels observe."""
         xp = namespace(z)
         flat_latents = xp.reshape(z, (*z.shape[:-2], self.P * self.C))
         return xp.matmul(flat_latents, xp.matrix_transpose(self.combinations))
@@ -342,13 +368,14 @@ class LeastSquares:
     def normal_product(
         self, signal: Array, *, targets: bool = False
     ) -> tuple[Array, Array]:
-        """Product ``A^T w (A S)``, or ``A^T w (t - A S)``, in units of ``adjoint``, and the weighted sum of squares.
+        """Product ``A^T w (A S)`` for a signal S, or with ``targets`` ``A^T w (t - A S)``, in units of ``adjoint``, and the
+        weighted sum of squares; g is the residual in the latents z.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """
         xp = namespace(signal)
         model = self.problem.model
-        product, weighted_square = xp.zeros_like(signal), 0.0
+        normal_product, weighted_square = xp.zeros_like(signal), 0.0
         for chunk in self.chunks:
             chunk_inputs = self.inputs[chunk, ...]
             z = model.forward(chunk_inputs, signal)
@@ -360,17 +387,17 @@ class LeastSquares:
                 weighted_residual * residual, axis=(-2, -1)
             )
             g = xp.reshape(xp.matmul(weighted_residual, self.combinations), z.shape)
-            product = product + model.adjoint(chunk_inputs, g)
-        return product, weighted_square
+            normal_product = normal_product + model.adjoint(chunk_inputs, g)
+        return normal_product, weighted_square
 
     def lipschitz(self, rng: np.random.Generator) -> float:
         """Upper bound of the eigenvalues of ``A^T w A`` (units of ``adjoint``): 2% above the result of 30 power iterations."""
         xp = namespace(self.inputs)
         initial_vector = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
-        v = xp.asarray(initial_vector, **matching(self.inputs))
-        eigenvalue = 0.0
+        unit_vector = xp.asarray(initial_vector, **matching(self.inputs))
+        largest_eigenvalue = 0.0
         for _ in range(30):
-            v = v / xp.sqrt(xp.sum(v * v))
-            v, _ = self.normal_product(v)
-            eigenvalue = float(xp.sqrt(xp.sum(v * v)))
-        return 1.02 * eigenvalue
+            unit_vector = unit_vector / xp.sqrt(xp.sum(unit_vector * unit_vector))
+            unit_vector, _ = self.normal_product(unit_vector)
+            largest_eigenvalue = float(xp.sqrt(xp.sum(unit_vector * unit_vector)))
+        return 1.02 * largest_eigenvalue

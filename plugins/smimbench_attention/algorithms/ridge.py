@@ -40,7 +40,8 @@ UNEQUAL_PENALTIES = "theory needs one penalty for all components"
 
 
 class RidgeState(NamedTuple):
-    """State of conjugate gradients: deviation from the prior mean, residual, search direction, constants of the run.
+    """State of conjugate gradients on the normal equations: deviation from the prior mean, residual, search direction, constants
+    of the run.
 
     The first axis of the arrays counts penalties that are solved for together.
     """
@@ -50,9 +51,9 @@ class RidgeState(NamedTuple):
     direction: Array
     least_squares: LeastSquares
     penalty: Array
-    right_side_norm: Array
+    right_side_norm: Array  # of the normal equations
     prior_mean: Array
-    remark: str
+    remark: str  # on labels and penalty
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Ridge(LinearRegression):
     Hoerl and Kennard (1970), Technometrics 12; theory derived, checked by tests/algorithms/test_ridge.py.
     """
 
-    regularisation: float | str = "theory"
+    regularisation: float | str = "theory"  # lambda, or the rule for it
 
     name = "ridge"
     version = 2
@@ -93,6 +94,7 @@ class Ridge(LinearRegression):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Check that the regularisation is a number >= 0 or the name of a rule."""
         regularisation = self.regularisation
         if isinstance(regularisation, str):
             is_valid = regularisation in ("theory", "validation")
@@ -104,7 +106,9 @@ class Ridge(LinearRegression):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> RidgeState:
-        """Initial state at the prior mean; the penalty lambda is first chosen by validation if requested."""
+        """Initial state at the prior mean; the penalty lambda is a number, that of theory, or chosen by validation. A remark
+        describes it and the linear observation.
+        """
         observation, remark = self.observation_and_remark(problem)
         if self.regularisation == "validation":
             penalty: float | Host = _validated_penalty(problem, data, observation)
@@ -135,7 +139,8 @@ class Ridge(LinearRegression):
     def theory(
         self, problem: Problem, alpha: float, assumed: Problem | None = None
     ) -> AlgorithmPrediction | str:
-        """Predict the error of the estimate in the limit, or return the reason why there is no theory.
+        """Predict the error of the estimate in the limit, or return the reason why there is no theory. ``assumed`` is the
+        problem that the penalty is best for, if it is another one.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
         of correlated tokens): for lambda of theory,
@@ -144,7 +149,7 @@ class Ridge(LinearRegression):
         if self.regularisation == "validation":
             return "there is no theory for a penalty chosen by validation"
         if assumed is not None:
-            return self._mismatched(problem, assumed, alpha)
+            return self._mismatched_theory(problem, assumed, alpha)
         is_bayes_linear = self.regularisation == "theory" and problem.components == 1
         if problem.model.rank == "low":
             observation, _ = self.observation_and_remark(problem)
@@ -158,7 +163,7 @@ class Ridge(LinearRegression):
             return "theory for matrices exists for one component and regularisation = 'theory' only"
         return _best_linear_prediction(problem, alpha)
 
-    def _mismatched(
+    def _mismatched_theory(
         self, problem: Problem, assumed: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
         """Predict ridge regression with the penalty that is best for another, assumed problem."""
@@ -198,10 +203,14 @@ class Ridge(LinearRegression):
             penalty = float(self.regularisation)
         if penalty is None:
             return UNEQUAL_PENALTIES
-        noise = observation.noise[0] * np.eye(problem.components)
+        noise_covariance = observation.noise[0] * np.eye(problem.components)
         try:
             overlaps = ridge_overlaps(
-                second_moment, noise, alpha * sites, penalty, problem.features
+                second_moment,
+                noise_covariance,
+                alpha * sites,
+                penalty,
+                problem.features,
             )
         except ValueError as error:
             return str(error)
@@ -223,10 +232,12 @@ def _common_penalty(penalties: Host) -> float | None:
 
 
 def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPrediction:
-    """Error of the best linear estimate, from its fixed point, for one component."""
+    """Error V of the best linear estimate and its overlap Q, from its fixed point, for one component."""
     kappa = problem.model.kappa
-    moments = prior_moments(problem)
-    second_moment, mean_overlap = (float(moment[0, 0]) for moment in moments)
+    prior_overlaps = prior_moments(problem)
+    second_moment, mean_overlap = (
+        float(prior_overlap[0, 0]) for prior_overlap in prior_overlaps
+    )
     prior_variance = second_moment - mean_overlap
 
     def precision_excess(V: float) -> float:
@@ -249,8 +260,10 @@ def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPredicti
         "linear",
         "best linear estimate, fixed point",
     )
-    point = point_document(problem, prediction)
-    return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
+    theory_point = point_document(problem, prediction)
+    return AlgorithmPrediction.of_point(
+        theory_point, between_students=theory_point["overlap"]
+    )
 
 
 def _initial_ridge_state(
@@ -259,19 +272,19 @@ def _initial_ridge_state(
     penalty: float | Host,
     remark: str = "",
 ) -> RidgeState:
-    """Initial state for one penalty, one per component, or several candidates (one row each)."""
+    """Initial state of the normal equations for one penalty, one per component, or several candidates (one row each)."""
     inputs = least_squares.inputs
     xp, device_and_dtype = namespace(inputs), matching(inputs)
-    mean_on_host = problem.prior.mean(problem.components, inputs.shape[-1])
-    prior_mean = xp.asarray(mean_on_host, **device_and_dtype)
+    prior_mean_on_host = problem.prior.mean(problem.components, inputs.shape[-1])
+    prior_mean = xp.asarray(prior_mean_on_host, **device_and_dtype)
     penalties = xp.asarray(np.atleast_2d(penalty), **device_and_dtype)
     right_side, _ = least_squares.normal_product(prior_mean, targets=True)
     right_sides = xp.stack([right_side] * penalties.shape[0])
     signal_axes = tuple(range(1, right_sides.ndim))
     right_side_norms = xp.sqrt(xp.sum(right_sides * right_sides, axis=signal_axes))
-    zeros = xp.zeros_like(right_sides)
+    zero_deviations = xp.zeros_like(right_sides)
     return RidgeState(
-        zeros,
+        zero_deviations,
         right_sides,
         right_sides,
         least_squares,
@@ -283,7 +296,7 @@ def _initial_ridge_state(
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
-    """Take one conjugate-gradient step for every candidate penalty; converged candidates stay unchanged."""
+    """Take one conjugate-gradient step on the normal equations for every candidate penalty; converged ones stay unchanged."""
     xp, direction = namespace(state.residual), state.direction
     signal_axes = tuple(range(1, direction.ndim))
     candidate_shape = (-1, *[1] * len(signal_axes))
@@ -311,8 +324,10 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     residual = state.residual - step_size * matrix_times_direction
     direction_weight = safe_ratio(squared_norm(residual), squared_norm(state.residual))
     # Not by ``safe_ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    norm = state.right_side_norm
-    right_side_norm = xp.where(norm > 0, norm, xp.ones_like(norm))
+    norm_or_zero = state.right_side_norm
+    right_side_norm = xp.where(
+        norm_or_zero > 0, norm_or_zero, xp.ones_like(norm_or_zero)
+    )
     next_state = state._replace(
         deviation=state.deviation + step_size * direction,
         residual=residual,
@@ -333,7 +348,7 @@ def _validated_penalty(
         state, relative_residuals = _conjugate_gradient_step(state)
         if float(namespace(relative_residuals).max(relative_residuals)) < 1e-3:
             break
-    _, errors = validation_set.normal_product(
+    _, validation_errors = validation_set.normal_product(
         state.prior_mean + state.deviation, targets=True
     )
-    return CANDIDATES[int(np.argmin(to_host(errors)))]
+    return CANDIDATES[int(np.argmin(to_host(validation_errors)))]

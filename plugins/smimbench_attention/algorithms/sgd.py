@@ -50,7 +50,7 @@ class Sgd(MomentumDescent):
     example: ClassVar[dict[str, Any]] = {
         "learning_rate": 0.03,
         "steps": 100,
-    }  # stable at the small sizes of checks
+    }  # parameters with which checks build it, stable at their small sizes
     name = "sgd"
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
@@ -59,6 +59,7 @@ class Sgd(MomentumDescent):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         """Predict descent on low-rank signals: overlaps at finite dimension, from those of the initial states, or in the limit.
+        The conditions of the runs are their starts and dimension.
 
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
@@ -80,12 +81,15 @@ class Sgd(MomentumDescent):
 class _FixedStepLength(Sgd):
     """Base class of methods whose step length does not depend on the length of the gradient."""
 
-    example: ClassVar[dict[str, Any]] = {"steps": 100}
+    example: ClassVar[dict[str, Any]] = {
+        "steps": 100
+    }  # parameters with which checks build it
 
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Predict one pass over linear labels of low rank, or return the reason why there is no theory.
+        """Predict one pass over linear labels of low rank, under the conditions of the runs (starts, dimension), or return the
+        reason why there is no theory.
 
         Feature by feature or, for ``signsgd``, from draws of its steps
         (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also where samples are reused, as for ``sgd``.
@@ -168,15 +172,18 @@ class Muon(_FixedStepLength):
     def direction(self, velocity: Array) -> Array:
         """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
         xp = namespace(velocity)
-        longer_side = max(velocity.shape[-2:])
-        left_vectors, singular_values, right_vectors = xp.linalg.svd(
+        longer_axis_length = max(velocity.shape[-2:])
+        left_singular_vectors, singular_values, right_singular_vectors = xp.linalg.svd(
             velocity, full_matrices=False
         )
-        largest_value = xp.max(singular_values, axis=-1, keepdims=True)
+        largest_singular_value = xp.max(singular_values, axis=-1, keepdims=True)
         is_nonzero = (
-            singular_values > longer_side * xp.finfo(velocity.dtype).eps * largest_value
+            singular_values
+            > longer_axis_length * xp.finfo(velocity.dtype).eps * largest_singular_value
         )
-        left_vectors = (
-            left_vectors * xp.astype(is_nonzero, velocity.dtype)[..., None, :]
+        left_singular_vectors = (
+            left_singular_vectors * xp.astype(is_nonzero, velocity.dtype)[..., None, :]
         )
-        return longer_side**0.5 * xp.matmul(left_vectors, right_vectors)
+        return longer_axis_length**0.5 * xp.matmul(
+            left_singular_vectors, right_singular_vectors
+        )

@@ -36,7 +36,8 @@ LENGTHS = ("posterior", "loss")
 
 
 class ErmState(NamedTuple):
-    """State of ``erm``: the current weights (P, D), on the host, and constants of the run.
+    """State of ``erm``: the current weights (P, D), on the host, the estimate made of them, the labels as ``targets``, and
+    constants of the run.
 
     ``length_factor`` rescales it to the ``estimate``; ``gradient_norm_at_zero`` is the norm of the gradient at zero.
     """
@@ -46,8 +47,8 @@ class ErmState(NamedTuple):
     targets: Array
     loss: Loss
     penalty: float
-    length_factor: float
-    remark: str
+    length_factor: float  # from weights to estimate
+    remark: str  # on loss and penalty
     training_loss: float = 0.0
     gradient_norm_at_zero: float = 1.0
 
@@ -80,9 +81,9 @@ class Erm(Algorithm):
     arXiv:2006.06560; Liu and Nocedal (1989), Math. Programming 45; checked by tests/algorithms/test_erm.py.
     """
 
-    loss: str | None = None
-    penalty: float | str = "optimal"
-    length: str | None = None
+    loss: str | None = None  # name of the loss
+    penalty: float | str = "optimal"  # lambda, or the best by theory
+    length: str | None = None  # rule for the length of the estimate
 
     name = "erm"
     version = 3
@@ -90,6 +91,7 @@ class Erm(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Check that loss, penalty and length are known names or numbers in range."""
         is_known_name = self.loss in (None, *LOSSES)
         require(self, "loss", is_known_name, f"one of {', '.join(LOSSES)}")
         smallest_penalty, largest_penalty = PENALTIES
@@ -127,7 +129,7 @@ class Erm(Algorithm):
         return loss, penalty, best_length_factor(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
-        """Initial state with all weights zero, with penalty and length by the settings."""
+        """Initial state with all weights zero, with penalty and length by the settings; a remark states loss and penalty."""
         loss, penalty, length_factor = self._loss_penalty_length(
             problem, data.sample_ratio
         )
@@ -141,9 +143,9 @@ class Erm(Algorithm):
         state = ErmState(
             weights, estimate, targets, loss, penalty, length_factor, remark
         )
-        risk, gradient = _empirical_risk(problem, data, state, weights)
+        initial_risk, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
-            training_loss=risk / data.inputs.shape[0],
+            training_loss=initial_risk / data.inputs.shape[0],
             gradient_norm_at_zero=max(float(np.linalg.norm(gradient)), 1e-300),
         )
 
@@ -153,12 +155,12 @@ class Erm(Algorithm):
         """Run ten iterations of L-BFGS."""
         from scipy.optimize import minimize
 
-        sample_count, shape = int(data.inputs.shape[0]), state.weights.shape
+        sample_count, weights_shape = int(data.inputs.shape[0]), state.weights.shape
 
         def penalized_risk(flat_weights: Host) -> tuple[float, Host]:
             """Penalized risk per sample at weights (P D,), and its gradient."""
             risk, gradient = _empirical_risk(
-                problem, data, state, flat_weights.reshape(shape)
+                problem, data, state, flat_weights.reshape(weights_shape)
             )
             risk += state.penalty / 2 * float(flat_weights @ flat_weights)
             gradient = gradient.ravel() + state.penalty * flat_weights
@@ -171,7 +173,7 @@ class Erm(Algorithm):
             method="L-BFGS-B",
             options={"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20},
         )
-        weights = minimizer_result.x.reshape(shape)
+        weights = minimizer_result.x.reshape(weights_shape)
         squared_norm = float(minimizer_result.x @ minimizer_result.x)
         risk = minimizer_result.fun * sample_count - state.penalty / 2 * squared_norm
         estimate = namespace(data.inputs).asarray(
@@ -189,7 +191,9 @@ class Erm(Algorithm):
         return state.estimate
 
     def findings(self, state: ErmState) -> dict[str, list[float | None]]:
-        """Mean training loss per sample, without the penalty; theory predicts it under the same name."""
+        """Findings of a run that its record keeps: the mean training loss per sample, without the penalty; theory predicts it
+        under the same name.
+        """
         return {"training_loss": [state.training_loss]}
 
     def theory(
@@ -199,7 +203,8 @@ class Erm(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """Predict the overlaps of the minimizer in the limit, by the replica-symmetric fixed point (``fixed_point.py``).
+        """Predict the overlaps of the minimizer in the limit, by the replica-symmetric fixed point (``fixed_point.py``). Penalty
+        and length are best for the problem ``assumed``, if it is another one.
 
         Penalty and length are those that are best for ``assumed``.
         """
@@ -231,25 +236,28 @@ class Erm(Algorithm):
             method=f"{loss.name} loss, penalty {penalty:.4g}: {integration_method}",
             branch="minimum",
             uncertain=Overlaps(
-                *(np.mean(matrices, axis=0) for matrices in zip(*overlap_errors))
+                *(
+                    np.mean(errors_of_minima, axis=0)
+                    for errors_of_minima in zip(*overlap_errors)
+                )
             ),
         )
         training_loss, test_loss = (
-            float(np.mean(losses))
-            for losses in zip(
+            float(np.mean(losses_of_minima))
+            for losses_of_minima in zip(
                 *(
                     (minimum.training_loss, minimum.test_loss)
                     for minimum in fixed_points
                 )
             )
         )
-        details = prediction.more | {
+        prediction_details = prediction.more | {
             "penalty": penalty,
             "training_loss": [training_loss],
             "test_loss": [test_loss],
         }
         return replace(
-            prediction, between_students=prediction.own_overlap, more=details
+            prediction, between_students=prediction.own_overlap, more=prediction_details
         )
 
 
@@ -263,7 +271,7 @@ def _rescaled_overlaps(overlaps: Overlaps, length_factor: float) -> Overlaps:
 def _empirical_risk(
     problem: Problem, data: Data, state: ErmState, weights: Host
 ) -> tuple[float, Host]:
-    """Empirical risk, the loss summed over the samples, and its gradient (P, D), on the host."""
+    """Empirical risk, the loss of latents z and labels y summed over the samples, and its gradient (P, D), on the host."""
     xp, model, loss = namespace(data.inputs), problem.model, state.loss
     signal = xp.asarray(weights, **matching(data.inputs))
     gradient, risk = xp.zeros_like(signal), 0.0

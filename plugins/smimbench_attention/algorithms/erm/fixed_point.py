@@ -69,7 +69,9 @@ class Minimum(NamedTuple):
 
 
 def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
-    """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error."""
+    """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error, from the overlaps of every evaluation of
+    the integrals.
+    """
     M = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
     Q = sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
     return M / Q
@@ -88,7 +90,7 @@ def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
         if problem.mixing is not None:
             reason += " of independent tokens, as tokens are correlated"
         return reason
-    if loss is not None and loss.binary and label_type != "signs":
+    if loss is not None and loss.has_sign_labels and label_type != "signs":
         return f"loss {loss.name!r} needs labels -1 and +1, those of channel {problem.channel.name!r} are not"
     return None
 
@@ -126,6 +128,7 @@ class ClosedFormRidge:
     """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise_covariance: Host) -> None:
+        """Store the second moment T, the noise and the observed latents per direction, ``alpha`` times the sites."""
         self.T, self.noise = prior_moments(problem)[0], noise_covariance
         self.sites = problem.model.sites
         self.ratio, self.features = alpha * self.sites, problem.features
@@ -135,7 +138,9 @@ class ClosedFormRidge:
         return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Exact minimum of the risk at a given penalty; a fitted label keeps ``1 / (1 + v)`` of its residual."""
+        """Exact minimum of the risk at a given penalty, with overlaps T, M and Q; a fitted label keeps ``1 / (1 + v)`` of its
+        residual.
+        """
         T, M, Q = overlaps = self.overlaps(penalty)
         test_loss = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
         residual_share = (
@@ -153,18 +158,22 @@ def order_parameters(
 ) -> OrderParameters:
     """Overlaps M, Q and susceptibility V that follow from V, m_hat and Q_hat (3, P, P), without cancellation."""
     V, m_hat, Q_hat = parameters
-    gains, variances = V[None], np.ones((1, 1, 1))
+    feature_gains, feature_variance = V[None], np.ones((1, 1, 1))
     identity = np.eye(len(T))
     if feature_variances is not None:
-        variances = feature_variances[:, None, None]
+        feature_variance = feature_variances[:, None, None]
         V_hat = stiffness(V, penalty, feature_variances)
-        gains = variances * np.linalg.inv(penalty * identity + variances * V_hat)
-    signal_gains = gains @ m_hat
-    mean_gain = np.mean(variances * signal_gains, axis=0)
+        feature_gains = feature_variance * np.linalg.inv(
+            penalty * identity + feature_variance * V_hat
+        )
+    signal_gains = feature_gains @ m_hat
+    mean_gain = np.mean(feature_variance * signal_gains, axis=0)
     gain_deviation = signal_gains - mean_gain
-    from_signal = gain_deviation @ T @ gain_deviation.swapaxes(1, 2)
-    from_noise = gains @ Q_hat @ gains.swapaxes(1, 2)
-    noise_covariance = np.mean(variances * from_signal + from_noise, axis=0)
+    covariance_from_signal = gain_deviation @ T @ gain_deviation.swapaxes(1, 2)
+    covariance_from_noise = feature_gains @ Q_hat @ feature_gains.swapaxes(1, 2)
+    noise_covariance = np.mean(
+        feature_variance * covariance_from_signal + covariance_from_noise, axis=0
+    )
     information = mean_gain.T @ np.linalg.solve(noise_covariance, mean_gain)
     conditional_covariance = T @ np.linalg.inv(identity + information @ T)
     M, Q = mean_gain @ T, mean_gain @ T @ mean_gain.T + noise_covariance
@@ -184,12 +193,19 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
             stiffnesses = penalty + feature_variances * np.exp(log_stiffness)
             return float(np.mean(feature_variances / stiffnesses)) - v
 
-        upper_bound = -np.log(v)
-        lower_bound = upper_bound - 60.0
-        if excess_susceptibility(lower_bound) <= 0:
+        largest_log_stiffness = -np.log(v)
+        smallest_log_stiffness = largest_log_stiffness - 60.0
+        if excess_susceptibility(smallest_log_stiffness) <= 0:
             return 0.0
         return float(
-            np.exp(brentq(excess_susceptibility, lower_bound, upper_bound, xtol=1e-14))
+            np.exp(
+                brentq(
+                    excess_susceptibility,
+                    smallest_log_stiffness,
+                    largest_log_stiffness,
+                    xtol=1e-14,
+                )
+            )
         )
 
     def stiffness_of_eigenvalues(eigenvalues: Host) -> Host:
@@ -214,6 +230,7 @@ class FixedPoints:
     """
 
     def __init__(self, problem: Problem, alpha: float, integrals: Integrals) -> None:
+        """Store the problem, its number of components P, second moment T and integrals; no solutions are known yet."""
         self.P, self.T = problem.components, prior_moments(problem)[0]
         self.alpha, self.integrals, self.features = alpha, integrals, problem.features
         self.solutions: list[tuple[float, Host]] = []
@@ -246,7 +263,9 @@ class FixedPoints:
         return Overlaps(orders.T, orders.M, orders.Q)
 
     def solve(self, penalty: float) -> Host:
-        """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point."""
+        """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point of a penalty, by iterations and a root finder in
+        turn.
+        """
         parameters, last_change = self._initial_guess(penalty), np.inf
         if self.solutions:
             parameters, last_change = self._find_root(penalty, parameters)
@@ -266,14 +285,16 @@ class FixedPoints:
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Run some fixed-point iterations; return the last relative change as well."""
-        for _ in range(ACCURACY.iterations):
+        """Run some damped fixed-point iterations of the order parameters; return the last relative change as well."""
+        for _ in range(ACCURACY.iterations_per_attempt):
             next_parameters = self._iterate_once(penalty, parameters)
             parameter_changes = np.abs(next_parameters - parameters).max(axis=(1, 2))
-            largest = np.abs(next_parameters).max(axis=(1, 2))
-            relative_change = float(np.max(parameter_changes / largest))
-            weight = ACCURACY.damping_weight
-            parameters = weight * next_parameters + (1 - weight) * parameters
+            largest_parameters = np.abs(next_parameters).max(axis=(1, 2))
+            relative_change = float(np.max(parameter_changes / largest_parameters))
+            damping_weight = ACCURACY.damping_weight
+            parameters = (
+                damping_weight * next_parameters + (1 - damping_weight) * parameters
+            )
             if not relative_change > ACCURACY.converged_change:
                 break
         return parameters, relative_change
@@ -287,9 +308,11 @@ class FixedPoints:
         penalty_matrix = penalty * np.eye(self.P)
         if self.features is None:
             return np.asarray(np.linalg.inv(penalty_matrix + V_hat))
-        variances = self.features[:, None, None]
-        gains = variances * np.linalg.inv(penalty_matrix + variances * V_hat)
-        return np.asarray(np.mean(gains, axis=0))
+        feature_variance = self.features[:, None, None]
+        feature_gains = feature_variance * np.linalg.inv(
+            penalty_matrix + feature_variance * V_hat
+        )
+        return np.asarray(np.mean(feature_gains, axis=0))
 
     def _iterate_once(self, penalty: float, parameters: Host) -> Host:
         """Order parameters after one iteration of the equations."""
@@ -301,28 +324,34 @@ class FixedPoints:
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
         """Fixed point as a root problem: initial unknowns, map from unknowns to order parameters, residual."""
-        is_positive = self.P == 1 and bool((parameters > 0).all())
+        parameters_are_positive = self.P == 1 and bool((parameters > 0).all())
         parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
         parameter_scale = parameter_scale * np.ones_like(parameters)
         invalid_residual = np.full(parameters.size, 1e3)
 
         def parameters_from(unknowns: Host) -> Host:
             """Order parameters from the unknowns, which for one component are logarithms, so that all values are valid."""
-            if is_positive:
-                positive = np.exp(np.clip(unknowns, -100.0, 100.0))
-                return np.asarray(positive.reshape(parameters.shape))
+            if parameters_are_positive:
+                positive_parameters = np.exp(np.clip(unknowns, -100.0, 100.0))
+                return np.asarray(positive_parameters.reshape(parameters.shape))
             return np.asarray(unknowns.reshape(parameters.shape) * parameter_scale)
 
         def residual(unknowns: Host) -> Host:
             """Difference between the unknowns after one iteration and before it; large constants outside the domain."""
             trial_parameters = parameters_from(unknowns)
             orders = self._order_parameters(trial_parameters, penalty)
-            eigenvalues = (
+            eigenvalues_of_matrices = (
                 np.linalg.eigvalsh(matrix) for matrix in (orders.V, orders.Q)
             )
-            if min(values.min() for values in eigenvalues) <= 0:
+            if (
+                min(
+                    matrix_eigenvalues.min()
+                    for matrix_eigenvalues in eigenvalues_of_matrices
+                )
+                <= 0
+            ):
                 return invalid_residual
-            if not is_positive:
+            if not parameters_are_positive:
                 next_parameters = self._iterate_once(penalty, trial_parameters)
                 return np.asarray(
                     (next_parameters / parameter_scale).ravel() - unknowns
@@ -348,7 +377,9 @@ class FixedPoints:
             )
 
         initial_unknowns = (
-            np.log(parameters) if is_positive else parameters / parameter_scale
+            np.log(parameters)
+            if parameters_are_positive
+            else parameters / parameter_scale
         )
         return initial_unknowns.ravel(), parameters_from, residual
 
@@ -359,11 +390,13 @@ class FixedPoints:
         initial_unknowns, parameters_from, residual = self._root_problem(
             penalty, parameters
         )
-        options = {
+        root_finder_options = {
             "xtol": ACCURACY.converged_change,
             "maxfev": ACCURACY.evaluations_per_unknown * len(initial_unknowns),
         }
-        solution = root(residual, initial_unknowns, method="hybr", options=options)
+        solution = root(
+            residual, initial_unknowns, method="hybr", options=root_finder_options
+        )
         final_residual = float(np.abs(solution.fun).max())
         initial_residual = float(np.abs(residual(initial_unknowns)).max())
         if final_residual < initial_residual:
@@ -373,24 +406,26 @@ class FixedPoints:
     def newton_step_errors(self, penalty: float, parameters: Host) -> Overlaps:
         """Numerical errors of the overlaps: their change in one Newton step towards the fixed point."""
         unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
-        residual, difference_step = residual_of(unknowns), 1e-5
+        residual, finite_difference = residual_of(unknowns), 1e-5
         jacobian_columns = [
-            (residual_of(unknowns + difference_step * unit_vector) - residual)
-            / difference_step
+            (residual_of(unknowns + finite_difference * unit_vector) - residual)
+            / finite_difference
             for unit_vector in np.eye(len(unknowns))
         ]
         jacobian = np.stack(jacobian_columns, axis=1)
         newton_step = np.linalg.lstsq(jacobian, -residual, rcond=None)[0]
         orders, stepped_orders = (
-            self._order_parameters(parameters_from(x), penalty)
-            for x in (unknowns, unknowns + newton_step)
+            self._order_parameters(parameters_from(trial_unknowns), penalty)
+            for trial_unknowns in (unknowns, unknowns + newton_step)
         )
         M_error = np.abs(stepped_orders.M - orders.M)
         Q_error = np.abs(stepped_orders.Q - orders.Q)
         return Overlaps(np.zeros_like(self.T), M_error, Q_error)
 
     def _initial_guess(self, penalty: float) -> Host:
-        """Initial guess at a penalty: power-law extrapolation through the two nearest known points (one component)."""
+        """Initial guess of V, m_hat and Q_hat at a penalty: power-law extrapolation through the two nearest known points (one
+        component).
+        """
         log_penalty = float(np.log(penalty))
         nearest_solutions = sorted(
             self.solutions, key=lambda solution: abs(solution[0] - log_penalty)
@@ -403,12 +438,16 @@ class FixedPoints:
         nearest_parameters = np.stack(
             [parameters for _, parameters in nearest_solutions]
         )
-        are_positive = (nearest_parameters > 0).all()
-        if len(nearest_solutions) == 1 or self.P > 1 or not are_positive:
+        parameters_are_positive = (nearest_parameters > 0).all()
+        if len(nearest_solutions) == 1 or self.P > 1 or not parameters_are_positive:
             return nearest_solutions[0][1]
         (log_penalty_1, parameters_1), (log_penalty_2, parameters_2) = nearest_solutions
-        exponent = (log_penalty - log_penalty_1) / (log_penalty_2 - log_penalty_1)
-        return np.asarray(parameters_1 * (parameters_2 / parameters_1) ** exponent)
+        extrapolation_exponent = (log_penalty - log_penalty_1) / (
+            log_penalty_2 - log_penalty_1
+        )
+        return np.asarray(
+            parameters_1 * (parameters_2 / parameters_1) ** extrapolation_exponent
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -433,7 +472,9 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     failure_reasons = ["the error is not finite"]
 
     def excess_mse_at(log_penalty: float) -> float:
-        """MSE minus the MSE of a zero estimate, at a log-penalty; infinite where no fixed point is found."""
+        """MSE minus the MSE of a zero estimate, ``Q - 2 M`` of the traces, at a log-penalty; infinite where no fixed point is
+        found.
+        """
         try:
             overlaps = [
                 solver.overlaps(float(np.exp(log_penalty))) for solver in solvers
@@ -457,32 +498,35 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     # Decrease the penalty from one at which the iteration always converges until the minimum is passed; increase it if the
     # minimum is at the start.
     smallest_log_penalty, largest_log_penalty = np.log(PENALTIES)
-    log_step = float(np.log(10.0))
+    log_penalty_step = float(np.log(10.0))
     log_penalty = initial_log_penalty = float(np.log(max(alpha, 1.0)))
     if not np.isfinite(excess_mse_at(initial_log_penalty)):
         raise ValueError(
             f"theory did not find the best penalty at alpha = {alpha:g} ({failure_reasons[-1]}); set penalty to a number"
         )
     while log_penalty > smallest_log_penalty:
-        log_penalty = max(log_penalty - log_step, smallest_log_penalty)
-        excess_reached = excess_mse_at(log_penalty)
-        lowest_excess = min(excess_mse.values())
-        lowest_mse = prior_norm + lowest_excess
-        is_past_minimum = prior_norm + excess_reached > 1.02 * lowest_mse
-        if is_past_minimum or excess_reached > 0.98 * lowest_excess:
+        log_penalty = max(log_penalty - log_penalty_step, smallest_log_penalty)
+        reached_excess_mse = excess_mse_at(log_penalty)
+        lowest_excess_mse = min(excess_mse.values())
+        lowest_mse = prior_norm + lowest_excess_mse
+        is_past_minimum = prior_norm + reached_excess_mse > 1.02 * lowest_mse
+        if is_past_minimum or reached_excess_mse > 0.98 * lowest_excess_mse:
             break
     log_penalty = initial_log_penalty
     while log_penalty < largest_log_penalty and best_log_penalty() == log_penalty:
-        previous_excess = excess_mse[log_penalty]
-        log_penalty = min(log_penalty + log_step, largest_log_penalty)
-        rounding = 1e-12 * abs(previous_excess)
-        if not excess_mse_at(log_penalty) < previous_excess - rounding:
+        previous_excess_mse = excess_mse[log_penalty]
+        log_penalty = min(log_penalty + log_penalty_step, largest_log_penalty)
+        rounding_of_mse = 1e-12 * abs(previous_excess_mse)
+        if not excess_mse_at(log_penalty) < previous_excess_mse - rounding_of_mse:
             break
-    bounds = (
-        max(best_log_penalty() - log_step, smallest_log_penalty),
-        min(best_log_penalty() + log_step, largest_log_penalty),
+    log_penalty_bounds = (
+        max(best_log_penalty() - log_penalty_step, smallest_log_penalty),
+        min(best_log_penalty() + log_penalty_step, largest_log_penalty),
     )
     minimize_scalar(
-        excess_mse_at, bounds=bounds, method="bounded", options={"xatol": 1e-5}
+        excess_mse_at,
+        bounds=log_penalty_bounds,
+        method="bounded",
+        options={"xatol": 1e-5},
     )
     return float(np.exp(best_log_penalty()))

@@ -26,7 +26,7 @@ class Loss:
     Attributes
     ----------
     name : str
-    binary : bool
+    has_sign_labels : bool
         Whether labels are signs, -1 or +1.
     value, slope, curvature : callable
         ``(y, z) -> array`` of their common shape: l and its derivatives with respect to z, curvature >= 0.
@@ -35,11 +35,11 @@ class Loss:
     """
 
     name: str
-    binary: bool
-    value: Callable[[Array, Array], Array]
-    slope: Callable[[Array, Array], Array]
-    curvature: Callable[[Array, Array], Array]
-    kinks: tuple[float, ...] = ()
+    has_sign_labels: bool  # whether labels are -1 or +1
+    value: Callable[[Array, Array], Array]  # l(y, z)
+    slope: Callable[[Array, Array], Array]  # dl/dz
+    curvature: Callable[[Array, Array], Array]  # second derivative in z
+    kinks: tuple[float, ...] = ()  # values of y z where the curvature jumps
 
 
 def _softplus(x: Array) -> Array:
@@ -85,8 +85,8 @@ LOSSES = {
 """``(y - z)^2 / 2``, ``log(1 + exp(-y z))`` and ``max(0, 1 - y z)^2 / 2``."""
 
 
-def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
-    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss, elementwise, for v > 0.
+def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
+    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss, elementwise, for labels y and variances v > 0.
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
@@ -99,9 +99,11 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
         scaled_slope, scaled_curvature = v * loss.slope(y, z), v * loss.curvature(y, z)
         residual = z + scaled_slope - omega
         # Change of the residual by a rounding of z.
-        rounding = (1 + scaled_curvature) * (1 + np.abs(z))
-        rounding = ROUNDING * (rounding + np.abs(scaled_slope) + np.abs(omega))
-        residual = np.where(np.abs(residual) <= rounding, 0.0, residual)
+        rounding_of_residual = (1 + scaled_curvature) * (1 + np.abs(z))
+        rounding_of_residual = ROUNDING * (
+            rounding_of_residual + np.abs(scaled_slope) + np.abs(omega)
+        )
+        residual = np.where(np.abs(residual) <= rounding_of_residual, 0.0, residual)
         lower_bound = np.where(residual <= 0, z, lower_bound)
         upper_bound = np.where(residual >= 0, z, upper_bound)
         newton_step = -residual / (1 + scaled_curvature)
@@ -121,7 +123,7 @@ def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
 
 def proximal_force(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
-    """Proximal force ``(z - omega) / v`` at the proximal point z.
+    """Proximal force ``(z - omega) / v`` at the proximal point z of ``proximal_operator``.
 
     It equals minus the slope of the loss; of the two the one with less rounding error is taken.
     """
@@ -138,7 +140,7 @@ class IntegrationAccuracy(NamedTuple):
         standard deviations, and width of the innermost panel.
     point_sets, points_per_set : int
         For other labels: independent sets of random points, whose spread is the stated error, and their size.
-    iterations, root_attempts : int
+    iterations_per_attempt, root_attempts : int
         Iterations before a root finder continues from there, and how often that is tried.
     evaluations_per_unknown : int
         Most evaluations of the root finder per unknown.
@@ -148,24 +150,25 @@ class IntegrationAccuracy(NamedTuple):
         Damping: weight of the new order parameters in every iteration; at 1 some iterations circle the fixed point.
     """
 
-    nodes_per_panel: int = 20
-    largest_omega: float = 9.0
-    smallest_panel: float = 1e-12
-    point_sets: int = 4
+    nodes_per_panel: int = 20  # of the integral over omega
+    largest_omega: float = 9.0  # in standard deviations
+    smallest_panel: float = 1e-12  # width of the innermost panel
+    point_sets: int = 4  # independent sets of random points
     points_per_set: int = 2**12
-    iterations: int = 10
-    root_attempts: int = 20
+    iterations_per_attempt: int = 10
+    root_attempts: int = 20  # of the root finder
     evaluations_per_unknown: int = 30
-    converged_change: float = 1e-11
-    stalled_change: float = 1e-8
-    damping_weight: float = 0.7
+    converged_change: float = 1e-11  # relative change at a fixed point
+    stalled_change: float = 1e-8  # the same where no less is reached
+    damping_weight: float = 0.7  # of the new order parameters
 
 
 ACCURACY = IntegrationAccuracy()
 
 
 class OrderParameters(NamedTuple):
-    """Order parameters (P, P) on which the integrals of the fixed-point equations depend.
+    """Order parameters (P, P) on which the integrals depend: overlaps T, M, Q of signal and estimate, susceptibility V,
+    conditional covariances.
 
     Attributes
     ----------
@@ -188,7 +191,7 @@ class OrderParameters(NamedTuple):
 
 
 class RiskMoments(NamedTuple):
-    """Integrals of the fixed-point equations, and the mean losses of a sample.
+    """Integrals V_hat, m_hat, Q_hat of the fixed-point equations, and the mean losses of a sample.
 
     ``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P) are summed over sites.
     """
@@ -202,7 +205,7 @@ class RiskMoments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of a problem's labels: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
+    """Type of the labels y of a problem: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
 
@@ -239,23 +242,24 @@ def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
 
 
 def _sites_are_independent(problem: Problem) -> bool:
-    """Whether the posterior of one site does not depend on the labels of other sites."""
+    """Whether the posterior of one site (of latents N(omega, 1), at labels y) does not depend on the labels of other sites."""
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")
     omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
-    flipped = y.copy()
-    flipped[:, :, 1:] *= -1
-    mean, flipped_mean = (
+    flipped_labels = y.copy()
+    flipped_labels[:, :, 1:] *= -1
+    posterior_mean, mean_at_flipped_labels = (
         np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0]
-        for labels in (y, flipped)
+        for labels in (y, flipped_labels)
     )
-    return bool(np.allclose(mean, flipped_mean, rtol=0, atol=1e-12))
+    return bool(np.allclose(posterior_mean, mean_at_flipped_labels, rtol=0, atol=1e-12))
 
 
 class SignIntegrals:
     """Integrals for binary labels of a single latent, by quadrature over omega and a sum over the label."""
 
     def __init__(self, problem: Problem, loss: Loss) -> None:
+        """Store channel, loss, number of sites C and the Gauss-Legendre rule of a panel."""
         self.channel = problem.channel
         self.loss, self.C = loss, problem.model.sites
         self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes_per_panel)
@@ -271,11 +275,13 @@ class SignIntegrals:
         smallest_panel = min(
             max(transition_width, ACCURACY.smallest_panel), largest_omega / 2
         )
-        halvings = int(np.ceil(np.log2(largest_omega / smallest_panel)))
-        panel_edges = {0.0, *(largest_omega / 2.0**k for k in range(halvings + 1))}
-        panel_edges |= {edge for edge in extra_edges if 0 < edge < largest_omega}
+        halving_count = int(np.ceil(np.log2(largest_omega / smallest_panel)))
+        panel_edges = {0.0, *(largest_omega / 2.0**k for k in range(halving_count + 1))}
+        panel_edges |= {
+            panel_edge for panel_edge in extra_edges if 0 < panel_edge < largest_omega
+        }
         positive_edges = sorted(panel_edges)
-        negative_edges = [-edge for edge in positive_edges[:0:-1]]
+        negative_edges = [-panel_edge for panel_edge in positive_edges[:0:-1]]
         all_edges = np.array([*negative_edges, *positive_edges])
         half_widths = np.diff(all_edges) / 2
         centers = (all_edges[1:] + all_edges[:-1]) / 2
@@ -287,66 +293,73 @@ class SignIntegrals:
 
     def _posterior_mean(self, y: float, omega: Host, V: Host) -> Host:
         """Posterior mean of a latent given its label y, for the prior N(omega, V)."""
-        means = np.repeat(omega[:, None, None], self.C, axis=2)
-        labels = y * np.ones_like(means)
-        return np.asarray(self.channel.posterior(labels, means, V).mean)[:, 0, 0]
+        prior_means = np.repeat(omega[:, None, None], self.C, axis=2)
+        labels = y * np.ones_like(prior_means)
+        return np.asarray(self.channel.posterior(labels, prior_means, V).mean)[:, 0, 0]
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters, by quadrature."""
+        """Integrals at given order parameters, by quadrature over omega and a sum over the labels y; g is the proximal force."""
         M, Q, V, conditional_variance = (
             matrix[0, 0]
             for matrix in (orders.M, orders.Q, orders.V, orders.conditional_covariance)
         )
         omega_scale = np.sqrt(Q)
         # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
-        signs = np.array([1.0, -1.0])
+        label_signs = np.array([1.0, -1.0])
         kink_positions: list[float] = []
         for kink in self.loss.kinks:
-            z = signs * kink
-            kinks_in_omega = np.abs(z + V * self.loss.slope(signs, z)) / omega_scale
+            z = label_signs * kink
+            kinks_in_omega = (
+                np.abs(z + V * self.loss.slope(label_signs, z)) / omega_scale
+            )
             kink_positions += kinks_in_omega.tolist()
         transition_width = np.sqrt(conditional_variance) / max(
             abs(M) / omega_scale, ACCURACY.smallest_panel
         )
-        nodes, weights = self._nodes(transition_width, kink_positions)
-        omega, teacher_mean = omega_scale * nodes, M / omega_scale * nodes
-        means = [
+        omega_nodes, omega_weights = self._nodes(transition_width, kink_positions)
+        omega, teacher_mean = omega_scale * omega_nodes, M / omega_scale * omega_nodes
+        posterior_means = [
             self._posterior_mean(y, teacher_mean, orders.conditional_covariance)
-            for y in signs
+            for y in label_signs
         ]
         # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
-        rounding = ROUNDING * np.abs(teacher_mean)
+        rounding_of_mean = ROUNDING * np.abs(teacher_mean)
         mean_shift_of_plus, mean_shift_of_minus = (
-            np.maximum(np.abs(mean - teacher_mean) - rounding, 0.0) for mean in means
+            np.maximum(np.abs(posterior_mean - teacher_mean) - rounding_of_mean, 0.0)
+            for posterior_mean in posterior_means
         )
-        is_resolved = mean_shift_of_plus + mean_shift_of_minus > 1e4 * rounding
+        is_resolved = mean_shift_of_plus + mean_shift_of_minus > 1e4 * rounding_of_mean
         # Where no label moves the mean any more, the chance of a label stays what it was.
-        plus_probability = np.full_like(nodes, 0.5)
+        plus_probability = np.full_like(omega_nodes, 0.5)
         if is_resolved.any():
-            minus_shift = mean_shift_of_minus[is_resolved]
-            summed_shifts = minus_shift + mean_shift_of_plus[is_resolved]
+            resolved_shift_of_minus = mean_shift_of_minus[is_resolved]
+            summed_shifts = resolved_shift_of_minus + mean_shift_of_plus[is_resolved]
             plus_probability = np.interp(
-                nodes, nodes[is_resolved], minus_shift / summed_shifts
+                omega_nodes,
+                omega_nodes[is_resolved],
+                resolved_shift_of_minus / summed_shifts,
             )
-        integrals = np.zeros(6)
-        for y, mean, label_probability in zip(
-            signs, means, (plus_probability, 1 - plus_probability)
+        integral_sums = np.zeros(6)
+        for y, posterior_mean, label_probability in zip(
+            label_signs, posterior_means, (plus_probability, 1 - plus_probability)
         ):
             labels = np.full_like(omega, y)
-            proximal_point = proximal(self.loss, labels, omega, V)
+            proximal_point = proximal_operator(self.loss, labels, omega, V)
             g = proximal_force(self.loss, labels, omega, proximal_point, V)
             curvature = self.loss.curvature(labels, proximal_point)
             integrands = (
                 curvature / (1 + V * curvature),
-                g * (mean - teacher_mean) / conditional_variance,
+                g * (posterior_mean - teacher_mean) / conditional_variance,
                 g * g,
-                g * mean,
+                g * posterior_mean,
                 self.loss.value(y, proximal_point),
                 self.loss.value(y, omega),
             )
-            measure = weights * label_probability
-            integrals += [np.sum(measure * integrand) for integrand in integrands]
-        *moments, training_loss, test_loss = (self.C * integrals).tolist()
+            weight_of_label = omega_weights * label_probability
+            integral_sums += [
+                np.sum(weight_of_label * integrand) for integrand in integrands
+            ]
+        *moments, training_loss, test_loss = (self.C * integral_sums).tolist()
         V_hat, m_hat, Q_hat, g_signal_product = (
             np.array([[moment]]) for moment in moments
         )
@@ -363,6 +376,7 @@ class SampledIntegrals:
     """
 
     def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
+        """Draw points and labels once, for P components and C sites; ``scramble`` numbers the independent sets of points."""
         P, C = problem.components, problem.model.sites
         self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
         sobol_points = whitened_points(
@@ -375,21 +389,24 @@ class SampledIntegrals:
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters, by sampling."""
+        """Integrals at given order parameters, by sampling omega and the labels y; g is the proximal force."""
         omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
             orders.noise_covariance
         ) @ self.u
-        y, n, V = self.y, len(self.y), np.diagonal(orders.V)[:, None]
-        proximal_point = proximal(self.loss, y, omega, V)
+        y, point_count, V = self.y, len(self.y), np.diagonal(orders.V)[:, None]
+        proximal_point = proximal_operator(self.loss, y, omega, V)
         g = proximal_force(self.loss, y, omega, proximal_point, V)
         curvature = self.loss.curvature(y, proximal_point)
-        V_hat = np.diag(np.sum(curvature / (1 + V * curvature), axis=(0, 2)) / n)
+        V_hat = np.diag(
+            np.sum(curvature / (1 + V * curvature), axis=(0, 2)) / point_count
+        )
         training_loss, test_loss = (
-            float(np.sum(self.loss.value(y, latents)) / n)
+            float(np.sum(self.loss.value(y, latents)) / point_count)
             for latents in (proximal_point, omega)
         )
         Q_hat, g_signal_product = (
-            np.einsum("npc,nqc->pq", g, factor) / n for factor in (g, self.z)
+            np.einsum("npc,nqc->pq", g, second_factor) / point_count
+            for second_factor in (g, self.z)
         )
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
         m_hat = (g_signal_product + V_hat @ orders.M) @ self.inverse

@@ -60,7 +60,8 @@ FAST_FALL = 0.5
 
 
 class GampState(NamedTuple):
-    """State of GAMP after an iteration: estimate, error, messages and damping.
+    """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping, and
+    the strengths of the samples.
 
     Attributes
     ----------
@@ -85,14 +86,14 @@ class GampState(NamedTuple):
 
     estimate: Array
     V: Host
-    g: Array | None
-    rng: np.random.Generator
-    Qhat: Host | None = None
-    Gamma: Host | None = None
+    g: Array | None  # messages of the samples
+    rng: np.random.Generator  # for channels that sample
+    Qhat: Host | None = None  # information
+    Gamma: Host | None = None  # factor of the Onsager term
     damping_state: DampingState | None = None
-    strengths: Array | None = None
+    strengths: Array | None = None  # of the samples
     V_falls_fast: bool = False
-    probe_noise: Host | None = None
+    probe_noise: Host | None = None  # that the denoiser's slope is measured with
 
 
 @dataclass(frozen=True)
@@ -155,16 +156,17 @@ class Gamp(Algorithm):
     arXiv:2502.00901, algorithm 1; arXiv:2506.01582, algorithm 1; derived independently, checked by tests/algorithms/test_gamp.py.
     """
 
-    damping: float | None = None
-    initial_overlap: float | None = None
+    damping: float | None = None  # weight of the old in every step
+    initial_overlap: float | None = None  # predicted one of a random start
 
     name = "gamp"
     version = 6
     reference = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities = Capabilities()
-    largest_excess = LARGEST_EXCESS
+    largest_excess = LARGEST_EXCESS  # of the noise of g over its predicted size
 
     def __post_init__(self) -> None:
+        """Check that damping and initial overlap are in their ranges."""
         require(
             self, "damping", self.damping is None or 0 <= self.damping < 1, "in [0, 1)"
         )
@@ -176,7 +178,7 @@ class Gamp(Algorithm):
         )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """GAMP with other settings for a second attempt after a run that failed, or None.
+        """GAMP with other settings for a second attempt after a run with this outcome, or None.
 
         After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
         has not converged: the version that continues with all noise counted.
@@ -200,7 +202,9 @@ class Gamp(Algorithm):
         return None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
-        """Initial state at the given start, at the prior mean or, where that is a fixed point, at a small random estimate."""
+        """Initial state (estimate, error V, strengths of the samples) at the given start, at the prior mean or, where that is a
+        fixed point, at a small random estimate.
+        """
         P, D, prior = problem.components, data.dimension, problem.prior
         if data.start is not None:
             estimate, V = data.start
@@ -221,7 +225,7 @@ class Gamp(Algorithm):
     def _random_start(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> tuple[Array, Array]:
-        """Random start: a denoised noisy draw from the prior, and the error that the prior predicts for it."""
+        """Random start: a denoised noisy draw R from the prior, and the error that the prior predicts for it."""
         xp, device_and_dtype, P = (
             namespace(data.inputs),
             matching(data.inputs),
@@ -231,10 +235,10 @@ class Gamp(Algorithm):
         prior_draw = problem.prior.sample(rng, P, data.dimension)
         noise = problem.model.draw_noise(rng, P, data.dimension)
         R = xp.asarray(prior_draw + noise / np.sqrt(information), **device_and_dtype)
-        denoised = problem.prior.denoise(
+        denoiser_output = problem.prior.denoise(
             R, xp.asarray(information * np.eye(P), **device_and_dtype)
         )
-        return denoised.estimate, denoised.V
+        return denoiser_output.estimate, denoiser_output.V
 
     def _initial_information(self, dimension: int) -> float:
         """Information ``Qhat`` of the noisy draw of a random start, from its predicted overlap."""
@@ -246,8 +250,15 @@ class Gamp(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
-        """Run one iteration of GAMP, the four equations of the class, and choose the damping of the next one."""
-        model, prior, V, n = problem.model, problem.prior, state.V, data.inputs.shape[0]
+        """Run one iteration of GAMP, the four equations of the class: observation R of the signal, with information Qhat or,
+        less an excess of noise, Q; then choose the damping of the next one.
+        """
+        model, prior, V, sample_count = (
+            problem.model,
+            problem.prior,
+            state.V,
+            data.inputs.shape[0],
+        )
         is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
         strengths = None if state.V_falls_fast else state.strengths
@@ -280,24 +291,26 @@ class Gamp(Algorithm):
         # Qhat = kappa alpha C (V^{-1} - V^{-1} Cov V^{-1})
         kappa_alpha = model.kappa * data.sample_ratio
         information = (
-            kappa_alpha * model.sites * label_information(V, summed_covariance / n)
+            kappa_alpha
+            * model.sites
+            * label_information(V, summed_covariance / sample_count)
         )
         information = with_floor(information, SMALLEST_QHAT)
         Qhat = damped_update(damping_state.weight, information, state.Qhat)
 
         # R = W + Qhat^{-1} adjoint(X, g);  W, V = denoise(R, Q), Q = Qhat but for an excess of noise
-        adjoint = problem.per_variance(messages.summed_adjoint)
-        R = state.estimate + solve_components(Qhat, adjoint)
+        messages_to_signal = problem.per_variance(messages.summed_adjoint)
+        R = state.estimate + solve_components(Qhat, messages_to_signal)
         Q = Qhat
         if is_extensive and not problem.is_assumed:
-            Q = self._with_excess_noise(Qhat, kappa_alpha * square_of_g / n)
-        denoised = denoise_step(prior, R, send(Q, R))
-        denoised_V, probe_noise = denoised.V, state.probe_noise
+            Q = self._with_excess_noise(Qhat, kappa_alpha * square_of_g / sample_count)
+        denoiser_output = denoise_step(prior, R, send(Q, R))
+        denoised_V, probe_noise = denoiser_output.V, state.probe_noise
         if problem.is_assumed:
             if probe_noise is None:
                 probe_noise = model.draw_noise(state.rng, *R.shape[:2])
             denoised_V = measured_variance(
-                problem, R, Qhat, denoised.estimate, probe_noise
+                problem, R, Qhat, denoiser_output.estimate, probe_noise
             )
 
         # Damping: a step of weight b takes b new + (1 - b) old of everything.
@@ -309,9 +322,11 @@ class Gamp(Algorithm):
             damping_state = damping_state._replace(
                 weight=np.maximum(damping_state.weight, removed_fraction)
             )
-        estimate_change = denoised.estimate - state.estimate
+        estimate_change = denoiser_output.estimate - state.estimate
         estimate_weight = damping_state.weight * damping_state.extrapolation_factor
-        estimate = damped_update(estimate_weight, denoised.estimate, state.estimate)
+        estimate = damped_update(
+            estimate_weight, denoiser_output.estimate, state.estimate
+        )
         # The last wait of the iteration: from here on everything is on the host.
         denoised_V, squared_step, self_overlap, *overlaps_of_changes = read_together(
             denoised_V,
@@ -361,7 +376,8 @@ class Gamp(Algorithm):
         if not problem.is_assumed:
             second_moment = np.diagonal(prior.second_moment(problem.components))
             g_noise = np.maximum(
-                np.diagonal(kappa_alpha * undamped_square_of_g / n), SMALLEST_QHAT
+                np.diagonal(kappa_alpha * undamped_square_of_g / sample_count),
+                SMALLEST_QHAT,
             )
             info = info._replace(
                 predicted_overlap=np.asarray(second_moment, V.dtype)
@@ -384,7 +400,7 @@ class Gamp(Algorithm):
         return next_state, info
 
     def _initial_damping(self, rank: str, V: Host) -> DampingState:
-        """State of the damping before the first step, in the precision of V."""
+        """State of the damping before the first step, for a model of this rank, in the precision of V."""
         if self.damping is None:
             return DampingState(V.dtype.type(CONTROLS[rank].initial_weight))
         return DampingState(V.dtype.type(1 - self.damping))
@@ -411,7 +427,8 @@ class Gamp(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """Predict the state-evolution fixed point reached from the algorithm's start, and the trajectory if undamped.
+        """Predict the state-evolution fixed point reached from the algorithm's start, and the trajectory if undamped, under the
+        conditions of the runs. ``assumed`` is the problem that GAMP takes the data for, if it is another one.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
         no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
@@ -438,13 +455,13 @@ class Gamp(Algorithm):
 class _GampAllNoise(Gamp):
     """GAMP whose effective noise always includes all the noise of the messages ``g``, for second attempts."""
 
-    largest_excess = 1.0
+    largest_excess = 1.0  # of the noise of g over its predicted size
 
 
 def damped_update(
-    weight: float | Number, undamped: Array, previous: Array | None
+    weight: float | Number, undamped_value: Array, previous_value: Array | None
 ) -> Array:
-    """Damped update ``weight undamped + (1 - weight) previous``; in the first step, the undamped one."""
-    if previous is None:
-        return undamped
-    return float(weight) * undamped + float(1 - weight) * previous
+    """Damped update ``weight undamped_value + (1 - weight) previous_value``; in the first step, the undamped one."""
+    if previous_value is None:
+        return undamped_value
+    return float(weight) * undamped_value + float(1 - weight) * previous_value

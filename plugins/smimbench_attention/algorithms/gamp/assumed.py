@@ -89,7 +89,8 @@ PROBE = 1e-3
 def measured_variance(
     problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host
 ) -> Host:
-    """Mean posterior variance (P, P) of an estimate, measured by the response of the denoiser to a random probe.
+    """Mean posterior variance V (P, P) of an estimate, measured by the response of the denoiser to a random probe of the
+    observation R with information Qhat.
 
     It is ``E[d denoise / dR] Qhat^{-1}`` at what was observed.
 
@@ -104,8 +105,8 @@ def measured_variance(
         denoise_step(problem.prior, R + perturbation, send(Qhat, R)).estimate - estimate
     )
     response_overlap, perturbation_overlap = (
-        to_host(problem.model.inner(signal, perturbation))
-        for signal in (denoiser_response, perturbation)
+        to_host(problem.model.inner(field, perturbation))
+        for field in (denoiser_response, perturbation)
     )
     V: Host = symmetric(
         response_overlap @ np.linalg.inv(perturbation_overlap) @ np.linalg.inv(Qhat)
@@ -134,13 +135,13 @@ class RecursionAccuracy(NamedTuple):
         Largest number of steps.
     """
 
-    latent_points: int = 2**13
-    trajectory_points: int = 2**15
-    signal_entries: int = 2**13
-    point_sets: int = 4
-    initial_overlap: float = 1e-4
-    damping: float = 0.3
-    stationary_change: float = 1e-10
+    latent_points: int = 2**13  # of the integrals over latents
+    trajectory_points: int = 2**15  # the same along a trajectory
+    signal_entries: int = 2**13  # that stand for a signal of low rank
+    point_sets: int = 4  # independent sets of random points
+    initial_overlap: float = 1e-4  # of a start beside the prior mean
+    damping: float = 0.3  # weight of the old order parameters
+    stationary_change: float = 1e-10  # relative change that ends the recursion
     max_iterations: int = 1000
 
 
@@ -206,7 +207,7 @@ class DenoisedSpectrum(NamedTuple):
     assumed_noise: float
     unscaled_eigenvalues: Host
     signal_means: Host
-    weights: Host
+    weights: Host  # of the eigenvalues
     denoised_eigenvalues: Host
 
 
@@ -216,6 +217,9 @@ class MismatchedRecursion:
     def __init__(
         self, problem: Problem, assumed: Problem, alpha: float, seed: int
     ) -> None:
+        """Draw the random points of one set, ``seed``, for P components and C sites: white latents, and signal entries for low
+        rank.
+        """
         self.problem, self.assumed, self.seed = problem, assumed, seed
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
@@ -225,32 +229,36 @@ class MismatchedRecursion:
             point_count = ACCURACY.trajectory_points
         if offers_rough(problem):  # whose posteriors are integrals
             point_count //= 8
-        latents = whitened_points(
+        white_latents = whitened_points(
             2 * P * C, point_count, "wrong assumptions: latents", seed
         )
-        self.latents = latents.reshape(-1, 2, P, C).swapaxes(0, 1)
+        self.latents = white_latents.reshape(-1, 2, P, C).swapaxes(0, 1)
         if problem.model.rank == "low":
             self.signal, self.noise = self._signal_and_noise_entries()
 
     def initial_orders(self, overlap: float) -> Orders:
         """Initial order parameters: those of the assumed prior mean, or of a small overlap where that is a fixed point."""
-        second, mean_overlap = prior_moments(self.assumed)
+        assumed_second_moment, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
         if self.problem.channel.symmetry != "none" and not mean_overlap.any():
-            smaller = np.minimum(np.diagonal(second), np.diagonal(self.T))
-            Q = overlap * np.diag(smaller)
-            return Orders(Q, Q, second - Q)
-        mean = self.assumed.prior.mean(P, 64)
+            smaller_second_moments = np.minimum(
+                np.diagonal(assumed_second_moment), np.diagonal(self.T)
+            )
+            Q = overlap * np.diag(smaller_second_moments)
+            return Orders(Q, Q, assumed_second_moment - Q)
+        assumed_mean = self.assumed.prior.mean(P, 64)
         true_mean = self.problem.prior.mean(P, 64)
-        M = np.asarray(self.problem.model.inner(mean, true_mean))
-        return Orders(M, mean_overlap, second - mean_overlap)
+        M = np.asarray(self.problem.model.inner(assumed_mean, true_mean))
+        return Orders(M, mean_overlap, assumed_second_moment - mean_overlap)
 
     def sampled_labels(
         self, orders: Orders
     ) -> Iterator[tuple[ObservedLabels, ObservedLabels]]:
-        """Labels with the latent means of GAMP and with those of the true posterior, at the points and their negatives."""
-        root = symmetric_root(orders.Q)
-        mean_coefficients = orders.M.T @ np.linalg.pinv(root, rcond=1e-12)
+        """Labels y of latents z, with the latent means omega of GAMP and with those of the true posterior, at the points and
+        their negatives.
+        """
+        root_of_Q = symmetric_root(orders.Q)
+        mean_coefficients = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
         conditional_covariance = symmetric(
             self.T - mean_coefficients @ mean_coefficients.T
         )
@@ -266,7 +274,10 @@ class MismatchedRecursion:
         )
         channel = self.problem.channel
         for white_fields in (self.latents[0], -self.latents[0]):
-            omega, true_mean = root @ white_fields, mean_coefficients @ white_fields
+            omega, true_mean = (
+                root_of_Q @ white_fields,
+                mean_coefficients @ white_fields,
+            )
             rng = monte_carlo_rng("wrong assumptions: noise", self.seed)
             z = true_mean + symmetric_root(conditional_covariance) @ self.latents[1]
             y = channel.forward(z, rng=rng)
@@ -285,7 +296,9 @@ class MismatchedRecursion:
         return g, self.problem.model.sites * symmetric(information)
 
     def conjugates(self, orders: Orders) -> Conjugates:
-        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V."""
+        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V, from messages g under the
+        assumptions and under the truth.
+        """
         averages_of_halves = []
         for assumed_labels, true_labels in self.sampled_labels(orders):
             g, information = self._messages(assumed_labels)
@@ -296,7 +309,8 @@ class MismatchedRecursion:
             ]
             averages_of_halves.append((information, true_information, *g_products))
         information, true_information, m, chi, true_chi = (
-            np.mean(averages, axis=0) for averages in zip(*averages_of_halves)
+            np.mean(averages_over_halves, axis=0)
+            for averages_over_halves in zip(*averages_of_halves)
         )
         if not _all_finite(information, m, chi):
             raise NoFixedPoint(
@@ -326,7 +340,7 @@ class MismatchedRecursion:
         )
 
     def denoised_orders(self, conjugates: Conjugates) -> Orders:
-        """Order parameters M, Q and V of the assumed prior's estimate as a function of the conjugate ones."""
+        """Order parameters M, Q and V of the assumed prior's estimate, from observations R, as a function of the conjugates."""
         Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
             return self._orders_of_matrix(conjugates)
@@ -350,10 +364,12 @@ class MismatchedRecursion:
         P, entry_count = self.problem.components, ACCURACY.signal_entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
         signal = self.problem.prior.sample(rng, P, entry_count)
-        noise = normal_points(P, entry_count, "wrong assumptions: entries", self.seed).T
-        sampled_entries = np.concatenate([signal, noise])
-        zeros = np.zeros((P, P))
-        exact_covariance = np.block([[self.T, zeros], [zeros, np.eye(P)]])
+        white_noise = normal_points(
+            P, entry_count, "wrong assumptions: entries", self.seed
+        ).T
+        sampled_entries = np.concatenate([signal, white_noise])
+        zero_block = np.zeros((P, P))
+        exact_covariance = np.block([[self.T, zero_block], [zero_block, np.eye(P)]])
         sampled_root = np.linalg.cholesky(
             sampled_entries @ sampled_entries.T / entry_count
         )
@@ -371,7 +387,9 @@ class MismatchedRecursion:
     def _orders_of_entries(
         self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
-        """Order parameters of a prior's estimate from the observed signal entries R."""
+        """Order parameters of a prior's estimate from the observed signal entries R of information Qhat, with noise ``Qhat^{-1}
+        chi^{1/2} Z``.
+        """
         estimate = np.asarray(problem.prior.denoise(R, Qhat).estimate)
         entry_count = R.shape[1]
         # Stein: E[f Z^T] = E[f'] Qhat^{-1} chi^{1/2}.
@@ -383,7 +401,9 @@ class MismatchedRecursion:
         )
 
     def _orders_of_matrix(self, conjugates: Conjugates) -> Orders:
-        """Order parameters of the assumed prior's estimate of a matrix of extensive rank."""
+        """Order parameters of the assumed prior's estimate of a matrix of extensive rank, from denoised eigenvalues f and means
+        xi of the signal.
+        """
         spectrum = self.denoised_spectrum(conjugates)
         f, xi = spectrum.denoised_eigenvalues, spectrum.signal_means
         response = (
@@ -407,27 +427,29 @@ class MismatchedRecursion:
         nodes_and_means: list[Host] = []
 
         def record_nodes(
-            unscaled_eigenvalues: Host, mean: Host, variance: Host
+            unscaled_eigenvalues: Host, signal_mean: Host, signal_variance: Host
         ) -> Host:
             """Keep the integration nodes and the signal means there; each node is an integrand of its own."""
-            nodes_and_means.extend((unscaled_eigenvalues, mean))
+            nodes_and_means.extend((unscaled_eigenvalues, signal_mean))
             return np.eye(len(unscaled_eigenvalues))
 
         assumed_noise = 1 / float(conjugates.Qhat[0, 0])
-        scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
+        observation_scale = float(conjugates.m[0, 0] / conjugates.Qhat[0, 0])
         spectral_means = self.problem.prior.law.spectral_means
         assert spectral_means is not None  # mismatched_theory
-        weights = np.asarray(
+        node_weights = np.asarray(
             spectral_means(record_nodes, _effective_noise(conjugates)).value
         )
         unscaled_eigenvalues, signal_means = nodes_and_means
         return DenoisedSpectrum(
-            scale,
+            observation_scale,
             assumed_noise,
             unscaled_eigenvalues,
             signal_means,
-            weights,
-            self._denoise_eigenvalues(scale * unscaled_eigenvalues, assumed_noise),
+            node_weights,
+            self._denoise_eigenvalues(
+                observation_scale * unscaled_eigenvalues, assumed_noise
+            ),
         )
 
     def _denoise_eigenvalues(self, eigenvalues: Host, noise: float) -> Host:
@@ -451,15 +473,16 @@ class MismatchedRecursion:
             next_orders = self.step(orders)
             relative_change = max(
                 float(
-                    np.abs(following - previous).max()
-                    / max(np.abs(following).max(), ACCURACY.stationary_change)
+                    np.abs(next_matrix - previous_matrix).max()
+                    / max(np.abs(next_matrix).max(), ACCURACY.stationary_change)
                 )
-                for previous, following in zip(orders, next_orders)
+                for previous_matrix, next_matrix in zip(orders, next_orders)
             )
             orders = Orders(
                 *(
-                    ACCURACY.damping * previous + (1 - ACCURACY.damping) * following
-                    for previous, following in zip(orders, next_orders)
+                    ACCURACY.damping * previous_matrix
+                    + (1 - ACCURACY.damping) * next_matrix
+                    for previous_matrix, next_matrix in zip(orders, next_orders)
                 )
             )
             # Where the signal is known, only rounding is left.
@@ -473,18 +496,23 @@ class MismatchedRecursion:
         raise NoFixedPoint("state evolution does not reach a fixed point")
 
     def perturbation_growth(self, orders: Orders, conjugates: Conjugates) -> float:
-        """Growth factor per iteration of the squared norm of a small perturbation of the estimate; stable below 1."""
+        """Growth factor per iteration of the squared norm of a small perturbation of the estimate, from squared slopes of the
+        messages g (K) and of the denoiser (J); stable below 1.
+        """
         P = self.problem.components
         mean_squared_slopes = []
         for (y, channel, omega, V), _ in self.sampled_labels(orders):
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
-            mean, V_inverse = np.asarray(posterior.mean), np.linalg.inv(V)
+            posterior_mean, V_inverse = np.asarray(posterior.mean), np.linalg.inv(V)
             second_moment = np.asarray(posterior.second_moment)
-            covariance = second_moment - mean[..., None, None] * mean[:, None, None]
+            covariance = (
+                second_moment
+                - posterior_mean[..., None, None] * posterior_mean[:, None, None]
+            )
             g_slopes = np.einsum("ap,npcqd,qb->nacbd", V_inverse, covariance, V_inverse)
-            same_site = np.eye(mean.shape[2])[None, None, :, None, :]
-            g_slopes -= V_inverse[None, :, None, :, None] * same_site
+            same_site_identity = np.eye(posterior_mean.shape[2])[None, None, :, None, :]
+            g_slopes -= V_inverse[None, :, None, :, None] * same_site_identity
             mean_squared_slopes.append(
                 np.einsum("nacbd,necfd->aebf", g_slopes, g_slopes) / len(g_slopes) / 2
             )
@@ -497,10 +525,12 @@ class MismatchedRecursion:
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
-        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser."""
+        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser, at observations R or at
+        eigenvalues denoised to f.
+        """
         if self.problem.model.rank == "extensive":
             spectrum = self.denoised_spectrum(conjugates)
-            assumed_noise, weights = spectrum.assumed_noise, spectrum.weights
+            assumed_noise, node_weights = spectrum.assumed_noise, spectrum.weights
             f = spectrum.denoised_eigenvalues
             eigenvalues = spectrum.observation_scale * spectrum.unscaled_eigenvalues
             difference_step = 1e-5 * assumed_noise**0.5
@@ -510,26 +540,31 @@ class MismatchedRecursion:
             denoised_below = self._denoise_eigenvalues(
                 eigenvalues - difference_step, assumed_noise
             )
-            derivative = (denoised_above - denoised_below) / (2 * difference_step)
+            denoiser_derivative = (denoised_above - denoised_below) / (
+                2 * difference_step
+            )
             eigenvalue_gaps = eigenvalues[:, None] - eigenvalues[None, :]
             is_close = np.abs(eigenvalue_gaps) < difference_step
             difference_quotients = (f[:, None] - f[None, :]) / np.where(
                 is_close, 1.0, eigenvalue_gaps
             )
             denoiser_slopes = np.where(
-                is_close, derivative[:, None], difference_quotients
+                is_close, denoiser_derivative[:, None], difference_quotients
             )
             return np.full(
-                (1, 1, 1, 1), weights @ (denoiser_slopes * denoiser_slopes) @ weights
+                (1, 1, 1, 1),
+                node_weights @ (denoiser_slopes * denoiser_slopes) @ node_weights,
             )
         R = self._noisy_entries(conjugates)
         prior, Qhat = self.assumed.prior, conjugates.Qhat
         difference_steps = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
         estimate = np.asarray(prior.denoise(R, Qhat).estimate)
         jacobian_columns = []
-        for difference_step, shift in zip(difference_steps, np.diag(difference_steps)):
+        for difference_step, shift_of_entries in zip(
+            difference_steps, np.diag(difference_steps)
+        ):
             shifted_estimate = np.asarray(
-                prior.denoise(R + shift[:, None], Qhat).estimate
+                prior.denoise(R + shift_of_entries[:, None], Qhat).estimate
             )
             jacobian_columns.append((shifted_estimate - estimate) / difference_step)
         J = np.stack(jacobian_columns, axis=1)  # (P, P, size)
@@ -546,22 +581,28 @@ def _all_finite(*matrices: Host) -> bool:
     return all(np.isfinite(matrix).all() for matrix in matrices)
 
 
-def _covariance_correction(exact: Host, sampled: Host) -> Host:
-    """Matrix c that corrects a sampled covariance, ``c sampled c^T = exact``; identity where they are too different."""
-    variance_ratios = np.diagonal(exact) / np.maximum(np.diagonal(sampled), 1e-300)
+def _covariance_correction(exact_covariance: Host, sampled_covariance: Host) -> Host:
+    """Matrix c that corrects a sampled covariance, ``c sampled_covariance c^T = exact_covariance``; identity where they are too
+    different.
+    """
+    variance_ratios = np.diagonal(exact_covariance) / np.maximum(
+        np.diagonal(sampled_covariance), 1e-300
+    )
     inverse_ratios = 1 / np.maximum(variance_ratios, 1e-300)
     if not (np.maximum(variance_ratios, inverse_ratios) < 2).all():
-        return np.eye(len(exact))
-    return np.asarray(symmetric_root(exact) @ inverse_root(sampled, 1e-12))
+        return np.eye(len(exact_covariance))
+    return np.asarray(
+        symmetric_root(exact_covariance) @ inverse_root(sampled_covariance, 1e-12)
+    )
 
 
 def _mean_parameters(samples: Sequence[Parameters]) -> Parameters:
-    """Mean of order parameters over independent sets of random points."""
+    """Mean of order parameters over ``samples``, one for each independent set of random points."""
     return type(samples[0])(*(np.mean(matrices, axis=0) for matrices in zip(*samples)))
 
 
 def _standard_error(samples: Sequence[Parameters]) -> Parameters:
-    """Standard error of the mean of each order parameter over independent sets of points."""
+    """Standard error of the mean of each order parameter over ``samples``, one for each independent set of points."""
     deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
     root_of_count = len(samples) ** 0.5
     return type(samples[0])(*(deviation / root_of_count for deviation in deviations))
@@ -570,7 +611,9 @@ def _standard_error(samples: Sequence[Parameters]) -> Parameters:
 def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict GAMP that assumes ``assumed`` on data of ``problem``, or return the reason why there is no theory."""
+    """Predict GAMP that assumes ``assumed`` on data of ``problem``, under the conditions of the runs (start), or return the
+    reason why there is no theory.
+    """
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
     if conditions.start not in ("uninformed", "informed"):
@@ -584,7 +627,7 @@ def mismatched_theory(
     is_informed = conditions.start == "informed"
     orders: list[Orders] = []
     conjugates: list[Conjugates] = []
-    growth = 0.0
+    perturbation_growth = 0.0
     try:
         ridge_solution = _ridge_fixed_point(problem, assumed, alpha)
         if ridge_solution is not None:  # without a spread
@@ -598,13 +641,14 @@ def mismatched_theory(
                 recursion.fixed_point(orders[0] if orders else initial_orders)
             )
             conjugates.append(recursion.conjugates(orders[-1]))
-            growth = max(
-                growth, recursion.perturbation_growth(orders[-1], conjugates[-1])
+            perturbation_growth = max(
+                perturbation_growth,
+                recursion.perturbation_growth(orders[-1], conjugates[-1]),
             )
     except (NoFixedPoint, ParameterError, np.linalg.LinAlgError) as error:
         return f"GAMP with these assumptions does not converge: {error}"
-    if growth > 1:
-        return f"GAMP with these assumptions does not converge: errors grow by {growth:.3g} in every iteration"
+    if perturbation_growth > 1:
+        return f"GAMP with these assumptions does not converge: errors grow by {perturbation_growth:.3g} in every iteration"
     T = prior_moments(problem)[0]
     prediction = limit_point(
         problem,
@@ -625,7 +669,8 @@ def mismatched_theory(
 def _ridge_fixed_point(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
-    """Closed-form fixed point where GAMP is ridge regression: linear labels and an assumed Gaussian signal.
+    """Closed-form fixed point (M, Q, V and Qhat, m, chi) where GAMP is ridge regression: linear labels and an assumed Gaussian
+    signal.
 
     None for other problems, and where components have penalties of their own.
 
@@ -639,27 +684,29 @@ def _ridge_fixed_point(
         return None
     T, mean_overlap = prior_moments(problem)
     assumed_second_moment, assumed_mean_overlap = prior_moments(assumed)
-    variance = float(assumed_second_moment[0, 0])
+    assumed_variance = float(assumed_second_moment[0, 0])
     identity = np.eye(len(assumed_second_moment))
     if (
         mean_overlap.any()
         or assumed_mean_overlap.any()
-        or not np.allclose(assumed_second_moment, variance * identity)
+        or not np.allclose(assumed_second_moment, assumed_variance * identity)
     ):
         return None
-    R = monte_carlo_rng("wrong assumptions: denoiser").standard_normal((len(T), 64))
-    estimate = assumed.prior.denoise(R, identity).estimate
-    linear_estimate = R * variance / (1 + variance)
+    random_observations = monte_carlo_rng(
+        "wrong assumptions: denoiser"
+    ).standard_normal((len(T), 64))
+    estimate = assumed.prior.denoise(random_observations, identity).estimate
+    linear_estimate = random_observations * assumed_variance / (1 + assumed_variance)
     if not np.allclose(estimate, linear_estimate, rtol=0, atol=1e-9):
         return None
-    noise = true_noises.mean() * identity
+    true_noise = true_noises.mean() * identity
     assumed_noise = assumed_noises.mean() * identity
     labels_per_direction, penalty = (
         alpha * problem.model.sites,
-        float(assumed_noises.mean()) / variance,
+        float(assumed_noises.mean()) / assumed_variance,
     )
     try:
-        _, M, Q = ridge_overlaps(T, noise, labels_per_direction, penalty)
+        _, M, Q = ridge_overlaps(T, true_noise, labels_per_direction, penalty)
     except ValueError as error:
         raise NoFixedPoint(str(error)) from None
     claimed_overlaps = ridge_overlaps(
@@ -673,7 +720,7 @@ def _ridge_fixed_point(
     )
     label_precision = np.linalg.inv(V + assumed_noise)
     information = problem.model.kappa * alpha * problem.model.sites * label_precision
-    chi = information @ (T - M - M.T + Q + noise) @ label_precision
+    chi = information @ (T - M - M.T + Q + true_noise) @ label_precision
     return Orders(M, Q, V), Conjugates(information, information, chi)
 
 
@@ -687,7 +734,7 @@ class MismatchedSolution(NamedTuple):
     """Fixed points of state evolution, one for every set of random points, and the prediction made from them."""
 
     problem: Problem
-    assumed: Problem
+    assumed: Problem  # by GAMP
     alpha: float
     prediction: AlgorithmPrediction
     orders: list[Orders]
@@ -707,7 +754,7 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     """
     orders = _mean_parameters(solution.orders)
     conjugates = _mean_parameters(solution.conjugates)
-    errors = _standard_error(solution.conjugates)
+    conjugate_errors = _standard_error(solution.conjugates)
     V_error = _standard_error(solution.orders).V + SMALLEST_ERROR
     drawn_conjugates = _drawn_conjugates(solution, orders)
     # What the size does is taken to fall as its inverse, and counted as an error.
@@ -715,23 +762,30 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     extrapolated_errors = 2 * full_size_errors - half_size_errors
     size_errors = np.abs((full_size_errors - half_size_errors).mean(axis=0))
     mse, mse_error = solution.prediction.mse, solution.prediction.mse_error
-    checks = []
+    draw_checks = []
     for k, name in enumerate(Conjugates._fields):
-        predicted, error = np.diagonal(conjugates[k]), np.diagonal(errors[k])
-        checks += _compare_components(
-            name, predicted, error, drawn_conjugates[:, k], 0 * predicted
+        predicted_diagonal, prediction_error = (
+            np.diagonal(conjugates[k]),
+            np.diagonal(conjugate_errors[k]),
         )
-    checks += _compare_components(
+        draw_checks += _compare_components(
+            name,
+            predicted_diagonal,
+            prediction_error,
+            drawn_conjugates[:, k],
+            0 * predicted_diagonal,
+        )
+    draw_checks += _compare_components(
         "signal", mse, mse_error, extrapolated_errors[:, 0], size_errors[0]
     )
     V, V_error = np.diagonal(orders.V), np.diagonal(V_error)
-    return checks + _compare_components(
+    return draw_checks + _compare_components(
         "V", V, V_error, extrapolated_errors[:, 1], size_errors[1]
     )
 
 
 def _compare_components(
-    name: str, predicted: Host, errors: Host, draws: Host, draw_errors: Host
+    name: str, predicted: Host, prediction_errors: Host, draws: Host, draw_errors: Host
 ) -> list[Check]:
     """Compare a predicted quantity (P,), component by component, with its mean over Monte Carlo draws (n, P)."""
     return [
@@ -739,7 +793,7 @@ def _compare_components(
             name,
             component,
             predicted[component],
-            errors[component],
+            prediction_errors[component],
             draws[:, component],
             draw_errors[component],
             effective=np.inf,
@@ -749,19 +803,21 @@ def _compare_components(
 
 
 def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
-    """Diagonals of Qhat, m and chi (BATCHES, 3, P), estimated from random batches of labels."""
+    """Diagonals of Qhat, m and chi (BATCHES, 3, P), estimated from messages g at random batches of labels y of latents N(omega,
+    V).
+    """
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
     mean_coefficients = M.T @ np.linalg.inv(Q)
     conditional_covariance = prior_moments(problem)[0] - mean_coefficients @ M
-    batches = []
-    for batch in range(BATCHES):
+    batch_diagonals = []
+    for batch_number in range(BATCHES):
         rng = monte_carlo_rng(
-            f"wrong assumptions: draws {solution.random_stream_name}", batch
+            f"wrong assumptions: draws {solution.random_stream_name}", batch_number
         )
-        normals = rng.standard_normal((2, DRAWS, P, sites))
-        omega = symmetric_root(Q) @ normals[0]
-        true_deviation = symmetric_root(conditional_covariance) @ normals[1]
+        normal_draws = rng.standard_normal((2, DRAWS, P, sites))
+        omega = symmetric_root(Q) @ normal_draws[0]
+        true_deviation = symmetric_root(conditional_covariance) @ normal_draws[1]
         y = problem.channel.forward(mean_coefficients @ omega + true_deviation, rng=rng)
         posterior = solution.assumed.channel.posterior(y, omega, V, rng=rng)
         g = np.linalg.inv(V) @ (np.asarray(posterior.mean) - omega)
@@ -773,16 +829,16 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
                 g,
             )
         )
-        batches.append([np.diagonal(Qhat), m, chi])
-    return problem.model.kappa * solution.alpha * np.array(batches)
+        batch_diagonals.append([np.diagonal(Qhat), m, chi])
+    return problem.model.kappa * solution.alpha * np.array(batch_diagonals)
 
 
 def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
-    """True and claimed error (2, BATCHES, 2, P) of denoised random signals, at half and at full dimension."""
+    """True and claimed error (2, BATCHES, 2, P) of signals denoised from random observations R, at half and full dimension D."""
     problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
     model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
-    errors = []
+    true_and_claimed_errors = []
     for D in (full_dimension // 2, full_dimension):
         rng = monte_carlo_rng(
             f"wrong assumptions: denoised {solution.random_stream_name}", D
@@ -796,5 +852,7 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
             probe = model.draw_noise(rng, P, D)
             claimed_error = measured_variance(assumed, R, Qhat, estimate, probe)
             true_error = model.inner(signal - estimate, signal - estimate)
-            errors.append([np.diagonal(true_error), np.diagonal(claimed_error)])
-    return np.reshape(errors, (2, BATCHES, 2, P))
+            true_and_claimed_errors.append(
+                [np.diagonal(true_error), np.diagonal(claimed_error)]
+            )
+    return np.reshape(true_and_claimed_errors, (2, BATCHES, 2, P))

@@ -40,7 +40,7 @@ class Messages(NamedTuple):
     summed_covariance: Array
     undamped_square_of_g: Array
     square_of_g: Array
-    integration_errors: list[Array]
+    integration_errors: list[Array]  # of the posteriors of every chunk
 
 
 def message_pass(
@@ -54,7 +54,7 @@ def message_pass(
     onsager_factor: Host | None = None,
     damping_weights: float | Array = 1.0,
 ) -> Messages:
-    r"""Compute the messages of all samples at an estimate with the error V (P, P).
+    r"""Compute the messages g of all samples at an estimate with the error V (P, P), from posteriors of latents N(omega, V).
 
     .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
@@ -140,9 +140,10 @@ def multiply_components(matrix: Host, z: Array) -> Array:
         return z * float(matrix[0, 0])
     matrix_entries = send(matrix, z)[None, :, :]
     product = matrix_entries[..., :1] * z[..., :1, :]
-    for column in range(1, len(matrix)):
+    for column_index in range(1, len(matrix)):
         product += (
-            matrix_entries[..., column : column + 1] * z[..., column : column + 1, :]
+            matrix_entries[..., column_index : column_index + 1]
+            * z[..., column_index : column_index + 1, :]
         )
     return product
 
@@ -228,9 +229,9 @@ class DampingState(NamedTuple):
 
     weight: Number
     extrapolation_factor: Number | float = 1.0
-    slow_steps: int = 0
-    estimate_change: Array | None = None
-    relative_change: Number | float = np.nan
+    slow_steps: int = 0  # since the last extrapolation
+    estimate_change: Array | None = None  # of the previous step
+    relative_change: Number | float = np.nan  # of the estimate, in units of its error
 
 
 def change_overlaps(
@@ -251,10 +252,11 @@ def next_damping(
     estimate_change: Array,
     overlaps_of_changes: Sequence[Host],
     squared_step: Host,
-    error: Host,
+    predicted_error: Host,
     relative_change: Number,
 ) -> DampingState:
-    """Choose the weight and the extrapolation of the next step.
+    """Choose the weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate or
+    from their sizes.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
@@ -266,7 +268,7 @@ def next_damping(
         Undamped change of the estimate in this step.
     overlaps_of_changes : sequence of ndarray (P, P)
         Result of ``change_overlaps``.
-    squared_step, error : ndarray (P,)
+    squared_step, predicted_error : ndarray (P,)
         Squared change and predicted squared error of every component.
     relative_change : NumPy number
         Size of the change in units of the error.
@@ -275,23 +277,26 @@ def next_damping(
         return damping._replace(
             estimate_change=estimate_change, relative_change=relative_change
         )
-    settings = CONTROLS[problem.model.rank]
+    damping_settings = CONTROLS[problem.model.rank]
     extrapolation_factor: Number | float = 1.0
     slow_steps = 0
     if overlaps_of_changes:
         overlap_with_previous, previous_square = (
-            np.sum(np.diagonal(overlap) / error) for overlap in overlaps_of_changes
+            np.sum(np.diagonal(change_overlap) / predicted_error)
+            for change_overlap in overlaps_of_changes
         )
         # Smaller steps are never too large: growth out of a tiny start would be damped away.
-        is_too_large = (
+        step_is_too_large = (
             overlap_with_previous < -0.5 * previous_square and relative_change > 0.1
         )
         # A run at rest has steps of length 0.
-        smallest_normal = np.finfo(previous_square.dtype).tiny
+        smallest_normal_number = np.finfo(previous_square.dtype).tiny
         length_ratio = overlap_with_previous / np.maximum(
-            previous_square, smallest_normal
+            previous_square, smallest_normal_number
         )
-        overlap_if_parallel = np.sqrt(previous_square * np.sum(squared_step / error))
+        overlap_if_parallel = np.sqrt(
+            previous_square * np.sum(squared_step / predicted_error)
+        )
         if (
             0.7 < length_ratio < 1
             and overlap_with_previous > 0.99 * overlap_if_parallel
@@ -300,24 +305,28 @@ def next_damping(
         if slow_steps == ALIGNED_STEPS:
             extrapolation_factor, slow_steps = 1 / np.maximum(1 - length_ratio, 0.01), 0
     else:
-        is_too_large = relative_change > 1.3 * damping.relative_change
-    if is_too_large:
-        weight = np.maximum(
-            damping.weight * settings.shrink_factor, settings.smallest_weight
+        step_is_too_large = relative_change > 1.3 * damping.relative_change
+    if step_is_too_large:
+        next_weight = np.maximum(
+            damping.weight * damping_settings.shrink_factor,
+            damping_settings.smallest_weight,
         )
     else:
-        weight = np.minimum(
-            damping.weight * settings.growth_factor, settings.largest_weight
+        next_weight = np.minimum(
+            damping.weight * damping_settings.growth_factor,
+            damping_settings.largest_weight,
         )
     return DampingState(
-        weight, extrapolation_factor, slow_steps, estimate_change, relative_change
+        next_weight, extrapolation_factor, slow_steps, estimate_change, relative_change
     )
 
 
 def limit_damping(
     damping: DampingState, V: Host, Qhat: Host, strengths: Array | None
 ) -> DampingState:
-    """Limit the weight of a step to the largest value that is stable for extensive-rank matrices; see ``Gamp``."""
+    """Limit the weight of a step to the largest value that is stable for extensive-rank matrices, given the strengths of the
+    samples; see ``Gamp``.
+    """
     largest_weight = (
         LARGEST_COMMON if strengths is None else 0.8 + 0.4 * mean_slope(V, Qhat)
     )
@@ -351,11 +360,13 @@ def sample_strengths(problem: Problem, data: Data) -> Array | None:
 def sample_weights(
     weight: float, strengths: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strengths`` is given."""
+    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strengths``, those of the samples,
+    are given.
+    """
     if strengths is None or Qhat is None:
         return weight
     xp = namespace(strengths)
-    relative_weight = SHARE_OF_EDGE * 2 * (1 + mean_slope(V, Qhat)) / strengths
+    weight_over_common = SHARE_OF_EDGE * 2 * (1 + mean_slope(V, Qhat)) / strengths
     return weight * xp.where(
-        relative_weight < 1, relative_weight, xp.ones_like(relative_weight)
+        weight_over_common < 1, weight_over_common, xp.ones_like(weight_over_common)
     )

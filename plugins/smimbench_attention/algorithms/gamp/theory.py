@@ -58,12 +58,12 @@ class TrajectoryAccuracy(NamedTuple):
         Relative change that ends a trajectory; the second where the information is sampled.
     """
 
-    point_sets: int = 4
-    largest_relative_error: float = 0.1
-    arrival_distance: float = 0.01
-    max_iterations: int = 60
-    stationary_change: float = 1e-9
-    rough_stationary_change: float = 1e-5
+    point_sets: int = 4  # independent sets of random points
+    largest_relative_error: float = 0.1  # of a trajectory that is shown
+    arrival_distance: float = 0.01  # to the fixed point
+    max_iterations: int = 60  # of a trajectory
+    stationary_change: float = 1e-9  # relative change that ends a trajectory
+    rough_stationary_change: float = 1e-5  # the same where the information is sampled
 
 
 ACCURACY = TrajectoryAccuracy()
@@ -77,7 +77,8 @@ def gamp_theory(
     *,
     damped: bool,
 ) -> AlgorithmPrediction:
-    """Predict the fixed point of GAMP and its trajectory (or the reason why there is no trajectory).
+    """Predict the fixed point of GAMP and its trajectory (or the reason why there is no trajectory), under the conditions of the
+    runs (start, dimension).
 
     ``random_start_V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
@@ -118,7 +119,8 @@ def random_start_error(problem: Problem, information: float) -> Host:
 
 
 def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None:
-    r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels.
+    r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels, from the
+    Stieltjes transform S(z) at z = -noise and the ratio r of rows to D.
 
     None for other problems.
 
@@ -135,13 +137,19 @@ def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None
     denoiser or the labels are not linear, and corrections contain the fluctuations of order parameters.
     """
     spec = problem.spec
-    item_names = [spec[kind]["name"] for kind in ("model", "channel", "prior")]
+    item_names = [
+        spec[item_kind]["name"] for item_kind in ("model", "channel", "prior")
+    ]
     if item_names != ["sequence-multi-index", "linear", "gaussian"]:
         return None
-    noise, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
-    if problem.variances is not None or problem.mixing is not None or noise <= 0:
+    noise_variance, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
+    if (
+        problem.variances is not None
+        or problem.mixing is not None
+        or noise_variance <= 0
+    ):
         return None
-    z = -noise
+    z = -noise_variance
     # z S^2 + (1 + z - r) S + 1 = 0, the positive root, in the form in which nothing cancels.
     linear_coefficient = 1 + z - r
     root_of_discriminant = math.sqrt(linear_coefficient * linear_coefficient - 4 * z)
@@ -151,7 +159,7 @@ def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None
         S = 2 / (root_of_discriminant - linear_coefficient)
     slope_in_S = linear_coefficient + 2 * z * S
     S_derivative = -(S + S * S) / slope_in_S
-    return [-noise * (S + z * S_derivative) / slope_in_S] * problem.components
+    return [-noise_variance * (S + z * S_derivative) / slope_in_S] * problem.components
 
 
 def _trajectory(
@@ -229,10 +237,14 @@ def _mean_metrics(
     longest_path = max(map(len, paths))
     padded_paths = [path + path[-1:] * (longest_path - len(path)) for path in paths]
     overlap_matrices: Host = np.array(padded_paths)  # (paths, iterations, 3, P, P)
-    metrics = scores(aligned(problem, Overlaps(*np.moveaxis(overlap_matrices, 2, 0))))
-    mse = metrics["mse"]
+    metrics_of_paths = scores(
+        aligned(problem, Overlaps(*np.moveaxis(overlap_matrices, 2, 0)))
+    )
+    mse = metrics_of_paths["mse"]
     is_low_rank = problem.model.rank == "low"
-    overlap = metrics["squared_cosine" if is_low_rank else "overlap"].mean(axis=0)
+    overlap = metrics_of_paths["squared_cosine" if is_low_rank else "overlap"].mean(
+        axis=0
+    )
     mse_error = np.zeros_like(mse[0])
     if len(mse) > 1:
         mse_error = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse))
@@ -265,9 +277,11 @@ def _initial_orders(
     self_overlaps = []
     for overlaps in aligned_starts:
         squared_norms = np.diagonal(np.asarray(overlaps.truth, dtype=float))
-        rescaling = np.sqrt(np.diagonal(second_moment) / squared_norms)
+        norm_correction = np.sqrt(np.diagonal(second_moment) / squared_norms)
         self_overlaps.append(
-            rescaling[:, None] * np.asarray(overlaps.own, dtype=float) * rescaling
+            norm_correction[:, None]
+            * np.asarray(overlaps.own, dtype=float)
+            * norm_correction
         )
     return Orders.bayes_optimal(
         second_moment, second_moment - np.mean(self_overlaps, axis=0)
@@ -277,7 +291,9 @@ def _initial_orders(
 def _bayes_optimal_iteration(
     problem: Problem, alpha: float, initial_orders: Orders, final_overlap: Host
 ) -> Callable[[Orders], Orders]:
-    """Function that runs one iteration of Bayes-optimal state evolution, with the information tabulated in advance."""
+    """Function that runs one iteration of Bayes-optimal state evolution for signals of second moment T, with the information
+    tabulated in advance.
+    """
     T = prior_moments(problem)[0]
     information = tabulated_information(
         problem, initial_orders.Q, initial_orders.V, final_overlap.reshape(T.shape)
@@ -305,15 +321,20 @@ def _iterate_until_stationary(
     orders_along_path = [initial_orders]
     for _ in range(max_iterations):
         orders_along_path.append(iterate(orders_along_path[-1]))
-        previous, current = (
+        previous_diagonals, current_diagonals = (
             np.diagonal(np.array(orders), axis1=1, axis2=2)
             for orders in orders_along_path[-2:]
         )
         signal_is_known = (
             np.diagonal(orders_along_path[-1].V) < 1e-13 * second_moments
         ).all()
-        change = np.abs(current - previous)
-        if signal_is_known or (change <= stationary_change * np.abs(previous)).all():
+        diagonal_changes = np.abs(current_diagonals - previous_diagonals)
+        if (
+            signal_is_known
+            or (
+                diagonal_changes <= stationary_change * np.abs(previous_diagonals)
+            ).all()
+        ):
             return orders_along_path, True
     return orders_along_path, False
 
@@ -321,7 +342,7 @@ def _iterate_until_stationary(
 def tabulated_information(
     problem: Problem, Q: Host, V: Host, final_Q: Host | None = None
 ) -> Callable[[Host, Host], Host]:
-    """Information as a function of overlap and error (P, P), tabulated between Q, V and the overlap ``final_Q``.
+    """Information as a function of overlap Q and error V (P, P), tabulated between those given and the overlap ``final_Q``.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
     hardly varies, and is interpolated in the trace of Q.
@@ -329,20 +350,24 @@ def tabulated_information(
     if not offers_rough(problem):
         return lambda Q, V: information_at(problem, Q, V).value
     second_moment = prior_moments(problem)[0]
-    endpoints = [(Q, V)]
+    tabulated_points = [(Q, V)]
     if final_Q is not None and (np.diagonal(second_moment - final_Q) > 0).all():
-        endpoints.append((final_Q, np.diag(np.diagonal(second_moment - final_Q))))
+        tabulated_points.append(
+            (final_Q, np.diag(np.diagonal(second_moment - final_Q)))
+        )
 
     def log_information(Q: Host, V: Host, rough: bool) -> Host:
-        """Matrix logarithm (P, P) of the information, accurate or rough."""
+        """Matrix logarithm (P, P) of the information, accurate or, with ``rough``, from the channel's rough values."""
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
     log_ratios = [
-        log_information(*endpoint, rough=False) - log_information(*endpoint, rough=True)
-        for endpoint in endpoints
+        log_information(*overlap_and_error, rough=False)
+        - log_information(*overlap_and_error, rough=True)
+        for overlap_and_error in tabulated_points
     ]
     trace_start, trace_end = (
-        float(np.trace(endpoint[0])) for endpoint in (endpoints[0], endpoints[-1])
+        float(np.trace(overlap_and_error[0]))
+        for overlap_and_error in (tabulated_points[0], tabulated_points[-1])
     )
 
     def interpolated_information(Q: Host, V: Host) -> Host:

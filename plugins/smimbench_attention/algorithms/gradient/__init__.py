@@ -56,7 +56,8 @@ NO_REUSE_THEORY = (
 
 
 class DescentState(NamedTuple):
-    """State of a gradient method during a run.
+    """State of a gradient method during a run: factor and signal that are learned, memory of the method, samples still to be
+    used, random numbers.
 
     With students, factor and signal have one more axis in front.
 
@@ -83,12 +84,12 @@ class DescentState(NamedTuple):
 
     factor: Array
     signal: Array
-    memory: tuple[Array, ...]
-    targets: Array
+    memory: tuple[Array, ...]  # of the method: momentum, moments
+    targets: Array  # labels as a user would measure them
     remaining_samples: Host
     rng: np.random.Generator
-    mean_square: Array | None
-    loss: str
+    mean_square: Array | None  # of the estimate's entries
+    loss: str  # name of the loss
     total_steps: int
     steps_made: int = 0
     processed_samples: int = 0
@@ -102,29 +103,35 @@ class Descent(Algorithm):
     """
 
     learning_rate: float = 0.1
-    steps: int | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    online: bool = False
-    loss: str | None = None
-    schedule: str = "constant"
-    decay_steps: int | None = None
-    decay_factor: float | None = None
-    spherical: bool = False
-    width: int | None = None
-    surrogate_beta: tuple[float, float] | None = None
+    steps: int | None = None  # of the whole run
+    epochs: int | None = None  # of the whole run
+    batch: int | None = None  # samples of a step
+    online: bool = False  # draw fresh samples in every step
+    loss: str | None = None  # name of the loss
+    schedule: str = "constant"  # of the learning rate
+    decay_steps: int | None = None  # of the schedule
+    decay_factor: float | None = None  # of the schedule
+    spherical: bool = False  # keep the norm of every component
+    width: int | None = None  # columns of the factor
+    surrogate_beta: tuple[float, float] | None = (
+        None  # inverse temperatures of softmax in place of hardmax
+    )
 
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Check that every parameter is in its range and fits the others; set the default number of steps."""
+
         def require_parameter(key: str, is_valid: bool, requirement: str) -> None:
-            """Raise the error that this parameter must be as the rule says, unless it is valid."""
+            """Raise the error that the parameter ``key`` must be as the requirement says, unless it is valid."""
             require(self, key, is_valid, requirement)
 
         require_parameter("learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
-            parameter = getattr(self, key)
-            require_parameter(key, parameter is None or parameter >= 1, "at least 1")
+            length_parameter = getattr(self, key)
+            require_parameter(
+                key, length_parameter is None or length_parameter >= 1, "at least 1"
+            )
         has_one_length = self.steps is None or self.epochs is None
         require_parameter("epochs", has_one_length, "left out where steps are given")
         if self.steps is None and self.epochs is None:
@@ -181,7 +188,9 @@ class Descent(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Return the reason why there is no theory: with adaptive step sizes the equations of ``sgd`` do not apply."""
+        """Return the reason why there is no theory, whatever the conditions of the runs: with adaptive step sizes the equations
+        of ``sgd`` do not apply.
+        """
         if self.online:
             return "gradient descent with adaptive step sizes has no closed equations"
         return NO_REUSE_THEORY
@@ -189,9 +198,11 @@ class Descent(Algorithm):
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
-        """Predict the minimum of the penalized loss for full-batch descent, or return why there is no theory."""
-        full_batch = not self.online and self.batch is None and not self.spherical
-        if not (decay and full_batch and problem.model.rank == "extensive"):
+        """Predict the minimum of the loss with the penalty of this weight decay, for full-batch descent, under the conditions of
+        the runs (dimension), or return why there is no theory.
+        """
+        uses_full_batch = not self.online and self.batch is None and not self.spherical
+        if not (decay and uses_full_batch and problem.model.rank == "extensive"):
             return NO_REUSE_THEORY
         if (self.loss or fitting_loss(problem)) != "squared":
             return (
@@ -275,11 +286,13 @@ class Descent(Algorithm):
         xp = namespace(state.factor)
         factorization = factor_of(problem)
         component_axes = axes_of_component(problem, data)
-        inputs, targets, remaining_samples = self._batch(problem, data, state)
+        batch_inputs, batch_targets, remaining_samples = self._batch(
+            problem, data, state
+        )
         run_fraction = state.steps_made / max(state.total_steps - 1, 1)
-        channel, warnings = self._channel(problem, run_fraction)
-        batch_size, processed_samples = inputs.shape[0], state.processed_samples
-        normalization = self.normalisation(problem, data, batch_size)
+        differentiated_channel, warnings = self._channel(problem, run_fraction)
+        batch_size, processed_samples = batch_inputs.shape[0], state.processed_samples
+        gradient_normalization = self.normalisation(problem, data, batch_size)
         penalty = self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
@@ -288,15 +301,15 @@ class Descent(Algorithm):
             processed_samples += batch_size
             summed_loss = loss_gradient(
                 problem,
-                inputs,
-                targets,
+                batch_inputs,
+                batch_targets,
                 factor,
-                channel=channel,
+                channel=differentiated_channel,
                 loss=state.loss,
                 signal=state.signal if factor is state.factor else None,
             )
-            loss = normalization * summed_loss.loss
-            gradient = normalization * summed_loss.gradient
+            loss = gradient_normalization * summed_loss.loss
+            gradient = gradient_normalization * summed_loss.gradient
             if penalty:
                 factor_axes = tuple(range(loss.ndim, factor.ndim))
                 loss = loss + penalty / 2 * xp.sum(factor * factor, axis=factor_axes)
@@ -320,7 +333,9 @@ class Descent(Algorithm):
         factor_change = factor - state.factor
         student_axes = (component_axes[0] - 1, *component_axes)
         squared_change = xp.mean(factor_change * factor_change, axis=student_axes)
-        residual = xp.sqrt(squared_change / xp.mean(factor * factor, axis=student_axes))
+        relative_change = xp.sqrt(
+            squared_change / xp.mean(factor * factor, axis=student_axes)
+        )
         # Where labels do not determine the scale, that of the factor is meaningless.
         estimate = self.estimate(next_state)
         self_overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
@@ -331,7 +346,7 @@ class Descent(Algorithm):
                 "the given start is not used: gradient methods begin with a random factor"
             )
         return next_state, Info(
-            xp.max(residual),
+            xp.max(relative_change),
             self_overlap=self_overlap,
             warning="; ".join(warnings) or None,
             samples=next_state.processed_samples,
@@ -347,25 +362,29 @@ class Descent(Algorithm):
             state.signal * state.signal, axis=component_axes, keepdims=True
         )
         is_positive = signal_mean_square > 0
-        divisor = xp.where(
+        safe_mean_square = xp.where(
             is_positive, signal_mean_square, xp.ones_like(signal_mean_square)
         )
-        return state.signal * xp.sqrt(state.mean_square / divisor)
+        return state.signal * xp.sqrt(state.mean_square / safe_mean_square)
 
     def findings(self, state: DescentState) -> dict[str, object]:
-        """Eigenvalue spectrum of the estimated matrix, reported if there is weight decay (theory may predict it)."""
-        shape = state.signal.shape
-        is_matrix = len(shape) >= 3 and shape[-1] == shape[-2]
+        """Findings of a run that its record keeps: the eigenvalue spectrum of the estimated matrix, if there is weight decay
+        (theory may predict it).
+        """
+        signal_shape = state.signal.shape
+        is_matrix = len(signal_shape) >= 3 and signal_shape[-1] == signal_shape[-2]
         if not is_matrix or not getattr(self, "weight_decay", 0):
             return {}
-        is_symmetric = state.factor.shape[-2] == shape[-2]  # else it is Q above K
+        is_symmetric = (
+            state.factor.shape[-2] == signal_shape[-2]
+        )  # else it is Q above K
         eigenvalues = spectrum(state.signal, is_symmetric)
         return {"spectrum": to_host(eigenvalues).reshape(-1).tolist()}
 
     # -- what subclasses override: only ``move`` is required ----------------------------------------------------------------
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial memory of the optimizer (e.g. a velocity); empty unless a subclass overrides it."""
+        """Initial memory of the optimizer, shaped like the factor (e.g. a velocity); empty unless a subclass overrides it."""
         return ()
 
     def advance(
@@ -376,7 +395,9 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Evaluate the gradient of ``objective`` and take one step with ``move``; methods with several gradients override it."""
+        """Evaluate the gradient of ``objective`` and take step number ``count`` with ``move`` at learning rate ``rate``; methods
+        with several gradients override it.
+        """
         return self.move(factor, objective(factor).gradient, memory, rate, count)
 
     def move(
@@ -387,7 +408,8 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Apply the update rule of the method once; to be defined by each subclass.
+        """Apply the update rule of the method once, at learning rate ``rate`` in step number ``count``, with the method's
+        ``memory``; to be defined by each subclass.
 
         Parameters
         ----------
@@ -457,20 +479,20 @@ class Descent(Algorithm):
         self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
         """Channel to differentiate at this point of the run (annealed softmax for hardmax), and warnings about it."""
-        warnings = []
+        channel_warnings = []
         if self.online:
-            warnings.append(
+            channel_warnings.append(
                 "online: every step drew fresh samples; the row is at the sample ratio of all of them"
             )
         if problem.channel.vjp is not None:
-            return problem.channel, warnings
+            return problem.channel, channel_warnings
         lowest_beta, highest_beta = self.surrogate_beta or SURROGATE_BETA
         surrogate_warning = (
             f"surrogate: hardmax has no derivative, so softmax with beta annealed from {lowest_beta:g} to {highest_beta:g} was "
             f"descended on; its scale is the prior's"
         )
         beta = lowest_beta * (highest_beta / lowest_beta) ** run_fraction
-        return surrogate(problem, beta), [surrogate_warning, *warnings]
+        return surrogate(problem, beta), [surrogate_warning, *channel_warnings]
 
     def learning_rate_at(self, step: float, total_steps: int) -> float:
         """Learning rate of a step (0, 1, ...) according to the schedule."""
@@ -490,10 +512,12 @@ def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
-def project_to_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
+def project_to_sphere(factor: Array, component_axes: tuple[int, ...]) -> Array:
     """Project every component to the sphere with the norm of iid N(0, 1) entries."""
     xp = namespace(factor)
-    return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))
+    return factor / xp.sqrt(
+        xp.mean(factor * factor, axis=component_axes, keepdims=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -501,13 +525,14 @@ class MomentumDescent(Descent):
     """Gradient descent along a velocity (momentum); the parameters are those of ``sgd``."""
 
     momentum: float = 0.0
-    nesterov: bool = False
+    nesterov: bool = False  # step along the next velocity
     weight_decay: float = 0.0
 
     # Of a step: along the velocity ("gradient"), its signs ("sign") or its polar factor ("polar").
     direction_kind: ClassVar[str] = "gradient"
 
     def __post_init__(self) -> None:
+        """Check that momentum and weight decay are in their ranges."""
         super().__post_init__()
         require(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
         require(
@@ -534,7 +559,7 @@ class MomentumDescent(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Update the velocity and take one step along it."""
+        """Update the velocity kept in ``memory`` and take step number ``count`` along it, at learning rate ``rate``."""
         if not self.momentum:
             return factor - rate * self.direction(gradient), ()
         velocity = self.momentum * memory[0] + gradient

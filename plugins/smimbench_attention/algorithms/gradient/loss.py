@@ -45,7 +45,8 @@ def loss_gradient(
     loss: str = "squared",
     signal: Array | None = None,
 ) -> LossGradient:
-    r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` and its gradient.
+    r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` of latents z and targets t, and its gradient. With students, shapes have
+    one more axis in front.
 
     ``f`` is the noiseless output that a user would measure (probabilities for softmax), ``t`` the same of the label,
     ``l`` the squared distance or ``- sum t log f``. The chain is: channel ``vjp`` to the latents, transpose of the
@@ -78,7 +79,9 @@ def loss_gradient(
     def loss_of_chunk(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        """Losses (students, samples, ...) of a chunk of samples, and their derivatives with respect to the latents z."""
+        """Losses (students, samples, ...) of a chunk of samples, and their derivatives with respect to the latents z; the
+        cotangent is the derivative of the loss in the output.
+        """
         output = predict(differentiable_channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
         losses, cotangent = loss_and_derivative(xp, loss, output, targets[chunk, ...])
@@ -107,9 +110,9 @@ def latent_gradient(
     dimension = inputs.shape[-1]
     signal = factorization.compose(factor) if signal is None else signal
     student_axes = signal.ndim - len(model.signal_shape(problem.components, dimension))
-    students = signal.shape[:student_axes]
+    student_shape = signal.shape[:student_axes]
     # Components whose latents take as much memory per chunk as the intermediate arrays.
-    simultaneous_components = math.prod(students) * problem.components
+    simultaneous_components = math.prod(student_shape) * problem.components
     gram_root, scaled_factor = 1.0, None
     forward_gram, gram_scale = model.forward_gram, factorization.gram_scale
     is_narrow_factor = factor.shape[-1] <= NARROW * dimension
@@ -132,7 +135,7 @@ def latent_gradient(
             z, adjoint = forward_gram(chunk_inputs, scaled_factor)
         # Channels know nothing of students, whose samples are concatenated.
         chunk_loss, latent_derivative = loss_of_chunk(
-            chunk, xp.reshape(z, (-1, *z.shape[-2:])), students
+            chunk, xp.reshape(z, (-1, *z.shape[-2:])), student_shape
         )
         chunk_gradient = adjoint(xp.reshape(latent_derivative, z.shape))
         chunk_loss = xp.sum(
@@ -157,7 +160,7 @@ def factor_of(problem: Problem) -> Factor:
 
 
 def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
-    """Backpropagate a gradient from the channel output to the latents, by the channel's ``vjp``."""
+    """Backpropagate ``cotangent``, the derivative in the channel's output, to the latents z, by the channel's ``vjp``."""
     assert channel.vjp is not None
     return channel.vjp(z, cotangent)
 
@@ -165,10 +168,10 @@ def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
 def loss_and_derivative(
     xp: ModuleType, loss: str, output: Array, target: Array
 ) -> tuple[Array, Array]:
-    """Loss of every output entry and its derivative with respect to the output."""
+    """Loss of every output entry and its derivative with respect to the output; ``xp`` is the array module."""
     if loss == "squared":
-        difference = output - target
-        return difference * difference, 2 * difference
+        output_error = output - target
+        return output_error * output_error, 2 * output_error
     # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
     smallest_probability = float(xp.finfo(output.dtype).smallest_normal)
     probability = xp.where(
@@ -186,15 +189,19 @@ class _TemperedChannel(Channel):
     """A softmax channel whose latents are multiplied by an inverse temperature."""
 
     def __init__(self, channel: Channel, inverse_temperature: float) -> None:
+        """Store the softmax channel and its inverse temperature."""
         self.channel, self.inverse_temperature = channel, inverse_temperature
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Labels of the softmax channel at latents z times the inverse temperature."""
         return self.channel.forward(self.inverse_temperature * z)
 
     def observable(self, y: Array) -> Array:
+        """Labels y as a user would measure them, those of the softmax channel."""
         return observable(self.channel, y)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Backpropagate ``cotangent``, the derivative in the output, to the latents z, through the inverse temperature."""
         derivatives = latent_derivatives(
             self.channel, self.inverse_temperature * z, cotangent
         )
@@ -220,10 +227,10 @@ def surrogate(problem: Problem, beta: float) -> Channel | None:
 
 @functools.lru_cache(maxsize=32)
 def _softmax_channel(model: str, tokens: int) -> Channel | None:
-    """Softmax channel of a model, or None if the model has none."""
+    """Softmax channel of a model by name and its number of tokens, or None if the model has none."""
     try:
-        entry = get_registry().get("channel", "softmax", model)
+        registry_entry = get_registry().get("channel", "softmax", model)
     except RegistryError:
         return None
-    channel: Channel = build(entry.item, "channel", {}, {"tokens": tokens})
+    channel: Channel = build(registry_entry.item, "channel", {}, {"tokens": tokens})
     return channel

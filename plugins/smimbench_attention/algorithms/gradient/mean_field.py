@@ -92,15 +92,15 @@ class MeanFieldAccuracy(NamedTuple):
         Fresh samples for the test error of all draws together.
     """
 
-    largest_rows: int = 2**17
-    limit_draws: int = 8
-    smallest_system: int = 200
-    draw_range: tuple[int, int] = (8, 256)
-    largest_work: float = 1.2e10
-    work_per_step: float = 1e5
-    largest_memory: float = 3e7
-    tolerance: float = 1e-8
-    fresh_samples: int = 2**16
+    largest_rows: int = 2**17  # of all draws together
+    limit_draws: int = 8  # for the limit of large D
+    smallest_system: int = 200  # smallest n and D
+    draw_range: tuple[int, int] = (8, 256)  # at the dimension of runs
+    largest_work: float = 1.2e10  # rows times directions times steps
+    work_per_step: float = 1e5  # in the same units
+    largest_memory: float = 3e7  # entries of the vectors of a draw
+    tolerance: float = 1e-8  # relative length of a new direction
+    fresh_samples: int = 2**16  # for the test error
 
 
 ACCURACY = MeanFieldAccuracy()
@@ -111,8 +111,8 @@ ALL_SAMPLES = slice(None)
 class SimulatedSystem(NamedTuple):
     """Sizes of the simulated system: samples, batch size, dimension D; label noise for the exact linear limit."""
 
-    samples: int
-    batch: int
+    samples: int  # number n
+    batch: int  # samples of a step
     dimension: float
     exact_noise: float | None = None
 
@@ -121,6 +121,7 @@ class _GrowingColumns:
     """A growing set of vectors, stored as columns (rows, count)."""
 
     def __init__(self, vectors: Host) -> None:
+        """Store the first vectors (rows, count)."""
         self._storage, self.count = vectors, vectors.shape[1]
 
     @property
@@ -130,8 +131,14 @@ class _GrowingColumns:
 
     def at_samples(self, n: int, samples: slice | Host) -> Host:
         """Entries (rows, count) of the stored vectors at some of the n samples."""
-        rows = self.columns.reshape(n, len(self._storage) // n, self.count)[samples]
-        return np.asarray(rows.reshape(len(rows) * rows.shape[1], self.count))
+        rows_of_samples = self.columns.reshape(n, len(self._storage) // n, self.count)[
+            samples
+        ]
+        return np.asarray(
+            rows_of_samples.reshape(
+                len(rows_of_samples) * rows_of_samples.shape[1], self.count
+            )
+        )
 
     def append(self, vector: Host) -> None:
         """Append a vector (rows,)."""
@@ -151,19 +158,26 @@ class Directions:
     """
 
     def __init__(
-        self, normals: Host, P: int, system: SimulatedSystem, rng: np.random.Generator
+        self,
+        normal_columns: Host,
+        P: int,
+        system: SimulatedSystem,
+        rng: np.random.Generator,
     ) -> None:
+        """Start from normal columns: images h of P teacher and P student vectors, then noise of labels; no directions p yet."""
         self.n, self.D, self.rng = system.samples, system.dimension, rng
-        self.rows, self.is_exact = len(normals), system.exact_noise is not None
+        self.rows, self.is_exact = len(normal_columns), system.exact_noise is not None
         if self.is_exact:
-            self.basis = _GrowingColumns(np.linalg.qr(normals)[0])
-            normals = self.basis.columns * math.sqrt(self.rows)
-        self.noise = normals[:, 2 * P :]
-        self.h = _GrowingColumns(normals[:, : 2 * P])
-        self.p = _GrowingColumns(normals[:, :0].copy())
+            self.basis = _GrowingColumns(np.linalg.qr(normal_columns)[0])
+            normal_columns = self.basis.columns * math.sqrt(self.rows)
+        self.noise = normal_columns[:, 2 * P :]
+        self.h = _GrowingColumns(normal_columns[:, : 2 * P])
+        self.p = _GrowingColumns(normal_columns[:, :0].copy())
 
     def add(self, g: Host, samples: slice | Host) -> bool:
-        """Add the direction of a gradient to the basis; return False if it is not new or the features are exhausted."""
+        """Add the direction of a gradient g at some samples to the basis; return False if it is not new or the features are
+        exhausted.
+        """
         g_norm = np.linalg.norm(g)
         orthogonal_part = self._orthogonal_part(g, samples)
         # Rounding along the p would grow.
@@ -194,18 +208,18 @@ class Directions:
         orthogonal_part: Host = -(
             self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
         )
-        by_sample = orthogonal_part.reshape(self.n, -1)
-        by_sample[samples] += vector.reshape(-1, by_sample.shape[1])
+        entries_by_sample = orthogonal_part.reshape(self.n, -1)
+        entries_by_sample[samples] += vector.reshape(-1, entries_by_sample.shape[1])
         return orthogonal_part
 
     def _fresh_column(self) -> Host:
         """Draw a new Gaussian column ``a_k`` orthogonal to all p_j (in the exact limit, to all previous vectors)."""
-        column = self.rng.standard_normal(self.rows)
+        fresh_column = self.rng.standard_normal(self.rows)
         if not self.is_exact:
-            return self._orthogonal_part(column)
+            return self._orthogonal_part(fresh_column)
         for _ in range(2):  # the basis spans all p
-            column -= self.basis.columns @ (self.basis.columns.T @ column)
-        self.basis.append(column / np.linalg.norm(column))
+            fresh_column -= self.basis.columns @ (self.basis.columns.T @ fresh_column)
+        self.basis.append(fresh_column / np.linalg.norm(fresh_column))
         return math.sqrt(self.rows) * self.basis.columns[:, -1]
 
 
@@ -213,32 +227,33 @@ def descend(
     problem: Problem,
     loss: str,
     rule: DescentRule,
-    start: Overlaps,
+    initial_overlaps: Overlaps,
     recorded_steps: Sequence[int],
     system: SimulatedSystem,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
-    """Simulate descent; return Gram matrices (steps, R, R) of teacher, student, velocity, and the training loss (steps,).
+    """Simulate descent by a rule in a system of given size; return Gram matrices (steps, R, R) of the R vectors of teacher,
+    student, velocity, and the training loss (steps,).
 
     Parameters
     ----------
-    start : Overlaps
+    initial_overlaps : Overlaps
         Of the teacher with the student's first factor.
     recorded_steps : sequence of int
         Steps, ascending, the first one 0.
 
     Raises
     ------
-    Diverges, TooLong
+    OverlapsDiverge, TooExpensive
     """
     channel = problem.channel
-    sample_count, batch = system.samples, system.batch
+    sample_count, batch_size = system.samples, system.batch
     P, C = problem.components, problem.model.sites
     student_rows, last_step = slice(P, 2 * P), recorded_steps[-1]
     directions = Directions(
         rng.standard_normal((sample_count * C, 3 * P)), P, system, rng
     )
-    vectors = triangular_root(gram_of([start], rule.momentum))[0][:, : 2 * P]
+    vectors = triangular_root(gram_of([initial_overlaps], rule.momentum))[0][:, : 2 * P]
 
     def latents(fields: Host, coefficients: Host) -> Host:
         """Latents (samples, P, C) of vectors with the given coefficients in the feature directions."""
@@ -257,37 +272,41 @@ def descend(
         label_noise = latents(directions.noise, np.eye(P))
         labels = teacher_latents + math.sqrt(system.exact_noise) * label_noise
     grams: list[Host] = []
-    losses: list[float] = []
+    training_losses: list[float] = []
     remaining_samples = np.empty(0, dtype=np.int64)
     total_work = 0.0
     for step in range(last_step + 1):
         gram = vectors @ vectors.T
         if not np.abs(gram[: 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:  # NaN, too
             raise OverlapsDiverge(
-                "the overlaps of teacher and student grow without bound"
+                "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
             )
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
             z = latents(directions.h.columns, vectors[student_rows])
-            losses.append(losses_and_derivatives(z, labels)[0].sum() / sample_count)
+            training_losses.append(
+                losses_and_derivatives(z, labels)[0].sum() / sample_count
+            )
         if len(grams) == len(recorded_steps):
             break
-        samples: slice | Host = ALL_SAMPLES
-        if batch < sample_count:
+        batch_samples: slice | Host = ALL_SAMPLES
+        if batch_size < sample_count:
             if not len(remaining_samples):
                 remaining_samples = rng.permutation(sample_count)
-            samples = remaining_samples[:batch]
-            remaining_samples = remaining_samples[batch:]
-        batch_fields = directions.h.at_samples(sample_count, samples)
+            batch_samples = remaining_samples[:batch_size]
+            remaining_samples = remaining_samples[batch_size:]
+        batch_fields = directions.h.at_samples(sample_count, batch_samples)
         z = latents(batch_fields, vectors[student_rows])
-        cotangent = losses_and_derivatives(z, labels[samples])[1]
-        derivatives = np.asarray(latent_derivatives(channel, z, cotangent))
-        g = derivatives.swapaxes(1, 2).reshape(-1, P)
+        output_derivatives = losses_and_derivatives(z, labels[batch_samples])[1]
+        derivatives_in_latents = np.asarray(
+            latent_derivatives(channel, z, output_derivatives)
+        )
+        g = derivatives_in_latents.swapaxes(1, 2).reshape(-1, P)
         gradient = g.T @ batch_fields / len(z)
         for k in range(P):
-            if directions.add(g[:, k], samples):
+            if directions.add(g[:, k], batch_samples):
                 new_column = directions.h.columns[:, -1]
-                new_field = new_column.reshape(sample_count, C)[samples]
+                new_field = new_column.reshape(sample_count, C)[batch_samples]
                 gradient_along_new_direction = g.T @ new_field.reshape(-1, 1) / len(z)
                 gradient = np.concatenate(
                     [gradient, gradient_along_new_direction], axis=1
@@ -300,34 +319,37 @@ def descend(
         total_work += sample_count * C * directions.p.count
         if total_work > ACCURACY.largest_work:
             raise TooExpensive(f"{last_step} steps take more than a minute to solve")
-    return np.stack(grams), np.array(losses)
+    return np.stack(grams), np.array(training_losses)
 
 
 def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
-    """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) of teacher and student."""
+    """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) of the R vectors of teacher and
+    student.
+    """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    sample_count, losses = ACCURACY.fresh_samples // len(grams), []
+    sample_count, losses_of_draws = ACCURACY.fresh_samples // len(grams), []
     for draw, roots_of_steps in enumerate(
         triangular_root(grams[..., : 2 * P, : 2 * P])
     ):
-        stream = "mean-field dynamics: fresh samples"
-        points = normal_points(2 * P * C, sample_count, stream, draw).reshape(
-            sample_count, 2 * P, C
-        )
+        random_stream_name = "mean-field dynamics: fresh samples"
+        normal_fields = normal_points(
+            2 * P * C, sample_count, random_stream_name, draw
+        ).reshape(sample_count, 2 * P, C)
         rng = monte_carlo_rng("mean-field dynamics: fresh labels", draw)
         # The teacher never changes.
-        labels = channel.forward((roots_of_steps[0] @ points)[:, :P], rng=rng)
+        labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
         targets = np.asarray(observable(channel, labels))
         outputs_of_steps = (
-            predict(channel, (root @ points)[:, P:]) for root in roots_of_steps
+            predict(channel, (root_of_step @ normal_fields)[:, P:])
+            for root_of_step in roots_of_steps
         )
         summed_losses = [
             loss_and_derivative(np, loss, output, targets)[0].sum()
             for output in outputs_of_steps
         ]
-        losses.append(np.array(summed_losses) / sample_count)
-    return np.stack(losses)
+        losses_of_draws.append(np.array(summed_losses) / sample_count)
+    return np.stack(losses_of_draws)
 
 
 class DrawPlan(NamedTuple):
@@ -340,13 +362,14 @@ class DrawPlan(NamedTuple):
     draw_count: int
     starts: Sequence[Overlaps]
     method: str
-    in_limit: bool
+    in_limit: bool  # what is drawn is the limit
 
 
 def mean_field_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict descent on reused samples, with its trajectory, or return the reason why there is no theory.
+    """Predict descent on reused samples, with its trajectory, under the conditions of the runs (starts, dimension D), or return
+    the reason why there is no theory.
 
     With all samples in every step, and labels that leave no sign open, it is the limit. Else the law at the dimension of the
     runs, from their starts: it decides how large the overlap of a random start is, and how random a batch.
@@ -383,10 +406,10 @@ def mean_field_theory(
     else:
         system = SimulatedSystem(sample_count, batch_size, D or 0)
         draw_plan = _draws_at_dimension(algorithm, problem, system, steps, conditions)
-    advice = ""
+    batch_advice = ""
     if algorithm.epochs and batch_size < sample_count:
-        advice = ", or larger batches"
-    too_long_reason = f"theory of {steps} steps takes more than a minute or too much memory; ask for fewer steps{advice}"
+        batch_advice = ", or larger batches"
+    too_long_reason = f"theory of {steps} steps takes more than a minute or too much memory; ask for fewer steps{batch_advice}"
     if draw_plan is None:
         return too_long_reason
     recorded_steps = recorded_steps_of(steps)
@@ -410,30 +433,34 @@ def mean_field_theory(
         overlap_path.cross[:, -1, 0],
         overlap_path.self_overlap[:, -1, 0],
     )
-    final_overlaps = [[Overlaps(*matrices)] for matrices in final_matrices]
+    final_overlaps = [[Overlaps(*final_triple)] for final_triple in final_matrices]
     prediction = limit_point(
         problem, alpha, final_overlaps, method=method, branch="descent"
     )
     trajectory = mean_trajectory(problem, overlap_path, 1)
     del trajectory["samples"]
     if batch_size < sample_count:
-        batches = math.ceil(sample_count / batch_size)
-        epochs, remainder = np.divmod(recorded_steps, batches)
-        samples = sample_count * epochs + batch_size * remainder
-        trajectory["samples"] = samples.tolist()
+        batches_per_epoch = math.ceil(sample_count / batch_size)
+        completed_epochs, batches_of_epoch = np.divmod(
+            recorded_steps, batches_per_epoch
+        )
+        processed_samples = (
+            sample_count * completed_epochs + batch_size * batches_of_epoch
+        )
+        trajectory["samples"] = processed_samples.tolist()
     if draw_plan.system.exact_noise is None:
         test_error = _test_error(problem, loss, grams_of_draws)
     else:
         mse = np.reshape(trajectory["mse"], (1, len(recorded_steps), -1))
-        noise = problem.components * draw_plan.system.exact_noise
-        test_error = problem.model.sites * (np.sum(mse, axis=2) + noise)
+        summed_noise = problem.components * draw_plan.system.exact_noise
+        test_error = problem.model.sites * (np.sum(mse, axis=2) + summed_noise)
     for name, error_of_draws in zip(
         ("train_error", "test_error"), (train_error, test_error)
     ):
         trajectory[name] = error_of_draws.mean(axis=0).tolist()
         trajectory[f"{name}_error"] = standard_error(error_of_draws).tolist()
-    at_size = bool(conditions.starts) and not draw_plan.in_limit
-    return replace(prediction, trajectory=trajectory, at_size=at_size)
+    is_at_size = bool(conditions.starts) and not draw_plan.in_limit
+    return replace(prediction, trajectory=trajectory, at_size=is_at_size)
 
 
 def _descend_all_draws(
@@ -443,7 +470,7 @@ def _descend_all_draws(
     draw_plan: DrawPlan,
     recorded_steps: Sequence[int],
 ) -> tuple[Host, Host]:
-    """Gram matrices (draws, steps, R, R) and losses (draws, steps) of all draws, without diverged ones at finite D."""
+    """Gram matrices (draws, steps, R, R) of vectors and losses (draws, steps) of all draws, at finite D without diverged ones."""
     grams_and_losses = []
     for draw in range(draw_plan.draw_count):
         start = draw_plan.starts[draw % len(draw_plan.starts)]
@@ -455,8 +482,12 @@ def _descend_all_draws(
                 )
             )
     if 2 * len(grams_and_losses) < draw_plan.draw_count:
-        raise OverlapsDiverge("more than half of the draws diverge")
-    grams, losses = (np.stack(of_draws) for of_draws in zip(*grams_and_losses))
+        raise OverlapsDiverge(
+            "more than half of the draws diverge; a smaller learning rate may converge"
+        )
+    grams, losses = (
+        np.stack(arrays_of_draws) for arrays_of_draws in zip(*grams_and_losses)
+    )
     return grams, losses
 
 
@@ -468,27 +499,32 @@ def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
 ) -> DrawPlan | None:
-    """Plan the draws that give the limit: one exact system for linear labels, else several large ones; None if too costly."""
+    """Plan the draws that give the limit: one exact system for linear labels, else several large ones of dimension D; None if
+    too costly.
+    """
     P, C = problem.components, problem.model.sites
     second_moment = np.asarray(problem.prior.second_moment(P))
     starts = [Overlaps(second_moment, 0 * second_moment, np.eye(P))]
     noise_variances = additive_noise(problem) if loss == "squared" else None
     if noise_variances is not None:
-        samples = math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
+        sample_count = math.ceil(((3 + min(steps, 1000)) * P + 1) / C)
         system = SimulatedSystem(
-            samples, samples, samples / alpha, float(noise_variances.mean())
+            sample_count,
+            sample_count,
+            sample_count / alpha,
+            float(noise_variances.mean()),
         )
         return DrawPlan(system, 1, starts, "closed form", True)
     draw_count, smallest_size = ACCURACY.limit_draws, ACCURACY.smallest_system
     fewest_samples = min(math.ceil(smallest_size * max(1.0, alpha)) + 1, 2**20 // C)
     most_samples = 2 * ACCURACY.largest_work / (P * steps**2) / (draw_count * C)
-    samples = int(
+    sample_count = int(
         min(max(ACCURACY.largest_rows / (draw_count * C), fewest_samples), most_samples)
     )
-    D = round(samples / alpha)
-    if min(samples, D) < smallest_size:
+    D = round(sample_count / alpha)
+    if min(sample_count, D) < smallest_size:
         return None
-    system = SimulatedSystem(samples, samples, D)
+    system = SimulatedSystem(sample_count, sample_count, D)
     return DrawPlan(system, draw_count, starts, f"{draw_count} draws at D = {D}", True)
 
 
@@ -499,18 +535,20 @@ def _draws_at_dimension(
     steps: int,
     conditions: Conditions,
 ) -> DrawPlan | None:
-    """Plan draws at the dimension of the runs, equally many for every initial state; None if they take too long."""
-    P, rows = problem.components, system.samples * problem.model.sites
-    direction_count = min(P * steps, rows)
+    """Plan draws at the dimension of the runs, equally many for every initial state of their conditions; None if they take too
+    long.
+    """
+    P, row_count = problem.components, system.samples * problem.model.sites
+    direction_count = min(P * steps, row_count)
     work_per_draw = (
-        rows * direction_count * (steps - direction_count / (2 * P))
+        row_count * direction_count * (steps - direction_count / (2 * P))
         + ACCURACY.work_per_step * steps
     )
     fewest_draws, most_draws = ACCURACY.draw_range
     start_count = max(1, len(conditions.starts))
     draw_count = int(
         min(
-            ACCURACY.largest_rows / rows,
+            ACCURACY.largest_rows / row_count,
             ACCURACY.largest_work / work_per_draw,
             most_draws,
         )

@@ -101,13 +101,13 @@ class DescentRule:
     """
 
     learning_rate: Callable[[float], float]
-    batch_ratio: float
-    decay: float = 0.0
+    batch_ratio: float  # B / D
+    decay: float = 0.0  # weight decay lambda
     momentum: float = 0.0
-    nesterov: bool = False
-    spherical: bool = False
-    inverse_batch_rows: float = 0.0
-    direction: Callable[[Host, Host | None], Host] | None = None
+    nesterov: bool = False  # step along the next velocity
+    spherical: bool = False  # keep the norm of every component
+    inverse_batch_rows: float = 0.0  # 1 / (B C)
+    direction: Callable[[Host, Host | None], Host] | None = None  # of a velocity
 
     @classmethod
     def of_algorithm(
@@ -131,28 +131,40 @@ class DescentRule:
 
 def recorded_steps_of(steps: int) -> list[int]:
     """Steps of a run at which a trajectory is recorded: 0, and a geometric series."""
-    series = np.geomspace(1, steps, online_fields.ACCURACY.recorded_step_count)
-    return [0, *np.unique(series.round().astype(int)).tolist()]
+    geometric_series = np.geomspace(
+        1, steps, online_fields.ACCURACY.recorded_step_count
+    )
+    return [0, *np.unique(geometric_series.round().astype(int)).tolist()]
 
 
 class OverlapPath(NamedTuple):
     """Overlaps of teacher and student at the recorded steps of a run: arrays (sets of points or draws, steps, starts, P, P)."""
 
     steps: Host
-    truth: Host
-    cross: Host
-    self_overlap: Host
+    truth: Host  # teacher with teacher
+    cross: Host  # student with teacher
+    self_overlap: Host  # student with student
 
     @classmethod
     def from_grams(cls, steps: Sequence[int], gram: Host, P: int) -> OverlapPath:
-        """Overlaps from Gram matrices (sets, steps, starts, R, R) of teacher, student and further vectors."""
-        teacher, student = slice(0, P), slice(P, 2 * P)
-        truth, cross = gram[..., teacher, teacher], gram[..., student, teacher]
-        return cls(np.asarray(steps), truth, cross, gram[..., student, student])
+        """Overlaps of P components from Gram matrices (sets, steps, starts, R, R) of R vectors: teacher, student and further
+        ones.
+        """
+        teacher_rows, student_rows = slice(0, P), slice(P, 2 * P)
+        teacher_overlaps, cross_overlaps = (
+            gram[..., teacher_rows, teacher_rows],
+            gram[..., student_rows, teacher_rows],
+        )
+        return cls(
+            np.asarray(steps),
+            teacher_overlaps,
+            cross_overlaps,
+            gram[..., student_rows, student_rows],
+        )
 
 
 def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
-    """Gram matrices (starts, R, R) of teacher, student and, with momentum, a velocity of 0."""
+    """Gram matrices (starts, R, R) of the R vectors of teacher, student and, with momentum, a velocity of 0, for P components."""
     teacher_overlap, cross_overlap, student_overlap = (
         np.stack(matrices).astype(float) for matrices in zip(*starts)
     )
@@ -170,7 +182,8 @@ def vectors_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Update teacher, student and velocity (..., R, K) by one step, before the projection to a sphere.
+    """Update teacher, student and velocity (..., R, K) of P components by one step, before the projection to a sphere;
+    ``metric`` holds the inner products of the K coordinates.
 
     Parameters
     ----------
@@ -202,16 +215,18 @@ def gram_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; see ``vectors_after``."""
+    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; ``metric`` holds the inner products of the
+    coordinates; see ``vectors_after``.
+    """
     P = gradient.shape[-2]
     next_vectors = vectors_after(rule, vectors, gradient, step, metric)
     vectors_times_metric = next_vectors if metric is None else next_vectors @ metric
     gram = vectors_times_metric @ transposed(next_vectors)
     if rule.spherical:
-        norm_factors = np.ones(gram.shape[:-1])
+        inverse_norms = np.ones(gram.shape[:-1])
         squared_norms = np.diagonal(gram, axis1=-2, axis2=-1)[..., P : 2 * P]
-        norm_factors[..., P : 2 * P] = 1 / np.sqrt(squared_norms)
-        gram = norm_factors[..., :, None] * gram * norm_factors[..., None, :]
+        inverse_norms[..., P : 2 * P] = 1 / np.sqrt(squared_norms)
+        gram = inverse_norms[..., :, None] * gram * inverse_norms[..., None, :]
     return gram
 
 
@@ -222,7 +237,8 @@ def gram_after_noise(
     noise_covariance: Host,
     step: int,
 ) -> Host:
-    """Gram matrix after a step whose gradient is ``mean_coefficients @ vectors`` plus noise that is orthogonal to all vectors.
+    """Gram matrix of the R vectors after a step whose gradient is ``mean_coefficients @ vectors`` plus noise that is orthogonal
+    to all vectors.
 
     Parameters
     ----------
@@ -246,13 +262,14 @@ def iterate_grams(
     least_bounded_fraction: float,
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> OverlapPath:
-    """Iterate Gram matrices (sets, starts, R, R) with ``next_gram`` and record the overlaps at the given steps.
+    """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with ``next_gram`` and record the
+    overlaps at the given steps.
 
     Diverged ones are NaN. The path records ``readout(gram)``.
 
     Raises
     ------
-    Diverges
+    OverlapsDiverge
         If the fraction that has not diverged falls below ``least_bounded_fraction``.
     """
     recorded_grams, is_bounded = [readout(gram)], np.ones(gram.shape[:2], dtype=bool)
@@ -264,7 +281,7 @@ def iterate_grams(
             is_bounded &= largest_overlap <= DIVERGED_OVERLAP
             if is_bounded.mean() < least_bounded_fraction:
                 raise OverlapsDiverge(
-                    "the overlaps of teacher and student grow without bound"
+                    "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
                 )
             gram = np.where(is_bounded[..., None, None], gram, 0.0)
             if step + 1 in recorded_steps:
@@ -276,9 +293,11 @@ def iterate_grams(
 # -- the recursion of the mean -------------------------------------------------------------------------------------------
 
 
-def cost_of_all_steps(problem: Problem, loss: str, steps: int, starts: int) -> float:
+def cost_of_all_steps(
+    problem: Problem, loss: str, steps: int, start_count: int
+) -> float:
     """Cost of computing all steps one by one, as a number of evaluated latents; a step counts as 500 more of them."""
-    return steps * (starts * latents_of_a_step(problem, loss) + 500)
+    return steps * (start_count * latents_of_a_step(problem, loss) + 500)
 
 
 def solve(
@@ -288,7 +307,8 @@ def solve(
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
-    """Solve the closed equations for the overlaps at given steps, with fewer integration points for many steps.
+    """Solve the closed equations for the overlaps at given steps, from the initial overlaps ``starts``, with fewer integration
+    points for many steps.
 
     Parameters
     ----------
@@ -299,7 +319,7 @@ def solve(
 
     Raises
     ------
-    Diverges, TooLong
+    OverlapsDiverge, TooExpensive
     """
     accuracy, P = online_fields.ACCURACY, problem.components
     last_step, point_count = int(recorded_steps[-1]), accuracy.points
@@ -318,15 +338,15 @@ def solve(
 
     def next_gram(gram: Host, step: int) -> Host:
         """Gram matrix after one step of the mean recursion."""
-        averages = field_averages(
+        mean_gradient = field_averages(
             gram[..., student_rows, :P], gram[..., student_rows, student_rows]
         )
         mean_coefficients = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
-        mean_coefficients[..., :P] = averages.on_teacher
-        mean_coefficients[..., student_rows] = averages.on_student
+        mean_coefficients[..., :P] = mean_gradient.on_teacher
+        mean_coefficients[..., student_rows] = mean_gradient.on_student
         drift_covariance = mean_coefficients @ gram @ transposed(mean_coefficients)
         noise_covariance = (
-            averages.square / rule.batch_ratio
+            mean_gradient.square / rule.batch_ratio
             + rule.inverse_batch_rows * drift_covariance
         )
         return gram_after_noise(rule, gram, mean_coefficients, noise_covariance, step)
@@ -339,19 +359,24 @@ def solve(
 
 
 def affordable_draws(
-    problem: Problem, steps: int, batch: int, starts: int, dimension: int
+    problem: Problem, steps: int, batch_size: int, start_count: int, dimension: int
 ) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
     accuracy = online_fields.ACCURACY
     fewest_draws, most_draws = accuracy.draw_range
-    latents_of_a_draw = batch * problem.components * problem.model.sites
+    latents_of_a_draw = batch_size * problem.components * problem.model.sites
     # A step costs 1000 latents on top.
     affordable_latents = accuracy.largest_draw_latents / steps - 1000
-    draws = max(most_draws // starts, accuracy.fewest_draws_per_start)
-    draws = int(min(affordable_latents / (latents_of_a_draw * starts), draws))
-    if draws < accuracy.fewest_draws_per_start or draws * starts < fewest_draws:
+    draws_per_start = max(most_draws // start_count, accuracy.fewest_draws_per_start)
+    draws_per_start = int(
+        min(affordable_latents / (latents_of_a_draw * start_count), draws_per_start)
+    )
+    if (
+        draws_per_start < accuracy.fewest_draws_per_start
+        or draws_per_start * start_count < fewest_draws
+    ):
         return 0
-    return draws if dimension > 4 * problem.components else 0
+    return draws_per_start if dimension > 4 * problem.components else 0
 
 
 def draw_paths(
@@ -360,39 +385,53 @@ def draw_paths(
     rule: DescentRule,
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
-    draws: int,
-    batch: int,
+    draws_per_start: int,
+    batch_size: int,
     dimension: int,
 ) -> OverlapPath:
-    """Draw random overlap trajectories at finite dimension, several for every initial state; see ``solve``.
+    """Draw random overlap trajectories at finite dimension, several for each of the initial overlaps ``starts``; see ``solve``.
+    Gram matrices are of R vectors, with P components, B samples of C sites in a batch.
 
     Raises
     ------
-    Diverges
+    OverlapsDiverge
         If more than half of all draws do.
     """
     initial_grams = gram_of(starts, rule.momentum)
-    P, B, C, R = problem.components, batch, problem.model.sites, initial_grams.shape[-1]
-    path_count = draws * len(initial_grams)
+    P, B, C, R = (
+        problem.components,
+        batch_size,
+        problem.model.sites,
+        initial_grams.shape[-1],
+    )
+    path_count = draws_per_start * len(initial_grams)
     channel = problem.channel
-    rng = monte_carlo_rng("online descent: draws", dimension, batch)
+    rng = monte_carlo_rng("online descent: draws", dimension, batch_size)
     degrees_of_freedom = dimension - R - np.arange(P)
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Gram matrix after one random step, in a basis of the previous vectors and P new directions of the gradient."""
+        """Gram matrix after one random step, in a basis of the previous vectors and P new directions of the gradient; g are
+        derivatives of the loss in the latents z.
+        """
         vectors_in_frame = triangular_root(gram.reshape(path_count, R, R))
         white_inputs = rng.standard_normal((path_count, R, B * C))
-        fields = vectors_in_frame[:, : 2 * P] @ white_inputs
-        latents = fields.reshape(path_count, 2, P, B, C).swapaxes(2, 3)
+        local_fields = vectors_in_frame[:, : 2 * P] @ white_inputs
+        latents = local_fields.reshape(path_count, 2, P, B, C).swapaxes(2, 3)
         teacher_latents, z = (
-            np.ascontiguousarray(latents[:, k]).reshape(path_count * B, P, C)
-            for k in range(2)
+            np.ascontiguousarray(latents[:, vector_set]).reshape(path_count * B, P, C)
+            for vector_set in range(2)
         )
         targets = observable(channel, channel.forward(teacher_latents, rng=rng))
-        cotangent = loss_and_derivative(np, loss, predict(channel, z), targets)[1]
-        derivatives = np.asarray(latent_derivatives(channel, z, cotangent))
-        derivatives = derivatives.reshape(path_count, B, P, C).swapaxes(1, 2)
-        g = derivatives.reshape(path_count, P, B * C)
+        output_derivatives = loss_and_derivative(
+            np, loss, predict(channel, z), targets
+        )[1]
+        derivatives_in_latents = np.asarray(
+            latent_derivatives(channel, z, output_derivatives)
+        )
+        derivatives_in_latents = derivatives_in_latents.reshape(
+            path_count, B, P, C
+        ).swapaxes(1, 2)
+        g = derivatives_in_latents.reshape(path_count, P, B * C)
         gradient_in_frame = g @ transposed(white_inputs) / B
         noise_root = wishart_root(rng, degrees_of_freedom, path_count)
         gradient_outside_frame = triangular_root(g @ transposed(g)) @ noise_root / B
@@ -403,7 +442,7 @@ def draw_paths(
         return gram_after(rule, vectors, gradient, step).reshape(gram.shape)
 
     return iterate_grams(
-        next_gram, np.stack([initial_grams] * draws), P, recorded_steps, 0.5
+        next_gram, np.stack([initial_grams] * draws_per_start), P, recorded_steps, 0.5
     )
 
 
@@ -415,24 +454,28 @@ def wishart_root(
     ``degrees_of_freedom`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
     """
     P = len(degrees_of_freedom)
-    root = np.tril(rng.standard_normal((*shape, P, P)), -1)
+    triangular_roots = np.tril(rng.standard_normal((*shape, P, P)), -1)
     squared_diagonal = 2 * rng.standard_gamma(degrees_of_freedom / 2, (*shape, P))
-    root[..., range(P), range(P)] = np.sqrt(squared_diagonal)
-    return root
+    triangular_roots[..., range(P), range(P)] = np.sqrt(squared_diagonal)
+    return triangular_roots
 
 
 def triangular_root(gram: Host) -> Host:
     """Triangular (Cholesky) roots (..., R, R) of Gram matrices; linearly dependent vectors are allowed."""
-    root = np.zeros_like(gram)
-    for k in range(gram.shape[-1]):
-        remainder = gram[..., k:, k] - np.einsum(
-            "...ij,...j->...i", root[..., k:, :k], root[..., k, :k]
+    triangular_roots = np.zeros_like(gram)
+    for column in range(gram.shape[-1]):
+        remaining_column = gram[..., column:, column] - np.einsum(
+            "...ij,...j->...i",
+            triangular_roots[..., column:, :column],
+            triangular_roots[..., column, :column],
         )
-        pivot = remainder[..., :1]
-        is_independent = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
-        root[..., k:, k] = np.where(
+        squared_pivot = remaining_column[..., :1]
+        is_independent = squared_pivot > 1e-12 * np.maximum(
+            gram[..., column, column, None], 1e-300
+        )
+        triangular_roots[..., column:, column] = np.where(
             is_independent,
-            remainder / np.sqrt(np.where(is_independent, pivot, 1.0)),
+            remaining_column / np.sqrt(np.where(is_independent, squared_pivot, 1.0)),
             0.0,
         )
-    return root
+    return triangular_roots

@@ -71,25 +71,25 @@ class FieldAccuracy(NamedTuple):
         Random starts where nothing has been run, and points of a trajectory.
     """
 
-    scrambles: int = 4
-    points: int = 512
-    single_latent_factor: int = 4
-    gauss_nodes: tuple[int, int] = (40, 56)
-    label_draws: int = 2**22
-    fewest_label_draws: int = 16
-    point_variance: float = 1.3
-    largest_latents: float = 1e8
-    fewest_steps: int = 1000
-    fewest_points: int = 64
-    draw_range: tuple[int, int] = (64, 256)
+    scrambles: int = 4  # independent sets of random points
+    points: int = 512  # per latent and set
+    single_latent_factor: int = 4  # of the points for one noisy latent
+    gauss_nodes: tuple[int, int] = (40, 56)  # of two rules for one noiseless latent
+    label_draws: int = 2**22  # of each set
+    fewest_label_draws: int = 16  # for each point
+    point_variance: float = 1.3  # of the random points
+    largest_latents: float = 1e8  # of all steps together
+    fewest_steps: int = 1000  # that get all points
+    fewest_points: int = 64  # per latent and set
+    draw_range: tuple[int, int] = (64, 256)  # at finite D, of all starts together
     fewest_draws_per_start: int = 4
-    largest_draw_latents: float = 6e7
+    largest_draw_latents: float = 6e7  # of all draws together
     signsgd_draw_range: tuple[int, int] = (64, 1024)
-    signsgd_draw_sets: int = 16
-    largest_signsgd_entries: float = 1e8
-    largest_limit_latents: float = 4e7
-    random_starts: int = 16
-    recorded_step_count: int = 120
+    signsgd_draw_sets: int = 16  # whose mean overlaps are scored
+    largest_signsgd_entries: float = 1e8  # of students in all steps
+    largest_limit_latents: float = 4e7  # of a limit shown next to draws
+    random_starts: int = 16  # where nothing has been run
+    recorded_step_count: int = 120  # of a trajectory
 
 
 ACCURACY = FieldAccuracy()
@@ -100,7 +100,7 @@ class GradientAverages(NamedTuple):
 
     on_teacher: Host
     on_student: Host
-    square: Host
+    square: Host  # mean square of g
 
 
 class _IntegrationPoints(NamedTuple):
@@ -139,13 +139,15 @@ def gradient_averages(
         )
     sites, identity = problem.model.sites, np.eye(teacher_overlaps.shape[-1])
     label_second_moment = teacher_overlaps + float(label_noise.mean()) * identity
-    derivative = 2.0 * sites * identity
+    gradient_per_latent = 2.0 * sites * identity
 
     def averages(cross_overlap: Host, student_overlap: Host) -> GradientAverages:
         """Mean gradient and mean square in closed form, for linear labels with ``g = 2 (z - z* - noise)``."""
         cross_terms = cross_overlap + transposed(cross_overlap)
         residual_square = student_overlap - cross_terms + label_second_moment
-        return GradientAverages(-derivative, derivative, 4 * sites * residual_square)
+        return GradientAverages(
+            -gradient_per_latent, gradient_per_latent, 4 * sites * residual_square
+        )
 
     return averages
 
@@ -171,6 +173,7 @@ class _SampledFields:
     def __init__(
         self, problem: Problem, loss: str, teacher_overlaps: Host, point_count: int
     ) -> None:
+        """Draw points and mean labels once, for the teacher overlaps T of every start."""
         self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse_root = _root_and_pseudo_inverse(teacher_overlaps)
@@ -180,16 +183,22 @@ class _SampledFields:
             self.sets.append((point_set, mean_labels, noise_vectors))
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
+        """Mean gradient and its mean square at the overlaps M of student and teacher and Q of the student with itself."""
         teacher_coefficients = cross_overlap @ self.inverse_root
         student_root, inverse_student_root = _root_and_pseudo_inverse(
             student_overlap - teacher_coefficients @ transposed(teacher_coefficients)
         )
-        coefficients = np.concatenate([teacher_coefficients, student_root], axis=-1)
-        averages = [
+        field_coefficients = np.concatenate(
+            [teacher_coefficients, student_root], axis=-1
+        )
+        averages_of_sets = [
             self._averages(matrix, *point_set)
-            for matrix, point_set in zip(coefficients, self.sets)
+            for matrix, point_set in zip(field_coefficients, self.sets)
         ]
-        mean_products, mean_square = (np.stack(moments) for moments in zip(*averages))
+        mean_products, mean_square = (
+            np.stack(averages_over_points)
+            for averages_over_points in zip(*averages_of_sets)
+        )
         on_student = mean_products[..., self.P :] @ inverse_student_root
         on_teacher = (
             mean_products[..., : self.P] - on_student @ teacher_coefficients
@@ -203,34 +212,44 @@ class _SampledFields:
         mean_labels: Host,
         label_noise: Host | None,
     ) -> tuple[Host, Host]:
-        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points."""
-        starts, P, C = len(coefficients), self.P, self.C
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points; g is
+        the derivative of the loss in the latents z.
+        """
+        start_count, P, C = len(coefficients), self.P, self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        fields = (coefficients @ white_fields).reshape(starts, P, -1, C)
-        z = fields.swapaxes(1, 2).reshape(-1, P, C)
+        student_fields = (coefficients @ white_fields).reshape(start_count, P, -1, C)
+        z = student_fields.swapaxes(1, 2).reshape(-1, P, C)
         output = predict(self.channel, z)
 
         def cotangent(labels: Host) -> Host:
-            """Derivative of the loss with respect to the channel's output."""
+            """Derivative of the loss with respect to the channel's output, at these labels."""
             targets = labels.reshape(output.shape)
             return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:
-            """Gradient of the loss with respect to the latents (starts, P, points and sites)."""
+            """Gradient g of the loss with respect to the latents (starts, P, points and sites), from the cotangent, its
+            derivative in the output.
+            """
             g = np.asarray(latent_derivatives(self.channel, z, cotangent))
-            return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
+            return (
+                g.reshape(start_count, -1, P, C)
+                .swapaxes(1, 2)
+                .reshape(start_count, P, -1)
+            )
 
         mean_labels = np.concatenate([mean_labels] * points.mirrored_copies, axis=1)
         noiseless_derivative = cotangent(mean_labels)
-        g, weight = gradient(noiseless_derivative), np.repeat(points.weights, C)
-        mean_square = (g * weight) @ transposed(g)
+        g, weight_of_row = gradient(noiseless_derivative), np.repeat(points.weights, C)
+        mean_square = (g * weight_of_row) @ transposed(g)
         if label_noise is not None:
             label_noise = np.concatenate([label_noise] * points.mirrored_copies, axis=1)
             g_of_noise = gradient(
                 cotangent(mean_labels + label_noise) - noiseless_derivative
             )
-            mean_square = mean_square + (g_of_noise * weight) @ transposed(g_of_noise)
-        return g @ (white_fields * weight).T, mean_square
+            mean_square = mean_square + (g_of_noise * weight_of_row) @ transposed(
+                g_of_noise
+            )
+        return g @ (white_fields * weight_of_row).T, mean_square
 
     def _labels(
         self, points: _IntegrationPoints, set_index: int
@@ -239,10 +258,12 @@ class _SampledFields:
 
         Labels are those of the first copy of the points; the vectors are None without noise.
         """
-        unmirrored = points.white_fields[
+        unmirrored_fields = points.white_fields[
             : len(points.white_fields) // points.mirrored_copies
         ]
-        teacher_latents = np.einsum("kij,njc->knic", self.root, unmirrored[:, : self.P])
+        teacher_latents = np.einsum(
+            "kij,njc->knic", self.root, unmirrored_fields[:, : self.P]
+        )
         flat_latents = teacher_latents.reshape(-1, self.P, self.C)
         rng = monte_carlo_rng("online descent: noise", set_index)
 
@@ -263,21 +284,27 @@ class _SampledFields:
         mean_square = np.zeros((*reference_labels.shape, reference_labels.shape[1]))
         for _ in range(draw_count):
             labels = draw_labels().reshape(reference_labels.shape)
-            deviation = labels - reference_labels
+            label_deviation = labels - reference_labels
             mean_labels = mean_labels + labels / draw_count
-            square = deviation[:, :, None] * deviation[:, None, :]
-            mean_square = mean_square + square / draw_count
+            squared_deviation = (
+                label_deviation[:, :, None] * label_deviation[:, None, :]
+            )
+            mean_square = mean_square + squared_deviation / draw_count
         # Noise left in the mean, squared, plus this is the noise of a label, squared.
-        deviation = mean_labels - reference_labels
-        covariance = mean_square - deviation[:, :, None] * deviation[:, None, :]
+        label_deviation = mean_labels - reference_labels
+        label_covariance = (
+            mean_square - label_deviation[:, :, None] * label_deviation[:, None, :]
+        )
         random_signs = rng.choice([-1.0, 1.0], reference_labels.shape)
-        noise_vectors = (symmetric_root(covariance) @ random_signs[..., None])[..., 0]
+        noise_vectors = (symmetric_root(label_covariance) @ random_signs[..., None])[
+            ..., 0
+        ]
         noise_vectors = np.asarray(noise_vectors).reshape(label_shape)
         return mean_labels.reshape(label_shape), noise_vectors
 
 
 def _is_noisy(channel: Channel, P: int, C: int) -> bool:
-    """Whether the channel is noisy: repeated labels of the same latents differ."""
+    """Whether the channel is noisy: repeated labels of the same latents z (P components, C sites) differ."""
     z = monte_carlo_rng("online descent: latents").standard_normal((64, P, C))
     labels = []
     for draw in range(2):
@@ -291,8 +318,8 @@ def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
     latent_count = problem.components * problem.model.sites
     if latent_count == 1 and not _is_noisy(problem.channel, 1, 1):
         return [node_count**2 for node_count in ACCURACY.gauss_nodes]
-    factor = latent_count if latent_count > 1 else ACCURACY.single_latent_factor
-    return [points_per_latent * factor] * ACCURACY.scrambles
+    points_factor = latent_count if latent_count > 1 else ACCURACY.single_latent_factor
+    return [points_per_latent * points_factor] * ACCURACY.scrambles
 
 
 def _points_of_fields(
@@ -300,37 +327,43 @@ def _points_of_fields(
 ) -> list[_IntegrationPoints]:
     """Sets of integration points: two Gauss rules, or several scrambled Sobol sets."""
     P, C = problem.components, problem.model.sites
-    counts, point_sets = _point_counts(problem, points_per_latent), []
-    if len(counts) == len(ACCURACY.gauss_nodes):
+    point_counts, point_sets = _point_counts(problem, points_per_latent), []
+    if len(point_counts) == len(ACCURACY.gauss_nodes):
         for point_count in ACCURACY.gauss_nodes:
-            nodes, node_weights = gauss_hermite(point_count)
-            grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), axis=-1)
-            weights = np.outer(node_weights, node_weights).ravel()
-            fields = grid.reshape(-1, 2, 1)
-            point_sets.append(_IntegrationPoints(fields, weights / weights.sum(), 1))
+            gauss_nodes, node_weights = gauss_hermite(point_count)
+            node_pairs = np.stack(
+                np.meshgrid(gauss_nodes, gauss_nodes, indexing="ij"), axis=-1
+            )
+            point_weights = np.outer(node_weights, node_weights).ravel()
+            white_fields = node_pairs.reshape(-1, 2, 1)
+            point_sets.append(
+                _IntegrationPoints(white_fields, point_weights / point_weights.sum(), 1)
+            )
         return point_sets
     # The student's own fields are mirrored: where there is no overlap, points of symmetric labels make none.
-    mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
-    for scramble, point_count in enumerate(counts):
+    mirror_signs = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
+    for scramble, point_count in enumerate(point_counts):
         sobol_points = normal_points(
             2 * P * C, point_count // 2, "online descent", scramble
         )
         sobol_points = sobol_points.reshape(-1, 2 * P, C)
-        fields = np.sqrt(ACCURACY.point_variance) * np.concatenate(
-            [sobol_points, sobol_points * mirror]
+        white_fields = np.sqrt(ACCURACY.point_variance) * np.concatenate(
+            [sobol_points, sobol_points * mirror_signs]
         )
-        exponent = (
-            np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.point_variance - 1) / 2
+        log_weights = (
+            np.sum(white_fields**2, axis=(1, 2)) * (1 / ACCURACY.point_variance - 1) / 2
         )
-        weights = np.exp(exponent)
-        point_sets.append(_IntegrationPoints(fields, weights / weights.sum(), 2))
+        point_weights = np.exp(log_weights)
+        point_sets.append(
+            _IntegrationPoints(white_fields, point_weights / point_weights.sum(), 2)
+        )
     return point_sets
 
 
 def _root_and_pseudo_inverse(matrix: Host) -> tuple[Host, Host]:
     """Symmetric root (..., P, P) of matrices and its pseudo-inverse."""
-    root = np.asarray(symmetric_root(matrix))
-    return root, np.linalg.pinv(root, rcond=1e-5, hermitian=True)
+    matrix_root = np.asarray(symmetric_root(matrix))
+    return matrix_root, np.linalg.pinv(matrix_root, rcond=1e-5, hermitian=True)
 
 
 def transposed(matrix: Host) -> Host:

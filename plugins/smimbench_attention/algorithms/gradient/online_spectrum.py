@@ -75,7 +75,8 @@ def solve_features(
     initial_grams: Host,
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
-    """Solve the equations of single features for the overlaps of the latents at given steps.
+    """Solve the equations of single features for the overlaps of the latents (P components) at given steps, from mean products
+    of the R vectors of teacher, student and velocity.
 
     Products of features k weigh ``lambda_k / D``.
 
@@ -92,39 +93,47 @@ def solve_features(
 
     Raises
     ------
-    Diverges, Fluctuates
+    OverlapsDiverge, StepLengthFluctuates
     """
-    P, R, starts = (
+    P, R, start_count = (
         initial_grams.shape[-1] // (3 if rule.momentum else 2),
         initial_grams.shape[-1],
         initial_grams.shape[1],
     )
     batch_rows = rule.batch_ratio * dimension * sites
-    variance, fraction = (
-        column[:, None, None, None] for column in (variances, feature_fractions)
+    feature_variance, feature_fraction = (
+        feature_column[:, None, None, None]
+        for feature_column in (variances, feature_fractions)
     )
     identity = np.eye(P)
     error_coefficients = np.concatenate(
         [-identity, identity, np.zeros((P, R - 2 * P))], axis=1
     )
-    gradient_per_error = 2 * sites * variance * identity
+    gradient_per_error = 2 * sites * feature_variance * identity
     step_fluctuations = [0.0]
 
     def polar_direction(velocity: Host, metric: Host | None) -> Host:
-        """Map the velocity to its polar factor, for the second moments and for the means on the same axis."""
+        """Map the velocity to its polar factor, for the second moments and for the means on the same axis; ``metric`` holds the
+        inner products of the coordinates.
+        """
         assert metric is not None
         velocity_square = velocity @ metric @ transposed(velocity)
         inverse_square_root = inverse_root(
-            np.sum(fraction * velocity_square[:, :starts], axis=0)
+            np.sum(feature_fraction * velocity_square[:, :start_count], axis=0)
         )
-        inverse = inverse_square_root @ inverse_square_root
-        second_moment, m = (
-            np.einsum("sij,ksij->ks", inverse, moments) / P
-            for moments in np.split(velocity_square, 2, axis=1)
+        inverse_square = inverse_square_root @ inverse_square_root
+        second_moment, squared_mean = (
+            np.einsum("sij,ksij->ks", inverse_square, products_of_velocity) / P
+            for products_of_velocity in np.split(velocity_square, 2, axis=1)
         )
-        f = np.maximum(second_moment - m, 0)
-        weighted_sums = np.sum(fraction[..., 0, 0] * f * (f + 2 * m), axis=0)
-        variance_from_features = weighted_sums / dimension
+        feature_fluctuation = np.maximum(second_moment - squared_mean, 0)
+        fluctuation_sums = np.sum(
+            feature_fraction[..., 0, 0]
+            * feature_fluctuation
+            * (feature_fluctuation + 2 * squared_mean),
+            axis=0,
+        )
+        variance_from_features = fluctuation_sums / dimension
         step_fluctuations.append(
             (P + 1) * (np.max(variance_from_features) + 1 / (4 * batch_rows))
         )
@@ -134,19 +143,22 @@ def solve_features(
         """Mean products of teacher, student and velocity in every feature after one more step."""
         error_products = error_coefficients @ gram @ transposed(error_coefficients)
         residual_covariance = (
-            np.sum(fraction * variance * error_products, axis=0) + noise * identity
+            np.sum(feature_fraction * feature_variance * error_products, axis=0)
+            + noise * identity
         )
-        noise_covariance = 4 * sites / rule.batch_ratio * variance * residual_covariance
-        drift = gradient_per_error @ error_products @ gradient_per_error
-        noise_covariance = noise_covariance + drift / batch_rows
-        noise_covariance[:, starts:] = 0
+        noise_covariance = (
+            4 * sites / rule.batch_ratio * feature_variance * residual_covariance
+        )
+        squared_drift = gradient_per_error @ error_products @ gradient_per_error
+        noise_covariance = noise_covariance + squared_drift / batch_rows
+        noise_covariance[:, start_count:] = 0
         return gram_after_noise(
             rule, gram, gradient_per_error @ error_coefficients, noise_covariance, step
         )
 
     def weighted_gram(gram: Host) -> Host:
         """Overlaps of the latents: the mean products over all features, weighted with their variances."""
-        weighted_products = fraction * variance * gram[:, :starts]
+        weighted_products = feature_fraction * feature_variance * gram[:, :start_count]
         return np.asarray(np.sum(weighted_products, axis=0, keepdims=True))
 
     if direction_kind == "polar":
@@ -157,7 +169,8 @@ def solve_features(
     )
     if np.mean(step_fluctuations) > FLUCTUATION:
         raise StepLengthFluctuates(
-            f"relative variance of the step length {np.mean(step_fluctuations):.2g}"
+            f"the relative variance of the step length is {np.mean(step_fluctuations):.2g}, above the limit {FLUCTUATION:g}; "
+            "larger batches may lower it"
         )
     return path
 
@@ -171,7 +184,8 @@ def draw_signs(
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> OverlapPath:
-    """Simulate random draws of ``signsgd`` and return the overlaps of the latents at given steps.
+    """Simulate random draws of ``signsgd`` with P components in D dimensions and return the overlaps of the latents at given
+    steps.
 
     Parameters
     ----------
@@ -186,7 +200,7 @@ def draw_signs(
 
     Raises
     ------
-    Diverges
+    OverlapsDiverge
     """
     D, P = len(variances), initial_vectors.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda velocity, metric: np.sign(velocity))
@@ -194,24 +208,30 @@ def draw_signs(
     degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
-        """Random gradient of one batch for every draw."""
-        errors = vectors[..., P : 2 * P, :] - vectors[..., :P, :]
-        scaled_errors = errors * (feature_scale / np.sqrt(D))
+        """Random gradient of one batch for every draw: residuals r of the batch times inputs, by their law given the errors of
+        the student, without drawing inputs.
+        """
+        student_errors = vectors[..., P : 2 * P, :] - vectors[..., :P, :]
+        scaled_errors = student_errors * (feature_scale / np.sqrt(D))
         residual_covariance = (
             scaled_errors @ transposed(scaled_errors) + noise * identity
         )
-        whitening = inverse_root(residual_covariance, 1e-30)
+        whitening_root = inverse_root(residual_covariance, 1e-30)
         wishart_factor = wishart_root(
             rng, degrees_of_freedom, *residual_covariance.shape[:-2]
         )
         wishart_factor[..., batch_rows:] = 0
         residual_root = triangular_root(residual_covariance) @ wishart_factor
-        whitened_errors = whitening @ scaled_errors
+        whitened_errors = whitening_root @ scaled_errors
         orthogonal_noise = rng.standard_normal(scaled_errors.shape)
         projected_noise = orthogonal_noise @ transposed(whitened_errors)
-        mixing_inverse = np.linalg.inv(identity + np.sqrt(noise) * whitening)
-        orthogonal_noise -= projected_noise @ mixing_inverse @ whitened_errors
-        mean_direction = transposed(residual_root) @ whitening @ whitened_errors
+        inverse_of_noise_correction = np.linalg.inv(
+            identity + np.sqrt(noise) * whitening_root
+        )
+        orthogonal_noise -= (
+            projected_noise @ inverse_of_noise_correction @ whitened_errors
+        )
+        mean_direction = transposed(residual_root) @ whitening_root @ whitened_errors
         gradient_scale = 2 / (rule.batch_ratio * np.sqrt(D)) * feature_scale
         return np.asarray(
             residual_root @ (mean_direction + orthogonal_noise) * gradient_scale
@@ -224,7 +244,7 @@ def draw_signs(
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:
                 raise OverlapsDiverge(
-                    "the overlaps of teacher and student grow without bound"
+                    "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
                 )
             grams.append(gram)
         if step < recorded_steps[-1]:

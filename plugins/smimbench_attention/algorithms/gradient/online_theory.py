@@ -64,7 +64,9 @@ class OnlinePrediction(NamedTuple):
 def online_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict online ``sgd`` with its trajectory, or return the reason why there is no theory."""
+    """Predict online ``sgd`` with its trajectory, under the conditions of the runs (starts, dimension D), or return the reason
+    why there is no theory.
+    """
     if problem.model.rank != "low":
         return (
             "online descent on matrices of extensive rank has no closed equations here"
@@ -73,46 +75,50 @@ def online_theory(
         return reason
     if conditions.dimension is None:
         return "the number of steps is counted in samples / D: theory needs the dimension D of the runs"
-    D, steps, batch = (
+    D, steps, batch_size = (
         conditions.dimension,
         int(algorithm.steps or 0),
         int(algorithm.batch or 0),
     )
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
-    is_linear = evaluation_count(problem, loss) == 1 and not algorithm.spherical
+    labels_are_linear = evaluation_count(problem, loss) == 1 and not algorithm.spherical
     is_solved_by_feature = (
         problem.features is not None or algorithm.direction_kind != "gradient"
     )
     if is_solved_by_feature and algorithm.spherical:
         return "descent on a sphere has no closed equations feature by feature"
-    if is_solved_by_feature and not is_linear:
+    if is_solved_by_feature and not labels_are_linear:
         return "the equations of single features are closed only for linear labels of independent tokens"
-    inverse_batch_rows = 1 / (batch * problem.model.sites) if is_linear else 0.0
-    rule = DescentRule.of_algorithm(algorithm, steps, batch / D, inverse_batch_rows)
+    inverse_batch_rows = (
+        1 / (batch_size * problem.model.sites) if labels_are_linear else 0.0
+    )
+    rule = DescentRule.of_algorithm(
+        algorithm, steps, batch_size / D, inverse_batch_rows
+    )
     starts = conditions.starts or typical_starts(
         problem, D, algorithm.spherical, online_fields.ACCURACY.random_starts
     )
     recorded_steps = recorded_steps_of(steps)
     try:
         if algorithm.direction_kind == "sign":
-            solution = _draw_sign_steps(problem, rule, recorded_steps, D)
+            online_prediction = _draw_sign_steps(problem, rule, recorded_steps, D)
         elif is_solved_by_feature:
             direction_kind, starts_of_runs = algorithm.direction_kind, conditions.starts
-            solution = _solve_by_feature(
+            online_prediction = _solve_by_feature(
                 problem, rule, direction_kind, starts_of_runs, recorded_steps, D
             )
         else:
             has_runs = bool(conditions.starts)
-            solution = _solve_overlaps(
+            online_prediction = _solve_overlaps(
                 problem,
                 loss,
                 rule,
                 starts,
                 recorded_steps,
-                batch,
+                batch_size,
                 D,
-                is_linear,
+                labels_are_linear,
                 has_runs,
             )
     except TooExpensive:
@@ -121,17 +127,21 @@ def online_theory(
         return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
     except StepLengthFluctuates as error:
         return f"too few features or samples determine a step, so its length stays random at any dimension ({error})"
-    trajectory = mean_trajectory(problem, solution.overlap_path, batch)
+    trajectory = mean_trajectory(problem, online_prediction.overlap_path, batch_size)
     prediction = _prediction_at_end(
-        problem, alpha, solution, algorithm.direction_kind == "sign"
+        problem, alpha, online_prediction, algorithm.direction_kind == "sign"
     )
-    if is_linear and algorithm.direction_kind != "sign":
-        _add_ratio_errors(problem, alpha, solution, D, prediction.more, trajectory)
-    is_drawn = solution.drawn_path is not None and not is_linear
+    if labels_are_linear and algorithm.direction_kind != "sign":
+        _add_ratio_errors(
+            problem, alpha, online_prediction, D, prediction.more, trajectory
+        )
+    trajectory_is_drawn = (
+        online_prediction.drawn_path is not None and not labels_are_linear
+    )
     latent_cost = cost_of_all_steps(problem, loss, steps, len(starts))
     if (
         conditions.trajectory
-        and is_drawn
+        and trajectory_is_drawn
         and latent_cost < online_fields.ACCURACY.largest_limit_latents
     ):
         # The limit of large D is shown where it is known.
@@ -139,7 +149,8 @@ def online_theory(
             limit_path = solve(problem, loss, rule, starts, recorded_steps)
             limit_trajectory = mean_trajectory(problem, limit_path, 1)
             trajectory |= {
-                f"{name}_limit": limit_trajectory[name] for name in ("mse", "overlap")
+                f"{metric_name}_limit": limit_trajectory[metric_name]
+                for metric_name in ("mse", "overlap")
             }
     return replace(
         prediction,
@@ -154,20 +165,24 @@ def _solve_overlaps(
     rule: DescentRule,
     starts: Sequence[Overlaps],
     recorded_steps: list[int],
-    batch: int,
+    batch_size: int,
     D: int,
-    is_linear: bool,
+    labels_are_linear: bool,
     has_runs: bool,
 ) -> OnlinePrediction:
-    """Predicted overlaps from the closed equations, or from draws at finite dimension where these are affordable."""
-    start_count = len(starts) * (8 if is_linear else 1)
-    draw_count = affordable_draws(problem, recorded_steps[-1], batch, start_count, D)
+    """Predicted overlaps from the closed equations, or from draws at finite dimension D where these are affordable, from the
+    initial overlaps ``starts``.
+    """
+    start_count = len(starts) * (8 if labels_are_linear else 1)
+    draw_count = affordable_draws(
+        problem, recorded_steps[-1], batch_size, start_count, D
+    )
     drawn_path = None
     if draw_count:
         drawn_path = draw_paths(
-            problem, loss, rule, starts, recorded_steps, draw_count, batch, D
+            problem, loss, rule, starts, recorded_steps, draw_count, batch_size, D
         )
-    if drawn_path is not None and not is_linear:
+    if drawn_path is not None and not labels_are_linear:
         overlap_path = drawn_path
         method = f"mean of {draw_count * len(starts)} draws of the overlaps at this dimension"
         is_finite = np.isfinite(overlap_path.cross[:, -1]).all(axis=(-2, -1))
@@ -179,7 +194,7 @@ def _solve_overlaps(
     else:
         # Equations that are linear in the overlaps start from their mean.
         initial_overlaps = (
-            [mean_start(problem)] if is_linear and not has_runs else starts
+            [mean_start(problem)] if labels_are_linear and not has_runs else starts
         )
         overlap_path = solve(problem, loss, rule, initial_overlaps, recorded_steps)
         method = _solver_name(problem, len(overlap_path.cross), starts, D)
@@ -192,10 +207,13 @@ def _solve_overlaps(
 
 
 def _prediction_at_end(
-    problem: Problem, alpha: float, solution: OnlinePrediction, is_drawn_signs: bool
+    problem: Problem,
+    alpha: float,
+    online_prediction: OnlinePrediction,
+    is_drawn_signs: bool,
 ) -> AlgorithmPrediction:
     """Prediction (errors, overlaps) at the last step of the run."""
-    overlap_path, _, method = solution
+    overlap_path, _, method = online_prediction
     prediction = limit_point(
         problem,
         alpha,
@@ -215,41 +233,43 @@ def _prediction_at_end(
             )
         ]
         mean_overlaps = [
-            [Overlaps(*(draws.mean(axis=0) for draws in matrices))]
+            [Overlaps(*(draws_of_set.mean(axis=0) for draws_of_set in matrices))]
             for matrices in zip(*sets_of_draws)
         ]
         metrics_of_means = limit_point(
             problem, alpha, mean_overlaps, method=method
         ).more
-        for name in ("generalization_error", "generalization_error_error"):
-            prediction.more[name] = metrics_of_means[name]
+        for metric_name in ("generalization_error", "generalization_error_error"):
+            prediction.more[metric_name] = metrics_of_means[metric_name]
     return prediction
 
 
 def _add_ratio_errors(
     problem: Problem,
     alpha: float,
-    solution: OnlinePrediction,
+    online_prediction: OnlinePrediction,
     D: int,
     metrics: dict[str, Array],
     trajectory: Trajectory,
 ) -> None:
-    """Add the error of predicted cosines, which are ratios of mean overlaps instead of mean ratios."""
+    """Add to ``metrics`` and ``trajectory`` the error of predicted cosines, which are ratios of mean overlaps instead of mean
+    ratios, at dimension D.
+    """
     drawn_metrics = drawn_trajectory = None
     # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
     mean_squared_variance = 1.0
     if problem.features is not None:
         mean_squared_variance = np.mean(problem.features**2)
     effective_dimension = D / float(mean_squared_variance)
-    if solution.drawn_path is not None:
-        final_overlaps = _final_overlaps(solution.drawn_path)
+    if online_prediction.drawn_path is not None:
+        final_overlaps = _final_overlaps(online_prediction.drawn_path)
         drawn_metrics = limit_point(
             problem, alpha, final_overlaps, method="", prediction=False
         ).more
-        drawn_trajectory = mean_trajectory(problem, solution.drawn_path, 1)
-    for name in ("cosine", "squared_cosine"):
-        metrics[f"{name}_error"] = _ratio_error(
-            name, metrics, drawn_metrics, effective_dimension
+        drawn_trajectory = mean_trajectory(problem, online_prediction.drawn_path, 1)
+    for metric_name in ("cosine", "squared_cosine"):
+        metrics[f"{metric_name}_error"] = _ratio_error(
+            metric_name, metrics, drawn_metrics, effective_dimension
         )
     trajectory["overlap_error"] = _ratio_error(
         "overlap", trajectory, drawn_trajectory, effective_dimension
@@ -274,16 +294,17 @@ def _solve_by_feature(
     recorded_steps: list[int],
     D: int,
 ) -> OnlinePrediction:
-    """Predicted overlaps from the equations of single features; the error is the spread over initial states.
+    """Predicted overlaps from the equations of single features for D features, P components and R vectors (teacher, student,
+    velocity); the error is the spread over initial states.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
     feature_variances = np.ones(D) if problem.features is None else problem.features
-    variances, counts = np.unique(feature_variances, return_counts=True)
+    variances, feature_counts = np.unique(feature_variances, return_counts=True)
     P, last_step = problem.components, recorded_steps[-1]
     R = P * (3 if rule.momentum else 2)
-    noise = additive_noise(problem)
-    assert noise is not None  # labels are linear
+    noise_variances = additive_noise(problem)
+    assert noise_variances is not None  # labels are linear
     # In units of 20 seconds.
     relative_cost = last_step * len(variances) * R**2 / 8e7
     start_count = min(online_fields.ACCURACY.random_starts, int(1 / relative_cost))
@@ -298,21 +319,27 @@ def _solve_by_feature(
     else:
         # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
         rng = monte_carlo_rng("online descent: starts by feature", D)
-        normals = rng.standard_normal((D, start_count, 2 * P))
-        u, _, v = np.linalg.svd(normals, full_matrices=False)
-        whitened = np.sqrt(start_count) * (u @ v)
-        products = whitened[..., :, None] * whitened[..., None, :]
-        summed_products = np.add.reduceat(products, np.cumsum(counts) - counts)
+        normal_entries = rng.standard_normal((D, start_count, 2 * P))
+        left_vectors, _, right_vectors = np.linalg.svd(
+            normal_entries, full_matrices=False
+        )
+        whitened_normals = np.sqrt(start_count) * (left_vectors @ right_vectors)
+        feature_products = (
+            whitened_normals[..., :, None] * whitened_normals[..., None, :]
+        )
+        summed_products = np.add.reduceat(
+            feature_products, np.cumsum(feature_counts) - feature_counts
+        )
         initial_grams = np.zeros((len(variances), start_count, R, R))
         initial_grams[..., : 2 * P, : 2 * P] = (
-            summed_products / counts[:, None, None, None]
+            summed_products / feature_counts[:, None, None, None]
         )
     overlap_path = solve_features(
         rule,
         direction_kind,
         variances,
-        counts / D,
-        float(noise.mean()),
+        feature_counts / D,
+        float(noise_variances.mean()),
         problem.model.sites,
         D,
         initial_grams,
@@ -326,25 +353,29 @@ def _solve_by_feature(
 def _draw_sign_steps(
     problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int
 ) -> OnlinePrediction:
-    """Predicted overlaps of ``signsgd`` from random draws of teacher, start and steps, as many as time allows."""
-    accuracy, P = online_fields.ACCURACY, problem.components
-    fewest_draws, most_draws = accuracy.signsgd_draw_range
+    """Predicted overlaps of ``signsgd`` from random draws of teacher, start and steps in D dimensions, as many as time allows."""
+    field_accuracy, P = online_fields.ACCURACY, problem.components
+    fewest_draws, most_draws = field_accuracy.signsgd_draw_range
     draw_count = min(
-        most_draws, int(accuracy.largest_signsgd_entries / (recorded_steps[-1] * P * D))
+        most_draws,
+        int(field_accuracy.largest_signsgd_entries / (recorded_steps[-1] * P * D)),
     )
     if draw_count < fewest_draws:
         raise TooExpensive(
             f"{recorded_steps[-1]} steps take more than a minute to solve"
         )
-    rng, noise = monte_carlo_rng("online descent: signs", D), additive_noise(problem)
-    assert noise is not None  # labels are linear
+    rng, noise_variances = (
+        monte_carlo_rng("online descent: signs", D),
+        additive_noise(problem),
+    )
+    assert noise_variances is not None  # labels are linear
     initial_vectors = np.zeros((draw_count, 1, P * (3 if rule.momentum else 2), D))
-    for vectors in initial_vectors[:, 0]:
-        vectors[: 2 * P] = np.concatenate(_signal_and_factor(problem, rng, D))
+    for vectors_of_draw in initial_vectors[:, 0]:
+        vectors_of_draw[: 2 * P] = np.concatenate(_signal_and_factor(problem, rng, D))
     overlap_path = draw_signs(
         rule,
         np.ones(D) if problem.features is None else problem.features,
-        float(noise.mean()),
+        float(noise_variances.mean()),
         round(rule.batch_ratio * D) * problem.model.sites,
         initial_vectors,
         recorded_steps,
@@ -357,7 +388,7 @@ def _draw_sign_steps(
 def _signal_and_factor(
     problem: Problem, rng: np.random.Generator, D: int
 ) -> tuple[Host, Host]:
-    """Random signal and independent random factor, (P, D) each."""
+    """Random signal and independent random factor, (P, D) each, of a problem with P components."""
     P = problem.components
     signal = np.asarray(problem.prior.sample(rng, P, D))
     return signal, np.asarray(factor_of(problem).draw(rng, P, D, None))
@@ -366,7 +397,8 @@ def _signal_and_factor(
 def starts_as_evaluations(path: OverlapPath) -> OverlapPath:
     """Move the random starts to the first axis of a path, that of evaluations, so that their spread counts as the error."""
     return OverlapPath(
-        path.steps, *(np.swapaxes(overlaps, 0, 2) for overlaps in path[1:])
+        path.steps,
+        *(np.swapaxes(overlaps_of_kind, 0, 2) for overlaps_of_kind in path[1:]),
     )
 
 
@@ -379,9 +411,17 @@ def mean_start(problem: Problem) -> Overlaps:
 def _final_overlaps(path: OverlapPath) -> list[list[Overlaps]]:
     """Overlaps at the end of a run, for every evaluation and initial state, without diverged draws."""
     final_overlaps = []
-    for matrices in zip(path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]):
-        starts = [Overlaps(*overlaps) for overlaps in zip(*matrices)]
-        finite_overlaps = [start for start in starts if np.isfinite(start.cross).all()]
+    for matrices_of_evaluation in zip(
+        path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]
+    ):
+        overlaps_of_starts = [
+            Overlaps(*overlap_triple) for overlap_triple in zip(*matrices_of_evaluation)
+        ]
+        finite_overlaps = [
+            overlaps_of_start
+            for overlaps_of_start in overlaps_of_starts
+            if np.isfinite(overlaps_of_start.cross).all()
+        ]
         if finite_overlaps:
             final_overlaps.append(finite_overlaps)
     return final_overlaps
@@ -391,51 +431,62 @@ def _solver_name(
     problem: Problem, set_count: int, starts: Sequence[Overlaps], D: int
 ) -> str:
     """Description of how the equations were solved, with a note where the randomness of the start matters."""
-    description = "Monte Carlo"
+    integration_method = "Monte Carlo"
     if set_count == 1:
-        description = "closed form"
+        integration_method = "closed form"
     elif set_count == len(online_fields.ACCURACY.gauss_nodes):
-        description = "quadrature"
-    largest_overlap = max(np.abs(start.cross).max() for start in starts)
+        integration_method = "quadrature"
+    largest_overlap = max(
+        np.abs(initial_overlaps.cross).max() for initial_overlaps in starts
+    )
     if problem.channel.symmetry != "none" and largest_overlap < 5.0 / np.sqrt(D):
-        description += ", from initial overlaps of order 1/sqrt(D), so that the time of escape is random"
-    return f"recursion of online descent, {description}"
+        integration_method += ", from initial overlaps of order 1/sqrt(D), so that the time of escape is random"
+    return f"recursion of online descent, {integration_method}"
 
 
 def _ratio_error(
-    name: str,
+    metric_name: str,
     metrics_of_means: dict[str, Array],
     drawn_metrics: dict[str, Array] | None,
     effective_dimension: float,
 ) -> list[Any]:
     """Error of a ratio of mean overlaps compared with the mean ratio, from draws or from its order in 1/D."""
-    ratio = np.asarray(metrics_of_means[name])
+    ratio = np.asarray(metrics_of_means[metric_name])
     if drawn_metrics is None:
-        squared_cosine = ratio**2 if name == "cosine" else ratio
+        squared_cosine = ratio**2 if metric_name == "cosine" else ratio
         return list((3.0 * (1 - squared_cosine) / effective_dimension).tolist())
-    difference = ratio - np.asarray(drawn_metrics[name])
+    ratio_difference = ratio - np.asarray(drawn_metrics[metric_name])
     return list(
-        np.hypot(difference, np.asarray(drawn_metrics[f"{name}_error"])).tolist()
+        np.hypot(
+            ratio_difference, np.asarray(drawn_metrics[f"{metric_name}_error"])
+        ).tolist()
     )
 
 
 def typical_starts(
-    problem: Problem, D: int, spherical: bool, start_count: int
+    problem: Problem, D: int, on_sphere: bool, start_count: int
 ) -> list[Overlaps]:
     """Initial overlaps of typical runs at dimension D, for random signals and independent random factors."""
     rng = monte_carlo_rng("online descent: typical starts", D)
-    starts = []
+    overlaps_of_starts = []
     for _ in range(start_count):
         signal, factor = _signal_and_factor(problem, rng, D)
-        if spherical:
+        if on_sphere:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
         factor_pairs = ((signal, signal), (factor, signal), (factor, factor))
-        starts.append(Overlaps(*(a @ b.T / D for a, b in factor_pairs)))
-    return starts
+        overlaps_of_starts.append(
+            Overlaps(
+                *(
+                    left_matrix @ right_matrix.T / D
+                    for left_matrix, right_matrix in factor_pairs
+                )
+            )
+        )
+    return overlaps_of_starts
 
 
-def mean_trajectory(problem: Problem, path: OverlapPath, batch: int) -> Trajectory:
-    """Predicted trajectory, averaged over starts and evaluations, with the standard error over evaluations."""
+def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Trajectory:
+    """Predicted trajectory of P components, averaged over starts and evaluations, with the standard error over evaluations."""
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
     flat_overlaps = [
@@ -447,11 +498,11 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch: int) -> Trajecto
         np.where(is_finite[:, None, None], matrix, 0.0) for matrix in flat_overlaps
     )
     metrics = scores(aligned(problem, Overlaps(*finite_overlaps)))
-    columns: Trajectory = {
+    trajectory_columns: Trajectory = {
         "iteration": path.steps.tolist(),
-        "samples": (path.steps * batch).tolist(),
+        "samples": (path.steps * batch_size).tolist(),
     }
-    for name, score_name in (("mse", "mse"), ("overlap", "squared_cosine")):
+    for column_name, score_name in (("mse", "mse"), ("overlap", "squared_cosine")):
         scores_or_nan = np.where(is_finite[:, None], metrics[score_name], np.nan)
         scores_of_starts = scores_or_nan.reshape(*path.cross.shape[:3], P)
         finite_counts = np.isfinite(scores_of_starts).sum(axis=2)
@@ -459,10 +510,14 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch: int) -> Trajecto
         mean_of_starts = np.nansum(scores_of_starts, axis=2) / np.maximum(
             finite_counts, 1
         )
-        mean = np.nansum(scores_of_starts, axis=(0, 2)) / finite_counts.sum(axis=0)
-        columns[name] = mean.tolist()
-        columns[f"{name}_error"] = standard_error(mean_of_starts).tolist()
-    return columns
+        mean_score = np.nansum(scores_of_starts, axis=(0, 2)) / finite_counts.sum(
+            axis=0
+        )
+        trajectory_columns[column_name] = mean_score.tolist()
+        trajectory_columns[f"{column_name}_error"] = standard_error(
+            mean_of_starts
+        ).tolist()
+    return trajectory_columns
 
 
 def standard_error(samples: Host) -> Host:

@@ -57,10 +57,10 @@ class NuclearState(NamedTuple):
     duality_gap: float  # relative, of the previous estimate; infinite at the start
     least_squares: LeastSquares
     slope_and_loss_at_zero: tuple[Array, float]  # slope and loss of the zero matrix
-    lipschitz: float
+    lipschitz: float  # constant of the gradient
     penalty: float
     next_penalty: float  # of the next step; it falls to ``penalty``
-    remark: str
+    remark: str  # on labels and penalty
 
     @property
     def is_symmetric(self) -> bool:
@@ -101,8 +101,8 @@ class Nuclear(LinearRegression):
     arXiv:2505.17958, arXiv:2509.24914 (theory).
     """
 
-    regularisation: float | str = "validation"
-    positive: bool = True
+    regularisation: float | str = "validation"  # tau, or the rule for it
+    positive: bool = True  # search positive semidefinite matrices only
 
     name = "nuclear"
     version = 3
@@ -112,6 +112,7 @@ class Nuclear(LinearRegression):
     capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
+        """Check that the regularisation is a number > 0 or the name of a rule."""
         regularisation = self.regularisation
         if isinstance(regularisation, str):
             is_valid = regularisation in ("validation", "optimal")
@@ -177,7 +178,9 @@ class Nuclear(LinearRegression):
         return state.estimate
 
     def findings(self, state: NuclearState) -> dict[str, object]:
-        """Report the penalty, a bound on the relative distance of the objective from its minimum, and the spectrum."""
+        """Findings of a run that its record keeps: the penalty, a bound on the relative distance of the objective from its
+        minimum, and the spectrum.
+        """
         eigenvalues = spectrum(state.estimate, state.is_symmetric)
         return {
             "regularisation": [state.penalty],
@@ -198,37 +201,39 @@ class Nuclear(LinearRegression):
         else:
             penalty = float(self.regularisation)
             minimum = fixed_point(problem.prior, observations, penalty, self.positive)
-        details: dict[str, object] = {
+        prediction_details: dict[str, object] = {
             "regularisation": [penalty],
             "relative_duality_gap": [0.0],
         }
         if not observation.noise.any():
-            details["perfect_recovery"] = perfect_recovery(
+            prediction_details["perfect_recovery"] = perfect_recovery(
                 problem.prior,
                 len(observation.combinations),
                 problem.model.kappa,
                 self.positive,
             )
-        point = minimum_point(problem, alpha, minimum, self.positive)
-        return replace(point, more=point.more | details)
+        limit_prediction = minimum_point(problem, alpha, minimum, self.positive)
+        return replace(
+            limit_prediction, more=limit_prediction.more | prediction_details
+        )
 
     def _proximal_step(self, state: NuclearState) -> tuple[NuclearState, Array]:
-        """Take one proximal gradient step and compute its relative length."""
+        """Take one proximal gradient step, along the slope (minus the gradient) of the loss, and compute its relative length."""
         xp = namespace(state.extrapolated_point)
-        slope, _ = state.least_squares.normal_product(
+        slope_of_loss, _ = state.least_squares.normal_product(
             state.extrapolated_point, targets=True
         )
-        shrinkage = state.next_penalty / state.lipschitz
+        singular_value_shrinkage = state.next_penalty / state.lipschitz
 
         def proximal_map(eigenvalues: Array) -> Array:
             """Soft threshold of eigenvalues or singular values."""
-            return soft_threshold(eigenvalues, shrinkage, self.positive)
+            return soft_threshold(eigenvalues, singular_value_shrinkage, self.positive)
 
         apply_to_spectrum = apply_to_singular_values
         if state.is_symmetric:
             apply_to_spectrum = spectral_function
         estimate = apply_to_spectrum(
-            state.extrapolated_point + slope / state.lipschitz, proximal_map
+            state.extrapolated_point + slope_of_loss / state.lipschitz, proximal_map
         )
         # Momentum that points uphill is dropped.
         back_step = state.extrapolated_point - estimate
@@ -243,7 +248,7 @@ class Nuclear(LinearRegression):
             xp.sum(estimate * estimate),
             xp.sum((estimate - state.extrapolated_point) ** 2),
         )
-        residual = xp.sqrt(
+        relative_length = xp.sqrt(
             squared_change
             / xp.where(squared_norm > 0, squared_norm, xp.ones_like(squared_norm))
         )
@@ -255,15 +260,18 @@ class Nuclear(LinearRegression):
             extrapolation_weight=extrapolation_weight,
             next_penalty=max(state.penalty, PENALTY_DECREASE * state.next_penalty),
             # The gradient is linear, so the slope at the estimate follows from that at the extrapolated point.
-            previous_slope=(slope + state.extrapolation_weight * state.previous_slope)
+            previous_slope=(
+                slope_of_loss + state.extrapolation_weight * state.previous_slope
+            )
             / (1 + state.extrapolation_weight),
         )
-        return next_state, residual
+        return next_state, relative_length
 
     def _duality_gap(
         self, estimate: Array, slope: Array, state: NuclearState
     ) -> tuple[float, float]:
-        r"""Relative duality gap ``(primal - dual) / primal`` of an estimate, and its rounding error.
+        r"""Relative duality gap ``(primal - dual) / primal`` of an estimate, and its rounding error, from the slope (minus the
+        gradient) of the loss at the estimate.
 
         The residuals times ``s = min(1, tau / |G|)`` are feasible for the dual problem, whose value is below the minimum:
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
@@ -284,15 +292,17 @@ class Nuclear(LinearRegression):
         else:
             nuclear_norm = float(xp.sum(xp.abs(spectrum(estimate, state.is_symmetric))))
             nuclear_norm /= 1 if state.is_symmetric else 2
-        penalty = state.penalty * nuclear_norm
-        primal_objective = loss + penalty
+        nuclear_penalty = state.penalty * nuclear_norm
+        primal_objective = loss + nuclear_penalty
         slope_overlap = float(xp.sum(slope * estimate))
-        gap = (1 - dual_scale) ** 2 * loss + penalty - dual_scale * slope_overlap
-        epsilon = float(xp.finfo(estimate.dtype).eps)
-        rounding = 8 * epsilon * (loss_at_zero + penalty)
+        duality_gap = (
+            (1 - dual_scale) ** 2 * loss + nuclear_penalty - dual_scale * slope_overlap
+        )
+        float_epsilon = float(xp.finfo(estimate.dtype).eps)
+        rounding_of_gap = 8 * float_epsilon * (loss_at_zero + nuclear_penalty)
         if not primal_objective > 0:  # NaN, too
             return 0.0, 0.0
-        return gap / primal_objective, rounding / primal_objective
+        return duality_gap / primal_objective, rounding_of_gap / primal_objective
 
     def _validated_penalty(
         self,
@@ -307,28 +317,33 @@ class Nuclear(LinearRegression):
         training_set, validation_set = LinearRegression.split_for_validation(
             problem, data, observation
         )
-        slope, _ = training_set.normal_product(
+        slope_at_zero, _ = training_set.normal_product(
             xp.zeros_like(initial_estimate), targets=True
         )
         largest_penalty = float(
-            xp.max(xp.abs(spectrum(slope, is_symmetric(problem.model))))
+            xp.max(xp.abs(spectrum(slope_at_zero, is_symmetric(problem.model))))
         )
         lipschitz = training_set.lipschitz(rng)
         best_penalty_so_far = largest_penalty * PENALTY_FRACTIONS[0]
-        lowest_error = math.inf
+        lowest_validation_error = math.inf
         estimate = initial_estimate
-        for fraction in PENALTY_FRACTIONS:
+        for penalty_fraction in PENALTY_FRACTIONS:
             state = _initial_nuclear_state(
-                estimate, training_set, lipschitz, largest_penalty * fraction
+                estimate, training_set, lipschitz, largest_penalty * penalty_fraction
             )
             for _ in range(60):
-                state, residual = self._proximal_step(state)
-                if float(residual) < 1e-4:
+                state, relative_step_length = self._proximal_step(state)
+                if float(relative_step_length) < 1e-4:
                     break
             estimate = state.estimate
-            error = float(validation_set.normal_product(estimate, targets=True)[1])
-            if error < lowest_error:
-                best_penalty_so_far, lowest_error = largest_penalty * fraction, error
+            validation_error = float(
+                validation_set.normal_product(estimate, targets=True)[1]
+            )
+            if validation_error < lowest_validation_error:
+                best_penalty_so_far, lowest_validation_error = (
+                    largest_penalty * penalty_fraction,
+                    validation_error,
+                )
         # The gradient of all samples is larger than that of the samples the penalty was chosen on.
         sample_count = int(data.inputs.shape[0])
         return best_penalty_so_far * sample_count / int(training_set.inputs.shape[0])
@@ -342,19 +357,19 @@ def _initial_nuclear_state(
     remark: str = "",
     initial_penalty: float = 0.0,
 ) -> NuclearState:
-    """Initial state at an estimate, with the gradient and the loss of the zero matrix."""
-    slope, weighted_square = least_squares.normal_product(
+    """Initial state at an estimate, with the slope (minus the gradient) and the loss of the zero matrix."""
+    slope_at_zero, weighted_square = least_squares.normal_product(
         namespace(initial_estimate).zeros_like(initial_estimate), targets=True
     )
     kappa, D = least_squares.problem.model.kappa, initial_estimate.shape[-1]
     loss_at_zero = float(weighted_square) * kappa / 2 / D
-    slope_and_loss_at_zero = slope, loss_at_zero
+    slope_and_loss_at_zero = slope_at_zero, loss_at_zero
     return NuclearState(
         initial_estimate,
         initial_estimate,
         1.0,
         0.0,
-        slope,
+        slope_at_zero,
         math.inf,
         least_squares,
         slope_and_loss_at_zero,

@@ -69,13 +69,13 @@ class ShrunkMatrix(NamedTuple):
         Numerical error of ``error``.
     """
 
-    error: float
+    error: float  # |f(R) - S|^2 / D
     signal_overlap: float
     squared_norm: float
     nuclear_norm: float
     degrees_of_freedom: float
-    relative_rank: float
-    numerical_error: float = 0.0
+    relative_rank: float  # rank / D
+    numerical_error: float = 0.0  # of the error
 
 
 def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:
@@ -120,7 +120,8 @@ def _spectral_means(
 def shrunk_matrix(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> ShrunkMatrix:
-    r"""Error, overlap and norms in the limit of the shrinkage denoiser of ``R = S + sqrt(noise) Z``, noise > 0.
+    r"""Error, overlap and norms in the limit of the shrinkage denoiser f of ``R = S + sqrt(noise) Z``, noise > 0; S is positive
+    semidefinite if ``positive``.
 
     The prior needs a ``law`` with ``spectral_means``.
 
@@ -138,12 +139,19 @@ def shrunk_matrix(
         \frac{\operatorname{div} f}{D^2 / 2} \to \iint \frac{f(x) - f(y)}{x - y} = \frac{E f (x - \xi)}{\Delta} .
     """
 
-    def integrands(x: Host, mean: Host, variance: Host) -> Host:
-        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x."""
+    def integrands(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
+        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x of R, with mean and variance of the signal
+        along their eigenvectors; f are the shrunk eigenvalues.
+        """
         f = soft_threshold(x, threshold, positive)
         is_nonzero = (f != 0).astype(float)
-        error, divergence = (f - mean) ** 2 + variance, f * (x - mean) / noise
-        return np.stack([error, f * mean, f * f, np.abs(f), divergence, is_nonzero])
+        squared_error, divergence = (
+            (f - signal_mean) ** 2 + signal_variance,
+            f * (x - signal_mean) / noise,
+        )
+        return np.stack(
+            [squared_error, f * signal_mean, f * f, np.abs(f), divergence, is_nonzero]
+        )
 
     break_points = (threshold,) if positive else (-threshold, threshold)
     spectral_means = _spectral_means(prior, integrands, noise, break_points)
@@ -156,61 +164,76 @@ def shrunk_matrix(
 def shrunk_histogram(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, object]:
-    """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``."""
-    upper_edge = spectral_edge(prior, noise, 1) - threshold
-    lower_edge = 0.0 if positive else -(spectral_edge(prior, noise, -1) - threshold)
-    edges = np.linspace(min(lower_edge, 0.0), max(upper_edge, 1e-3), 61)
+    """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``; no negative
+    eigenvalues if ``positive``.
+    """
+    upper_spectral_edge = spectral_edge(prior, noise, 1) - threshold
+    lower_spectral_edge = (
+        0.0 if positive else -(spectral_edge(prior, noise, -1) - threshold)
+    )
+    bin_edges = np.linspace(
+        min(lower_spectral_edge, 0.0), max(upper_spectral_edge, 1e-3), 61
+    )
 
-    def indicators(x: Host, mean: Host, variance: Host) -> Host:
-        """Indicators (62, n) of the bins, and of zero, that the shrunk eigenvalues fall into."""
+    def indicators(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
+        """Indicators (62, n) of the bins, and of zero, that the shrunk eigenvalues f of eigenvalues x fall into."""
         f = soft_threshold(x, threshold, positive)
-        bins = np.searchsorted(edges, f, side="right") - 1
-        in_bins = [(bins == k) & (f != 0) for k in range(len(edges) - 1)]
+        bin_numbers = np.searchsorted(bin_edges, f, side="right") - 1
+        in_bins = [
+            (bin_numbers == bin_number) & (f != 0)
+            for bin_number in range(len(bin_edges) - 1)
+        ]
         return np.stack([*in_bins, f == 0]).astype(float)
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
-    break_points = {float(edge) + math.copysign(threshold, edge) for edge in edges}
+    break_points = {
+        float(bin_edge) + math.copysign(threshold, bin_edge) for bin_edge in bin_edges
+    }
     break_points |= {threshold, -threshold}
-    mass = _spectral_means(prior, indicators, noise, sorted(break_points)).value
-    *mass, zeros = np.asarray(mass).tolist()
-    return {"edges": edges.tolist(), "mass": mass, "zeros": zeros}
+    bin_masses = _spectral_means(prior, indicators, noise, sorted(break_points)).value
+    *bin_masses, mass_of_zeros = np.asarray(bin_masses).tolist()
+    return {"edges": bin_edges.tolist(), "mass": bin_masses, "zeros": mass_of_zeros}
 
 
 def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
     """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass of 1e-9."""
     from scipy.optimize import brentq
 
-    def excess_mass(edge: float) -> float:
+    def excess_mass(trial_edge: float) -> float:
         """Spectral mass beyond a trial edge, minus 1e-9."""
 
         def is_beyond(x: Host, *_: Host) -> Host:
-            """Indicator (1, n) of eigenvalues beyond the trial edge."""
-            return (sign * x > edge)[None, :].astype(float)
+            """Indicator (1, n) of eigenvalues x beyond the trial edge."""
+            return (sign * x > trial_edge)[None, :].astype(float)
 
-        mass_beyond = _spectral_means(prior, is_beyond, noise, (sign * edge,))
+        mass_beyond = _spectral_means(prior, is_beyond, noise, (sign * trial_edge,))
         return float(mass_beyond.value[0]) - 1e-9
 
-    upper_bound = 2 * math.sqrt(noise)
-    while excess_mass(upper_bound) > 0:
-        upper_bound *= 2
-    lower_bound = -upper_bound
-    while excess_mass(lower_bound) < 0:
-        lower_bound *= 2
-    return float(brentq(excess_mass, lower_bound, upper_bound, rtol=1e-6, xtol=1e-9))
+    upper_bound_of_edge = 2 * math.sqrt(noise)
+    while excess_mass(upper_bound_of_edge) > 0:
+        upper_bound_of_edge *= 2
+    lower_bound_of_edge = -upper_bound_of_edge
+    while excess_mass(lower_bound_of_edge) < 0:
+        lower_bound_of_edge *= 2
+    return float(
+        brentq(
+            excess_mass, lower_bound_of_edge, upper_bound_of_edge, rtol=1e-6, xtol=1e-9
+        )
+    )
 
 
 def zero_eigenvalue_fraction(prior: Prior) -> float:
     """Fraction of zero eigenvalues of the signal S, counted as eigenvalues below a tiny noise."""
-    noise = 1e-18
-    zero_tolerance = 3 * math.sqrt(noise)
+    tiny_noise = 1e-18
+    zero_tolerance = 3 * math.sqrt(tiny_noise)
 
     def counts_as_zero(x: Host, *_: Host) -> Host:
-        """Indicator (1, n) of eigenvalues that are zero up to the tiny noise."""
+        """Indicator (1, n) of eigenvalues x that are zero up to the tiny noise."""
         return (np.abs(x) < zero_tolerance)[None, :].astype(float)
 
     break_points = (-zero_tolerance, zero_tolerance)
-    fraction = _spectral_means(prior, counts_as_zero, noise, break_points)
-    return float(fraction.value[0])
+    zero_fraction = _spectral_means(prior, counts_as_zero, tiny_noise, break_points)
+    return float(zero_fraction.value[0])
 
 
 RECOVERED = 1e-13
@@ -244,35 +267,35 @@ class Observations:
             return 0.0
         # Between the answers for all weights as the largest and as the smallest.
         unused_observations = self.kappa_alpha * observation_count - degrees_of_freedom
-        lower_bound = degrees_of_freedom / (self.weights.max() * unused_observations)
-        upper_bound = degrees_of_freedom / (self.weights.min() * unused_observations)
-        if upper_bound - lower_bound <= 1e-12 * upper_bound:
-            return float(lower_bound)
+        smallest_v = degrees_of_freedom / (self.weights.max() * unused_observations)
+        largest_v = degrees_of_freedom / (self.weights.min() * unused_observations)
+        if largest_v - smallest_v <= 1e-12 * largest_v:
+            return float(smallest_v)
 
         def excess_freedom(v: float) -> float:
             """Degrees of freedom at the susceptibility v, minus the given ones."""
             return v * self.stiffness(v) - degrees_of_freedom
 
-        lower_bound, upper_bound = (1 - 1e-13) * lower_bound, (1 + 1e-13) * upper_bound
+        smallest_v, largest_v = (1 - 1e-13) * smallest_v, (1 + 1e-13) * largest_v
         return float(
-            brentq(excess_freedom, lower_bound, upper_bound, xtol=1e-300, rtol=1e-14)
+            brentq(excess_freedom, smallest_v, largest_v, xtol=1e-300, rtol=1e-14)
         )
 
     def effective_noise(self, error: float, v: float) -> float:
         """Effective noise ``Delta`` of the observed matrix at error E and susceptibility v, which may be infinite."""
         if math.isinf(v):
-            gains = np.ones_like(self.weights)
+            observation_gains = np.ones_like(self.weights)
             stiffness = self.kappa_alpha * len(self.weights)
         else:
-            gains = self.weights / (1 + v * self.weights)
+            observation_gains = self.weights / (1 + v * self.weights)
             stiffness = self.stiffness(v)
-        noise_terms = gains**2 * (error + self.noise)
+        noise_terms = observation_gains**2 * (error + self.noise)
         return float(self.kappa_alpha * noise_terms.sum() / stiffness**2)
 
 
 @dataclass(frozen=True)
 class NuclearFixedPoint:
-    """Fixed point of state evolution: noise Delta, threshold theta, susceptibility v, properties of the estimate.
+    """Fixed point of state evolution: effective noise Delta, threshold theta, susceptibility v, properties of the estimate.
 
     ``remaining_loss`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
@@ -307,7 +330,9 @@ def why_no_theory(problem: Problem) -> str | None:
 def minimum_point(
     problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
 ) -> AlgorithmPrediction:
-    """Prediction at a fixed point, with the spectrum of the estimate; the minimum is unique, so all starts end there."""
+    """Prediction at a fixed point, with the spectrum of the estimate (no negative eigenvalues if ``positive``); the minimum is
+    unique, so all starts end there.
+    """
     second_moment = np.asarray(problem.prior.second_moment(1), dtype=float)
     signal_overlap = np.array([[minimum.estimate.signal_overlap]])
     self_overlap = np.array([[minimum.estimate.squared_norm]])
@@ -321,14 +346,16 @@ def minimum_point(
         uncertain=Overlaps(0 * third_of_error, third_of_error, third_of_error),
     )
     # An error of 0 is that of the limit Delta -> 0.
-    noise = minimum.noise or RECOVERED * float(second_moment[0, 0])
-    spectrum = shrunk_histogram(problem.prior, noise, minimum.threshold, positive)
+    effective_noise = minimum.noise or RECOVERED * float(second_moment[0, 0])
+    spectrum_histogram = shrunk_histogram(
+        problem.prior, effective_noise, minimum.threshold, positive
+    )
     # The error itself, without the cancellation of the sum.
     return replace(
         prediction,
         mse=np.array([minimum.error]),
         between_students=self_overlap,
-        more=prediction.more | {"spectrum": spectrum},
+        more=prediction.more | {"spectrum": spectrum_histogram},
     )
 
 
@@ -350,7 +377,8 @@ def fixed_point(
     positive: bool,
     nearby_solution: NuclearFixedPoint | None = None,
 ) -> NuclearFixedPoint:
-    r"""Find the fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty.
+    r"""Find the fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty. Matrices are
+    positive semidefinite if ``positive``.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
     unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``.
@@ -367,7 +395,7 @@ def fixed_point(
     second_moment = float(prior.second_moment(1)[0, 0])
 
     def solve_at_noise(log_noise: float) -> tuple[float, float, ShrunkMatrix]:
-        """Threshold, susceptibility and estimate at a given effective noise."""
+        """Threshold, susceptibility v and estimate at a given logarithm of the effective noise."""
         noise = math.exp(log_noise)
         threshold = _threshold_of_penalty(prior, observations, noise, penalty, positive)
         estimate = shrunk_matrix(prior, noise, threshold, positive)
@@ -378,7 +406,7 @@ def fixed_point(
         )
 
     def log_noise_excess(log_noise: float) -> float:
-        """Log of the effective noise that follows from a given one, minus the log of that."""
+        """Log of the effective noise that follows from a given one and the susceptibility v, minus the log of that."""
         _, v, estimate = solve_at_noise(log_noise)
         return math.log(observations.effective_noise(estimate.error, v)) - log_noise
 
@@ -386,16 +414,22 @@ def fixed_point(
     log_noise_of_zero_estimate = math.log(
         observations.effective_noise(second_moment, 0.0)
     )
-    lower_bound = upper_bound = log_noise_of_zero_estimate
+    lower_log_noise = upper_log_noise = log_noise_of_zero_estimate
     smallest_log_noise = math.log(RECOVERED * second_moment)
     if log_noise_excess(log_noise_of_zero_estimate) > 0:
-        while log_noise_excess(upper_bound) > 0:
-            lower_bound, upper_bound = upper_bound, upper_bound + 1.0
+        while log_noise_excess(upper_log_noise) > 0:
+            lower_log_noise, upper_log_noise = upper_log_noise, upper_log_noise + 1.0
     else:
-        while lower_bound > smallest_log_noise and log_noise_excess(lower_bound) <= 0:
-            upper_bound = lower_bound
-            lower_bound = max(lower_bound - 2.0, smallest_log_noise)
-        if lower_bound <= smallest_log_noise and log_noise_excess(lower_bound) <= 0:
+        while (
+            lower_log_noise > smallest_log_noise
+            and log_noise_excess(lower_log_noise) <= 0
+        ):
+            upper_log_noise = lower_log_noise
+            lower_log_noise = max(lower_log_noise - 2.0, smallest_log_noise)
+        if (
+            lower_log_noise <= smallest_log_noise
+            and log_noise_excess(lower_log_noise) <= 0
+        ):
             recovered_signal = shrunk_matrix(
                 prior, math.exp(smallest_log_noise), 0.0, positive
             )._replace(
@@ -405,7 +439,7 @@ def fixed_point(
                 numerical_error=0.0,
             )
             return NuclearFixedPoint(0.0, 0.0, 0.0, recovered_signal, 0.0)
-    log_noise = brentq(log_noise_excess, lower_bound, upper_bound, xtol=1e-12)
+    log_noise = brentq(log_noise_excess, lower_log_noise, upper_log_noise, xtol=1e-12)
     return _fixed_point_at(
         observations, math.exp(log_noise), *solve_at_noise(log_noise)
     )
@@ -418,7 +452,9 @@ def _fixed_point_at(
     v: float,
     estimate: ShrunkMatrix,
 ) -> NuclearFixedPoint:
-    """Build the fixed point from its order parameters, with the loss that remains."""
+    """Build the fixed point from its order parameters (effective noise, threshold, susceptibility v, estimate), with the loss
+    that remains.
+    """
     remaining_loss = 0.0
     if not math.isinf(v):
         loss_terms = observations.weights * (estimate.error + observations.noise)
@@ -434,7 +470,9 @@ def _fixed_point_near(
     positive: bool,
     nearby_solution: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
-    """Find a fixed point with a root finder in log Delta and log theta, started at a nearby one; None if it fails."""
+    """Find a fixed point, positive semidefinite if ``positive``, with a root finder in log Delta and log theta, started at a
+    nearby one; None if it fails.
+    """
     from scipy.optimize import root
 
     def order_parameters_at(
@@ -442,8 +480,8 @@ def _fixed_point_near(
     ) -> tuple[float, float, float, ShrunkMatrix]:
         """Noise, threshold, susceptibility and estimate at given logarithms of noise and threshold."""
         noise, threshold = (
-            math.exp(min(max(float(logarithm), -60.0), 60.0))
-            for logarithm in log_noise_and_threshold
+            math.exp(min(max(float(log_parameter), -60.0), 60.0))
+            for log_parameter in log_noise_and_threshold
         )
         estimate = shrunk_matrix(prior, noise, threshold, positive)
         return (
@@ -454,7 +492,9 @@ def _fixed_point_near(
         )
 
     def residuals(log_noise_and_threshold: Host) -> list[float]:
-        """Residuals of the equations of noise and penalty, as logarithms of ratios."""
+        """Residuals of the equations of noise and penalty, as logarithms of ratios, at the susceptibility v that belongs to
+        them.
+        """
         noise, threshold, v, estimate = order_parameters_at(log_noise_and_threshold)
         noise_residual = math.log(
             observations.effective_noise(estimate.error, v) / noise
@@ -470,10 +510,10 @@ def _fixed_point_near(
         math.log(nearby_solution.noise),
         math.log(nearby_solution.threshold),
     ]
-    solution = root(residuals, initial_logarithms, options={"xtol": 1e-12})
-    if max(map(abs, residuals(solution.x))) > 1e-9:
+    root_solution = root(residuals, initial_logarithms, options={"xtol": 1e-12})
+    if max(map(abs, residuals(root_solution.x))) > 1e-9:
         return None
-    return _fixed_point_at(observations, *order_parameters_at(solution.x))
+    return _fixed_point_at(observations, *order_parameters_at(root_solution.x))
 
 
 def _threshold_of_penalty(
@@ -483,13 +523,17 @@ def _threshold_of_penalty(
     penalty: float,
     positive: bool,
 ) -> float:
-    """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise."""
+    """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise, by a bracket; matrices are positive
+    semidefinite if ``positive``.
+    """
     from scipy.optimize import brentq
 
     observation_ratio = observations.kappa_alpha * len(observations.weights)
 
     def penalty_excess(threshold: float) -> float:
-        """Penalty that belongs to a threshold, minus the given one; at penalty 0 the unused observations."""
+        """Penalty that belongs to a threshold and its susceptibility v, minus the given one; at penalty 0 the unused
+        observations.
+        """
         degrees_of_freedom = shrunk_matrix(
             prior, noise, threshold, positive
         ).degrees_of_freedom
@@ -500,32 +544,45 @@ def _threshold_of_penalty(
             return -penalty
         return threshold * observations.stiffness(v) - penalty
 
-    lower_bound = penalty / observations.stiffness(0.0)
-    if penalty_excess(lower_bound) >= 0:
-        return lower_bound
-    bracket_width = math.sqrt(noise) + lower_bound
-    while penalty_excess(lower_bound + bracket_width) < 0:
-        lower_bound, bracket_width = lower_bound + bracket_width, 2 * bracket_width
-    upper_bound = lower_bound + bracket_width
-    tolerances = {"xtol": 1e-14 * bracket_width, "rtol": 1e-13}
-    return float(brentq(penalty_excess, lower_bound, upper_bound, **tolerances))
+    smallest_threshold = penalty / observations.stiffness(0.0)
+    if penalty_excess(smallest_threshold) >= 0:
+        return smallest_threshold
+    bracket_width = math.sqrt(noise) + smallest_threshold
+    while penalty_excess(smallest_threshold + bracket_width) < 0:
+        smallest_threshold, bracket_width = (
+            smallest_threshold + bracket_width,
+            2 * bracket_width,
+        )
+    largest_threshold = smallest_threshold + bracket_width
+    root_tolerances = {"xtol": 1e-14 * bracket_width, "rtol": 1e-13}
+    return float(
+        brentq(penalty_excess, smallest_threshold, largest_threshold, **root_tolerances)
+    )
 
 
 def penalty_of_zero_estimate(
     prior: Prior, observations: Observations, positive: bool
 ) -> float:
-    """Smallest penalty tau for which the estimate is zero: the spectral edge of ``Qhat (S + sqrt(Delta) Z)``."""
-    noise = observations.effective_noise(float(prior.second_moment(1)[0, 0]), 0.0)
-    signs = (1,) if positive else (1, -1)
-    edges = (spectral_edge(prior, noise, sign) for sign in signs)
-    largest_eigenvalue = max(0.0, *edges)
+    """Smallest penalty tau for which the estimate, positive semidefinite if ``positive``, is zero: the spectral edge of ``Qhat
+    (S + sqrt(Delta) Z)``.
+    """
+    effective_noise = observations.effective_noise(
+        float(prior.second_moment(1)[0, 0]), 0.0
+    )
+    edge_signs = (1,) if positive else (1, -1)
+    spectral_edges = (
+        spectral_edge(prior, effective_noise, edge_sign) for edge_sign in edge_signs
+    )
+    largest_eigenvalue = max(0.0, *spectral_edges)
     return largest_eigenvalue * observations.stiffness(0.0)
 
 
 def best_penalty(
     prior: Prior, observations: Observations, positive: bool
 ) -> tuple[float, NuclearFixedPoint]:
-    """Find the penalty tau with the smallest predicted error, and its fixed point."""
+    """Find the penalty tau with the smallest predicted error, and its fixed point, among positive semidefinite estimates if
+    ``positive``.
+    """
     from scipy.optimize import minimize_scalar
 
     fixed_points: dict[float, NuclearFixedPoint] = {}
@@ -534,30 +591,39 @@ def best_penalty(
         """Predicted error at a penalty, from the fixed point at the nearest penalty so far."""
         nearby_solution = None
         if fixed_points:
-            nearest_log_penalty = min(fixed_points, key=lambda x: abs(x - log_penalty))
+            nearest_log_penalty = min(
+                fixed_points,
+                key=lambda known_log_penalty: abs(known_log_penalty - log_penalty),
+            )
             nearby_solution = fixed_points[nearest_log_penalty]
         penalty = math.exp(log_penalty)
         minimum = fixed_point(prior, observations, penalty, positive, nearby_solution)
         fixed_points[log_penalty] = minimum
         return minimum.error
 
-    decade, required_ratio = math.log(10), 1 - ENOUGH[0]
+    log_decade, required_error_ratio = math.log(10), 1 - ENOUGH[0]
     recovered_error = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
     log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
     previous_error, lowest_error = math.inf, error_at(log_penalty)
-    while recovered_error < lowest_error < required_ratio * previous_error:
-        log_penalty -= decade
+    while recovered_error < lowest_error < required_error_ratio * previous_error:
+        log_penalty -= log_decade
         previous_error, lowest_error = lowest_error, error_at(log_penalty)
-    bounds = log_penalty, log_penalty + 2 * decade
-    minimize_scalar(error_at, bounds=bounds, method="bounded", options={"xatol": 1e-3})
-    best_log_penalty = min(fixed_points, key=lambda x: fixed_points[x].error)
+    log_penalty_bounds = log_penalty, log_penalty + 2 * log_decade
+    minimize_scalar(
+        error_at, bounds=log_penalty_bounds, method="bounded", options={"xatol": 1e-3}
+    )
+    best_log_penalty = min(
+        fixed_points,
+        key=lambda known_log_penalty: fixed_points[known_log_penalty].error,
+    )
     return math.exp(best_log_penalty), fixed_points[best_log_penalty]
 
 
 def perfect_recovery(
     prior: Prior, observation_count: int, kappa: float, positive: bool
 ) -> float:
-    r"""Sample ratio above which noiseless labels and a vanishing penalty recover the signal perfectly.
+    r"""Sample ratio above which noiseless labels, so many observations a sample, and a vanishing penalty recover the signal
+    perfectly, by estimates that are positive semidefinite if ``positive``.
 
     With a fraction p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
 
@@ -568,8 +634,8 @@ def perfect_recovery(
     from scipy.integrate import quad
     from scipy.optimize import minimize_scalar
 
-    p = zero_eigenvalue_fraction(prior)
-    bulk_edge, sign_count = 2 * math.sqrt(p), 1 if positive else 2
+    zero_fraction = zero_eigenvalue_fraction(prior)
+    bulk_edge, sign_count = 2 * math.sqrt(zero_fraction), 1 if positive else 2
 
     def statistical_dimension(threshold: float) -> float:
         """Upper bound of the statistical dimension for a threshold t; its minimum over t is the dimension."""
@@ -584,7 +650,10 @@ def perfect_recovery(
             largest_angle = math.acos(min(threshold / bulk_edge, 1.0))
         tail_integral = quad(integrand, 0.0, largest_angle)[0]
         return float(
-            1 - p * p + (1 - p) * threshold * threshold + sign_count * p * tail_integral
+            1
+            - zero_fraction * zero_fraction
+            + (1 - zero_fraction) * threshold * threshold
+            + sign_count * zero_fraction * tail_integral
         )
 
     minimization = minimize_scalar(
@@ -602,7 +671,8 @@ def perfect_recovery(
 
 
 def label_observations(problem: Problem, alpha: float) -> Observations | str:
-    """Observations weighted as in the squared error of the label, or the reason why that loss is not convex.
+    """Observations of latents z by labels y, weighted as in the squared error of the label, or the reason why that loss is not
+    convex.
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
@@ -630,8 +700,10 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
         or not np.allclose(random_output, random_latents[0] @ label_gains, atol=SAME)
     ):
         return "theory needs labels that are single latents plus noise"
-    scale = problem.model.kappa * alpha
-    return Observations(np.diag(label_gains) ** 2, np.diag(noise_covariance), scale)
+    kappa_alpha = problem.model.kappa * alpha
+    return Observations(
+        np.diag(label_gains) ** 2, np.diag(noise_covariance), kappa_alpha
+    )
 
 
 def _is_diagonal(matrix: Host) -> bool:
@@ -677,14 +749,14 @@ def wide_factor_point(
     factor = prior_factor.draw(rng, 1, dimension, width)
     column_count = factor.shape[-1]
     penalty = decay / (2 * dimension * gram_scale(factor))
-    positive = is_symmetric(problem.model)
-    minimum = fixed_point(problem.prior, observations, penalty, positive)
+    is_positive = is_symmetric(problem.model)
+    minimum = fixed_point(problem.prior, observations, penalty, is_positive)
     if minimum.estimate.relative_rank > column_count / dimension:
         return (
             f"the factor has {column_count} columns, fewer than the rank of the minimum "
             f"({minimum.estimate.relative_rank * dimension:.0f} of D = {dimension}): descent can end in other minima"
         )
     return replace(
-        minimum_point(problem, alpha, minimum, positive),
+        minimum_point(problem, alpha, minimum, is_positive),
         method="minimum over a wide factor, if the steps are enough to reach it; state evolution",
     )

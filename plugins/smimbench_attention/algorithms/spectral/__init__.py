@@ -52,7 +52,7 @@ STARTING_POINTS = ("prior-mean", "zero")
 
 
 def _overlap_and_error_at(problem: Problem, origin: str) -> tuple[Host, Host]:
-    """Overlap Q and error V (P, P) of the starting point S_0, the prior mean or zero."""
+    """Overlap Q and error V (P, P) of the starting point S_0, which ``origin`` names: the prior mean or zero."""
     second_moment, mean_overlap = prior_moments(problem)
     Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second_moment)
     return Q, second_moment - Q
@@ -61,7 +61,7 @@ def _overlap_and_error_at(problem: Problem, origin: str) -> tuple[Host, Host]:
 def one_step_estimate(
     problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
 ) -> Denoised:
-    r"""Run one step of message passing from a start S_0: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
+    r"""Run one step of message passing from a start S_0 with error V: ``denoise(R, Qhat)`` of ``R = S_0 + Qhat^{-1} adjoint(g)``.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
@@ -122,7 +122,7 @@ class SpectralState(NamedTuple):
 
     estimate: Array
     rng: np.random.Generator
-    outliers: Sequence[float | None] = ()
+    outliers: Sequence[float | None] = ()  # eigenvalues
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ class Spectral(Algorithm):
     arXiv:2502.00901, arXiv:2506.01582; derived independently, checked by tests/algorithms/test_spectral_limit.py.
     """
 
-    kind: str | None = None
-    regularisation: float | None = None
-    origin: str | None = None
+    kind: str | None = None  # of the low-rank matrix
+    regularisation: float | None = None  # epsilon of the symmetric matrix
+    origin: str | None = None  # start S_0 of the single step
 
     name = "spectral"
     version = 3
@@ -167,9 +167,10 @@ class Spectral(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        for key, choices in (("kind", KINDS), ("origin", STARTING_POINTS)):
-            is_valid = getattr(self, key) in (None, *choices)
-            require(self, key, is_valid, f"one of {', '.join(choices)}")
+        """Check that kind and origin are known names and that the regularisation fits them."""
+        for parameter_name, choices in (("kind", KINDS), ("origin", STARTING_POINTS)):
+            is_valid = getattr(self, parameter_name) in (None, *choices)
+            require(self, parameter_name, is_valid, f"one of {', '.join(choices)}")
         if self.regularisation is not None:
             require(self, "regularisation", self.regularisation > 0, "> 0")
             is_symmetric_kind = self.kind != "asymmetric"
@@ -184,9 +185,9 @@ class Spectral(Algorithm):
             if problem.variances is not None:
                 return "spectral needs features of equal variance: otherwise leading eigenvectors follow the largest"
             return why_not_linearized(problem)
-        for key in ("kind", "regularisation"):
-            if getattr(self, key) is not None:
-                return f"{key} applies to low-rank models only; remove it"
+        for parameter_name in ("kind", "regularisation"):
+            if getattr(self, parameter_name) is not None:
+                return f"{parameter_name} applies to low-rank models only; remove it"
         return None
 
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
@@ -203,8 +204,8 @@ class Spectral(Algorithm):
     ) -> SpectralState:
         """Initial state at the prior mean."""
         xp = namespace(data.inputs)
-        mean = problem.prior.mean(problem.components, data.dimension)
-        return SpectralState(xp.asarray(mean, **matching(data.inputs)), rng)
+        prior_mean = problem.prior.mean(problem.components, data.dimension)
+        return SpectralState(xp.asarray(prior_mean, **matching(data.inputs)), rng)
 
     def step(
         self, problem: Problem, data: Data, state: SpectralState
@@ -212,14 +213,18 @@ class Spectral(Algorithm):
         """Compute the complete estimate in a single step, with residual 0."""
         sample_count = data.inputs.shape[0]
         if problem.model.rank == "low":
-            solution = spectral_estimate(
+            eigenvector_estimate = spectral_estimate(
                 problem, data, state.rng, *self._matrix_settings()
             )
-            remarks = "; ".join(solution.remarks) or None
-            next_state = SpectralState(solution.estimate, state.rng, solution.outliers)
-            return next_state, Info(residual=0.0, warning=remarks, samples=sample_count)
-        denoised = one_step_estimate(problem, data, self._origin, state.rng)
-        next_state = SpectralState(denoised.estimate, state.rng)
+            joined_remarks = "; ".join(eigenvector_estimate.remarks) or None
+            next_state = SpectralState(
+                eigenvector_estimate.estimate, state.rng, eigenvector_estimate.outliers
+            )
+            return next_state, Info(
+                residual=0.0, warning=joined_remarks, samples=sample_count
+            )
+        one_step = one_step_estimate(problem, data, self._origin, state.rng)
+        next_state = SpectralState(one_step.estimate, state.rng)
         return next_state, Info(residual=0.0, samples=sample_count)
 
     def estimate(self, state: SpectralState) -> Array:
@@ -231,39 +236,47 @@ class Spectral(Algorithm):
         return Plan(1)
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
-        """Report the outlier eigenvalues, strongest first; None where the matrix has no real outlier."""
+        """Findings of a run that its record keeps: the outlier eigenvalues, strongest first; None where the matrix has no real
+        outlier.
+        """
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
-        """Predict the spectral estimate as D goes to infinity.
+        """Predict the spectral estimate as D goes to infinity: its overlaps with signal and itself, its error V.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
-        details: dict[str, object] = {}
+        prediction_details: dict[str, object] = {}
         if problem.model.rank == "low":
-            kind, regularisation = self._matrix_settings()
-            spectral_limit = spectral_theory(problem, alpha, kind, regularisation)
+            matrix_kind, regularisation = self._matrix_settings()
+            spectral_limit = spectral_theory(
+                problem, alpha, matrix_kind, regularisation
+            )
             overlap = spectral_limit.signal_overlap
             self_overlap = spectral_limit.self_overlap
-            V, error = np.diag(spectral_limit.mse), spectral_limit.mse_error
+            V, mse_error = np.diag(spectral_limit.mse), spectral_limit.mse_error
             second_moments = np.diagonal(prior_moments(problem)[0])
-            method = f"Monte Carlo over labels, spectral theory ({kind})"
-            details["squared_cosine"] = spectral_limit.squared_cosine.tolist()
-            details["squared_cosine_error"] = (error / second_moments).tolist()
+            method = f"Monte Carlo over labels, spectral theory ({matrix_kind})"
+            prediction_details["squared_cosine"] = (
+                spectral_limit.squared_cosine.tolist()
+            )
+            prediction_details["squared_cosine_error"] = (
+                mse_error / second_moments
+            ).tolist()
             if spectral_limit.modes:
-                details["leading_eigenvalues"] = [
+                prediction_details["leading_eigenvalues"] = [
                     mode.eigenvalue if mode.is_outlier else None
                     for mode in spectral_limit.modes
                 ]
         else:
-            overlap, V, error, integration_method = one_step_theory(
+            overlap, V, mse_error, integration_method = one_step_theory(
                 problem, alpha, self._origin
             )
             self_overlap, method = overlap, f"{integration_method}, one step"
-        prediction = Prediction(alpha, overlap, V, error, "spectral", method)
-        point = point_document(problem, prediction) | details
+        prediction = Prediction(alpha, overlap, V, mse_error, "spectral", method)
+        theory_point = point_document(problem, prediction) | prediction_details
         return AlgorithmPrediction.of_point(
-            point, own_overlap=self_overlap, between_students=self_overlap
+            theory_point, own_overlap=self_overlap, between_students=self_overlap
         )
 
     @property

@@ -36,7 +36,7 @@ class SpectralEstimate(NamedTuple):
     estimate: Array
     V: Array
     remarks: list[str]
-    outliers: list[float | None]
+    outliers: list[float | None]  # eigenvalues
 
 
 def spectral_estimate(
@@ -46,7 +46,8 @@ def spectral_estimate(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralEstimate:
-    r"""Estimate a low-rank signal from the leading eigenvectors of linearized message passing.
+    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing, made of label
+    matrices G; V is the predicted error.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
@@ -79,7 +80,7 @@ def spectral_estimate(
         for chunk in sample_chunks(problem.model, data.inputs, P * C)
     ]
     G = xp.concat(label_matrices_of_chunks)
-    theory = spectral_theory(problem, alpha, kind, regularisation)
+    spectral_limit = spectral_theory(problem, alpha, kind, regularisation)
     sign_reference = None
     if channel.symmetry in ("none", "permutations"):
         sign_reference = _sign_reference(problem, data, rng)
@@ -89,20 +90,20 @@ def spectral_estimate(
     outliers: list[float | None] = []
     remarks: list[str] = []
     removed_eigenvectors: list[Array] = []
-    for mode in theory.modes:
+    for mode in spectral_limit.modes:
         direction = None
         if mode.direction is not None:
             direction = xp.asarray(mode.direction, **device_and_dtype)
         projected_G = G if direction is None else project_on_direction(G, direction)
-        linearized = LinearizedMatrices(
+        linearized_matrices = LinearizedMatrices(
             problem, data, projected_G, removed_eigenvectors
         )
         eigenpair = None
         if kind == "asymmetric":
-            eigenpair = linearized.leading_asymmetric(rng)
+            eigenpair = linearized_matrices.leading_asymmetric(rng)
         outlier = None if eigenpair is None else eigenpair[0]
         if eigenpair is None:
-            eigenpair = linearized.leading_symmetric(regularisation, rng)
+            eigenpair = linearized_matrices.leading_symmetric(regularisation, rng)
             if kind == "symmetric":
                 outlier = eigenpair[0]
             else:
@@ -145,17 +146,17 @@ def _mode_of_same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     if mode.direction is None:
         return theory.modes[0]
 
-    def alignment(candidate: Mode) -> float:
+    def alignment(candidate_mode: Mode) -> float:
         """Absolute cosine between the directions of two modes; 0 without a direction."""
-        if candidate.direction is None or mode.direction is None:
+        if candidate_mode.direction is None or mode.direction is None:
             return 0.0
-        return abs(float(candidate.direction @ mode.direction))
+        return abs(float(candidate_mode.direction @ mode.direction))
 
     return max(theory.modes, key=alignment)
 
 
 def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
-    """Vector ``adjoint(E[z | y])`` at the prior mean, which gives the signs of components where labels depend on them."""
+    """Vector ``adjoint(E[z | y])`` for latents N(omega = 0, V), which gives signs of components where labels depend on them."""
     xp, device_and_dtype, P = (
         namespace(data.inputs),
         matching(data.inputs),
@@ -168,8 +169,8 @@ def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> A
         omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **device_and_dtype)
         posterior = problem.channel.posterior(labels, omega, V, rng=rng)
         # The gradient V^{-1} E[z | y], seen through V again.
-        mean = checked_posterior(posterior, omega).mean
-        sign_reference = sign_reference + problem.model.adjoint(inputs, mean)
+        posterior_mean = checked_posterior(posterior, omega).mean
+        sign_reference = sign_reference + problem.model.adjoint(inputs, posterior_mean)
     return sign_reference
 
 
@@ -182,6 +183,7 @@ class LinearizedMatrices:
     def __init__(
         self, problem: Problem, data: Data, G: Array, removed_eigenvectors: list[Array]
     ) -> None:
+        """Store the inputs, the label matrices G (n, k, C, k, C) and the eigenvectors to project out."""
         self.model, self.inputs = problem.model, data.inputs
         self.removed_eigenvectors = removed_eigenvectors
         self.xp = namespace(data.inputs)
@@ -191,7 +193,7 @@ class LinearizedMatrices:
         self.chunks = list(sample_chunks(self.model, self.inputs, self.P))
 
     def _multiply_by_sample(self, weights: Array, z: Array) -> Array:
-        """Multiply the latents of every sample by the weight matrix of that sample."""
+        """Multiply the latents z of every sample by the weight matrix of that sample."""
         xp = self.xp
         flat_latents = xp.reshape(z, (self.n, self.P * self.C, 1))
         return xp.reshape(xp.matmul(weights, flat_latents), (self.n, self.P, self.C))
@@ -211,7 +213,7 @@ class LinearizedMatrices:
         return self.xp.concat(latents)
 
     def _adjoint(self, z: Array) -> Array:
-        """Map latents back to a signal (adjoint), with the eigenvectors computed so far projected out."""
+        """Map latents z back to a signal (adjoint), with the eigenvectors computed so far projected out."""
         signal = sum(
             self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
             for chunk in self.chunks
@@ -232,40 +234,46 @@ class LinearizedMatrices:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-        shape, signal_size = (self.P, self.D), self.P * self.D
+        signal_shape, signal_size = (self.P, self.D), self.P * self.D
         identity = self.xp.eye(self.P * self.C, **matching(self.G))
-        regularized = (1 + regularisation) * identity + self.G
-        weights = identity - self.xp.linalg.inv(regularized)
+        regularized_G = (1 + regularisation) * identity + self.G
+        sample_weights = identity - self.xp.linalg.inv(regularized_G)
 
         def multiply_by_T(vector: Host) -> Host:
             """Product of T with a signal vector, on the host."""
-            signal = self._project_out(self._to_device(vector, shape))
-            z = self._multiply_by_sample(weights, self._forward(signal))
+            signal = self._project_out(self._to_device(vector, signal_shape))
+            z = self._multiply_by_sample(sample_weights, self._forward(signal))
             return self._to_host(self._adjoint(z))
 
         initial_vector = rng.standard_normal(signal_size)
         # Lanczos' method needs a space much larger than its basis.
         if signal_size <= 40:
-            columns = [multiply_by_T(column) for column in np.eye(signal_size)]
-            dense_matrix = np.stack(columns)
+            columns_of_T = [
+                multiply_by_T(unit_vector) for unit_vector in np.eye(signal_size)
+            ]
+            dense_matrix = np.stack(columns_of_T)
             eigenvalues, eigenvectors = np.linalg.eigh(symmetric(dense_matrix))
-            return float(eigenvalues[-1]), self._to_device(eigenvectors[:, -1], shape)
-        operator = LinearOperator(
+            return float(eigenvalues[-1]), self._to_device(
+                eigenvectors[:, -1], signal_shape
+            )
+        T_operator = LinearOperator(
             (signal_size, signal_size), matvec=multiply_by_T, dtype=np.float64
         )
-        options = {
+        eigensolver_options = {
             "v0": initial_vector,
             "ncv": min(signal_size, 60),
             "tol": 1e-6,
             "maxiter": 400,
         }
         try:
-            eigenvalues, eigenvectors = eigsh(operator, k=1, which="LA", **options)
+            eigenvalues, eigenvectors = eigsh(
+                T_operator, k=1, which="LA", **eigensolver_options
+            )
         except ArpackNoConvergence as error:
             raise ArithmeticError(
                 f"Lanczos' method for the leading eigenvector of the symmetric matrix did not converge: {error}"
             ) from None
-        return float(eigenvalues[0]), self._to_device(eigenvectors[:, 0], shape)
+        return float(eigenvalues[0]), self._to_device(eigenvectors[:, 0], signal_shape)
 
     def leading_asymmetric(
         self, rng: np.random.Generator
@@ -292,11 +300,11 @@ class LinearizedMatrices:
             z = weighted_latents(vector)
             return self._to_host(self._forward(self._adjoint(z)) - z)
 
-        operator = LinearOperator(
+        K_operator = LinearOperator(
             (latent_size, latent_size), matvec=multiply_by_K, dtype=np.float64
         )
         initial_vector = rng.standard_normal(latent_size)
-        options = {
+        eigensolver_options = {
             "v0": initial_vector,
             "ncv": min(latent_size, 80),
             "tol": 1e-6,
@@ -304,7 +312,7 @@ class LinearizedMatrices:
         }
         try:
             eigenvalues, eigenvectors = eigs(
-                operator, k=SEARCHED_EIGENVALUES, which="LR", **options
+                K_operator, k=SEARCHED_EIGENVALUES, which="LR", **eigensolver_options
             )
         except ArpackNoConvergence as error:
             eigenvalues, eigenvectors = error.eigenvalues, error.eigenvectors

@@ -73,9 +73,13 @@ def why_not_linearized(problem: Problem) -> str | None:
 
 def second_moment_root(problem: Problem) -> Host:
     """Symmetric square root of the prior's second moment (P, P)."""
-    root = np.asarray(symmetric_root(prior_moments(problem)[0]))
-    identity = np.eye(len(root))
-    return identity if np.allclose(root, identity, rtol=0, atol=1e-12) else root
+    moment_root = np.asarray(symmetric_root(prior_moments(problem)[0]))
+    identity = np.eye(len(moment_root))
+    return (
+        identity
+        if np.allclose(moment_root, identity, rtol=0, atol=1e-12)
+        else moment_root
+    )
 
 
 def label_matrices(
@@ -86,7 +90,9 @@ def label_matrices(
     rng: np.random.Generator,
     array_like: Array,
 ) -> Array:
-    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment."""
+    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment, with the arrays'
+    library and type of ``array_like``.
+    """
     xp, device_and_dtype = namespace(array_like), matching(array_like)
     P = len(moment_root)
     omega = xp.zeros((labels.shape[0], P, C), **device_and_dtype)
@@ -98,12 +104,14 @@ def label_matrices(
             f"channel {channel.name!r} does not provide the second moment of its posterior"
         )
     if not np.array_equal(moment_root, np.eye(P)):
-        inverse_root = xp.asarray(
+        inverse_moment_root = xp.asarray(
             np.kron(np.linalg.inv(moment_root), np.eye(C)), **device_and_dtype
         )
         flat_moment = xp.reshape(second_moment, (-1, P * C, P * C))
-        whitened = xp.matmul(xp.matmul(inverse_root, flat_moment), inverse_root)
-        second_moment = xp.reshape(whitened, second_moment.shape)
+        whitened_moment = xp.matmul(
+            xp.matmul(inverse_moment_root, flat_moment), inverse_moment_root
+        )
+        second_moment = xp.reshape(whitened_moment, second_moment.shape)
     identity = xp.eye(P * C, **device_and_dtype)
     return second_moment - xp.reshape(identity, (1, P, C, P, C))
 
@@ -129,9 +137,9 @@ class Mode:
     """
 
     eigenvalue: float
-    direction: Host | None
-    A: Host
-    gram: Host
+    direction: Host | None  # unit vector e of the components
+    A: Host  # overlap with the signal
+    gram: Host  # U U^T
     signal_strength: float
 
     @property
@@ -180,7 +188,8 @@ def spectral_theory(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
-    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem.
+    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem, from label matrices ``G = E[z z^T |
+    y] - I``.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``POINT_SETS`` independent scrambles.
@@ -218,37 +227,41 @@ def _sampled_labels(problem: Problem) -> Host:
     """Matrices ``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) of randomly drawn labels."""
     P, C = problem.components, problem.model.sites
     moment_root = second_moment_root(problem)
-    matrices = []
+    matrices_of_sets = []
     for point_set in range(POINT_SETS):
-        normals = normal_points(P * C, POINTS, "spectral limit: latents", point_set)
-        z = moment_root @ normals.reshape(POINTS, P, C)
+        normal_latents = normal_points(
+            P * C, POINTS, "spectral limit: latents", point_set
+        )
+        z = moment_root @ normal_latents.reshape(POINTS, P, C)
         rng = monte_carlo_rng("spectral limit: labels", point_set)
         labels = problem.channel.forward(z, rng=rng)
-        matrices.append(label_matrices(problem.channel, labels, moment_root, C, rng, z))
-    return np.stack(matrices)
+        matrices_of_sets.append(
+            label_matrices(problem.channel, labels, moment_root, C, rng, z)
+        )
+    return np.stack(matrices_of_sets)
 
 
 @functools.lru_cache(maxsize=8)
 def _common_eigenbasis(problem: Problem) -> Host | None:
-    """Basis (rows e_k) of the components in which all matrices G are diagonal, or None if there is none."""
+    """Basis (rows e_k) of the P components in which all label matrices G are diagonal, or None if there is none."""
     G = _sampled_labels(problem)[0]
     P = G.shape[1]
     if P == 1:
         return np.ones((1, 1))
     symmetric_parts = (G + G.transpose(0, 1, 4, 3, 2)) / 2
-    blocks = symmetric_parts.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
-    total_square = (blocks**2).sum()
+    component_blocks = symmetric_parts.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
+    total_square = (component_blocks**2).sum()
     rng = monte_carlo_rng("spectral limit: mixture of blocks")
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
-    random_weights = rng.standard_normal(len(blocks)) / np.sqrt(
-        1 + (blocks**2).sum((1, 2))
+    random_weights = rng.standard_normal(len(component_blocks)) / np.sqrt(
+        1 + (component_blocks**2).sum((1, 2))
     )
-    random_combination = np.einsum("n,npq->pq", random_weights, blocks)
-    for basis in (np.eye(P), np.linalg.eigh(random_combination)[1].T):
-        rotated_blocks = basis @ blocks @ basis.T
+    random_combination = np.einsum("n,npq->pq", random_weights, component_blocks)
+    for candidate_basis in (np.eye(P), np.linalg.eigh(random_combination)[1].T):
+        rotated_blocks = candidate_basis @ component_blocks @ candidate_basis.T
         diagonal_square = (np.diagonal(rotated_blocks, axis1=1, axis2=2) ** 2).sum()
         if (rotated_blocks**2).sum() - diagonal_square <= 1e-2 * total_square:
-            return np.asarray(basis)
+            return np.asarray(candidate_basis)
     return None
 
 
@@ -260,7 +273,9 @@ def _solve_modes(
     regularisation: float,
     moment_root: Host,
 ) -> SpectralTheory:
-    """Predict all modes from label matrices G (n, P, C, P, C), direction by direction or jointly."""
+    """Predict all modes, and overlaps T, M, Q of signal and estimate, from label matrices G (n, P, C, P, C), direction by
+    direction or jointly.
+    """
     P = G.shape[1]
     if eigenbasis is None:
         modes = [joint_eigenvector_mode(G, alpha, kind, regularisation)]
@@ -270,9 +285,9 @@ def _solve_modes(
             for direction in eigenbasis
         ]
         modes.sort(key=lambda mode: -mode.signal_strength)
-    zeros = np.zeros((P, P))
-    whitened_cross = sum((mode.scale * mode.A for mode in modes), zeros)
-    whitened_gram = sum((mode.scale**2 * mode.gram for mode in modes), zeros)
+    zero_matrix = np.zeros((P, P))
+    whitened_cross = sum((mode.scale * mode.A for mode in modes), zero_matrix)
+    whitened_gram = sum((mode.scale**2 * mode.gram for mode in modes), zero_matrix)
     self_overlap = moment_root @ whitened_gram @ moment_root
     signal_overlap = moment_root @ whitened_cross @ moment_root
     Q, M, T = (
@@ -290,7 +305,9 @@ def _solve_modes(
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    """Predict the mode along a common eigenvector e of all G, from the eigenvalues of ``e^T G e`` (C, C)."""
+    """Predict the mode along a common eigenvector e of all label matrices G, from the eigenvalues of ``e^T G e`` (C, C), their
+    mean square F and their resolvent J at susceptibility chi.
+    """
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
 
@@ -310,30 +327,34 @@ def direction_mode(
             return no_outlier
         q = (alpha - 1 / F) / (alpha + mean_over_labels(eigenvalues**3) / F**2)
         return mode(alpha * F, q)
-    preprocessed = 1 - 1 / (1 + eigenvalues + regularisation)
-    largest = float(preprocessed.max())
-    if largest <= 0:
+    preprocessed_eigenvalues = 1 - 1 / (1 + eigenvalues + regularisation)
+    largest_preprocessed = float(preprocessed_eigenvalues.max())
+    if largest_preprocessed <= 0:
         return no_outlier
 
     def edge_equation(chi: float) -> float:
-        """Function of chi that vanishes where the bulk ends."""
-        J = preprocessed / (1 - chi * preprocessed)
+        """Function of the susceptibility chi that vanishes where the bulk ends, from the resolvent J."""
+        J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
         return alpha * chi**2 * mean_over_labels(J**2) - 1
 
     def outlier_equation(chi: float) -> float:
-        """Function of chi that vanishes at the outlier."""
-        products = eigenvalues * preprocessed / (1 - chi * preprocessed)
-        return alpha * chi * mean_over_labels(products) - 1
+        """Function of the susceptibility chi that vanishes at the outlier."""
+        resolvent_products = (
+            eigenvalues
+            * preprocessed_eigenvalues
+            / (1 - chi * preprocessed_eigenvalues)
+        )
+        return alpha * chi * mean_over_labels(resolvent_products) - 1
 
     from scipy.optimize import brentq
 
-    chi_edge = (1 - 1e-12) / largest
+    chi_edge = (1 - 1e-12) / largest_preprocessed
     if edge_equation(chi_edge) > 0:
         chi_edge = brentq(edge_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
     if outlier_equation(chi_edge) <= 0:
         return no_outlier
     chi = brentq(outlier_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
-    J = preprocessed / (1 - chi * preprocessed)
+    J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
     mean_JJ, mean_GJJ = mean_over_labels(J * J), mean_over_labels(eigenvalues * J * J)
     q = (1 / chi**2 - alpha * mean_JJ) / (1 / chi**2 + alpha * mean_GJJ)
     return mode(1 / chi + alpha * mean_over_labels(J), max(q, 0.0))
@@ -353,7 +374,8 @@ def project_on_direction(G: Array, direction: Array) -> Array:
 def joint_eigenvector_mode(
     G: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    r"""Predict the mode of the leading eigenvector of all components together.
+    r"""Predict the mode of the leading eigenvector of all P components together, from label matrices G, the susceptibility matrix
+    X, resolvents J and the overlap A with the signal.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -365,9 +387,9 @@ def joint_eigenvector_mode(
     The noise of the eigenvector has the Gram matrix ``N = X (S + alpha E sum J N J) X`` with
     ``S = alpha E sum J A (I + G) A^T J``, and ``tr (A A^T + N) = 1`` normalizes A.
     """
-    n, P, C = G.shape[:3]
+    label_count, P, C = G.shape[:3]
     latent_count = P * C
-    flat_G = G.reshape(n, latent_count, latent_count)
+    flat_G = G.reshape(label_count, latent_count, latent_count)
     identity = np.eye(latent_count)
     signal_strength = alpha * float(
         np.linalg.eigvalsh(_matrix_of_site_sum(flat_G, flat_G, P))[-1]
@@ -378,14 +400,14 @@ def joint_eigenvector_mode(
     if kind == "asymmetric":
         X, J, eigenvalue = np.eye(P), flat_G / signal_strength, signal_strength
     else:
-        preprocessed = identity - np.linalg.inv(
+        preprocessed_matrices = identity - np.linalg.inv(
             identity + flat_G + regularisation * identity
         )
 
         def resolvent(X: Host) -> Host:
-            """Matrices ``J = T (I - X T)^{-1}`` of all labels."""
-            matrix = identity - preprocessed @ np.kron(X, np.eye(C))
-            return np.asarray(np.linalg.solve(matrix, preprocessed))
+            """Resolvents ``J = T (I - X T)^{-1}`` of all labels, with T the preprocessed matrices."""
+            matrix_to_invert = identity - preprocessed_matrices @ np.kron(X, np.eye(C))
+            return np.asarray(np.linalg.solve(matrix_to_invert, preprocessed_matrices))
 
         joint_outlier = _joint_outlier(flat_G, alpha, P, resolvent)
         if joint_outlier is None:
@@ -420,7 +442,8 @@ def joint_eigenvector_mode(
 def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
-    """Solve for the matrix ``X`` and the outlier eigenvalue by Newton's method; None if there is no outlier.
+    """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from resolvents J; None if
+    there is no outlier.
 
     It starts from the known solution without epsilon.
 
@@ -435,8 +458,8 @@ def _joint_outlier(
         J = flat_G @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat_G)
         Qhat = (alpha * _matrix_of_site_sum(J, flat_G, P) @ Q.reshape(-1)).reshape(P, P)
         next_Q = spectral_function(Qhat, _gaussian_overlap)
-        largest_change, Q = np.abs(next_Q - Q).max(), next_Q
-        if largest_change < 1e-7:
+        largest_change_of_Q, Q = np.abs(next_Q - Q).max(), next_Q
+        if largest_change_of_Q < 1e-7:
             break
     if np.trace(Q) < 1e-4 * P:
         return None
@@ -449,41 +472,45 @@ def _joint_outlier(
         return X + np.triu(X, 1).T, float(unknowns[-1])
 
     def residuals(unknowns: Host) -> Host:
-        """Residuals of the equation of X, and the smallest eigenvalue of that of A, which is zero at the outlier."""
+        """Residuals of the equation of X with its resolvents J, and the smallest eigenvalue of that of A, which is zero at the
+        outlier.
+        """
         X, eigenvalue = X_and_eigenvalue(unknowns)
         J = resolvent(X)
         X_inverse = np.linalg.inv(X)
-        equation = X_inverse - eigenvalue * np.eye(P) + alpha * _sum_over_sites(J, P)
+        equation_of_X = (
+            X_inverse - eigenvalue * np.eye(P) + alpha * _sum_over_sites(J, P)
+        )
         site_sum = alpha * _matrix_of_site_sum(J, flat_G, P)
         overlap_equation = symmetric(np.kron(X_inverse, np.eye(P)) - site_sum)
-        smallest = np.linalg.eigvalsh(overlap_equation)[0]
-        return np.append(equation[upper_triangle], smallest)
+        smallest_eigenvalue = np.linalg.eigvalsh(overlap_equation)[0]
+        return np.append(equation_of_X[upper_triangle], smallest_eigenvalue)
 
-    solution = root(
+    root_solution = root(
         residuals, np.append((np.eye(P) - Q)[upper_triangle], 1.0), tol=1e-9
     )
-    X, eigenvalue = X_and_eigenvalue(solution.x)
-    if np.abs(solution.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
+    X, eigenvalue = X_and_eigenvalue(root_solution.x)
+    if np.abs(root_solution.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
         return None
     return X, eigenvalue
 
 
 def _gaussian_overlap(information: Host) -> Host:
     """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; 0 where the information is negative."""
-    positive = np.clip(information, 0, None)
-    return np.asarray(positive / (1 + positive))
+    positive_information = np.clip(information, 0, None)
+    return np.asarray(positive_information / (1 + positive_information))
 
 
 def _sum_over_sites(J: Host, P: int) -> Host:
-    """Trace over sites ``E sum_m J_mm`` (P, P) of matrices on components times sites."""
+    """Trace over sites ``E sum_m J_mm`` (P, P) of matrices J on P components times C sites."""
     C = J.shape[-1] // P
     return np.asarray(np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J))
 
 
 def _matrix_of_site_sum(J: Host, K: Host, P: int) -> Host:
-    """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``."""
+    """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``, for J and K on P components times C sites."""
     C = J.shape[-1] // P
     J_rows = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
     K_columns = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
-    product = (J_rows @ K_columns.T / len(J)).reshape(P, P, P, P)  # p r s q
-    return product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
+    index_product = (J_rows @ K_columns.T / len(J)).reshape(P, P, P, P)  # p r s q
+    return index_product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
