@@ -171,12 +171,12 @@ class Averaged(Algorithm):
             return f"the theory of {self._registry_entry.name} does not predict the overlap between two independent students"
         signal_second_moment = prior_moments(problem)[0]
         signal_overlap = np.asarray(student_prediction.overlap)
-        between_students = np.asarray(student_prediction.between_students)
+        overlap_between_students = np.asarray(student_prediction.between_students)
         self_overlap = signal_overlap
         if student_prediction.own_overlap is not None:
             self_overlap = np.asarray(student_prediction.own_overlap)
-        self_overlap_excess = (self_overlap - between_students) / self.students
-        mean_self_overlap = between_students + self_overlap_excess
+        self_overlap_excess = (self_overlap - overlap_between_students) / self.students
+        mean_self_overlap = overlap_between_students + self_overlap_excess
         mean_overlaps = Overlaps(
             signal_second_moment, signal_overlap, mean_self_overlap
         )

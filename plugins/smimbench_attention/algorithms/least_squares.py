@@ -66,17 +66,21 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     posterior = checked_posterior(posterior, zero_means)
     if posterior.second_moment is None:
         return f"channel {channel.name!r} does not provide the second moment of its posterior"
-    means = np.asarray(posterior.mean).reshape(PROBES, latent_count)
+    posterior_means = np.asarray(posterior.mean).reshape(PROBES, latent_count)
     second_moments = np.asarray(posterior.second_moment).reshape(
         PROBES, latent_count, latent_count
     )
-    covariances = second_moments - means[:, :, None] * means[:, None, :]
-    mean_covariance = covariances.mean(0)
+    posterior_covariances = (
+        second_moments - posterior_means[:, :, None] * posterior_means[:, None, :]
+    )
+    mean_covariance = posterior_covariances.mean(0)
     omega = rng.standard_normal((PROBES, P, C))
     shifted_means = np.asarray(channel.posterior(y, omega, V, rng=rng).mean)
-    expected_means = means + omega.reshape(PROBES, latent_count) @ mean_covariance
+    expected_means = (
+        posterior_means + omega.reshape(PROBES, latent_count) @ mean_covariance
+    )
     departure_from_gaussian = max(
-        np.abs(covariances - mean_covariance).max(),
+        np.abs(posterior_covariances - mean_covariance).max(),
         np.abs(shifted_means.reshape(PROBES, latent_count) - expected_means).max(),
     )
     if departure_from_gaussian > SAME:
@@ -85,9 +89,11 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     # A variance below this, in units of the prior's, is none; an eigenvalue this close to 1 is not identifiable.
     rounding_margin = max(1e-12, 10 * departure_from_gaussian)
     is_identifiable = eigenvalues < 1 - rounding_margin
-    variances = np.clip(eigenvalues[is_identifiable], 0.0, None)
+    posterior_variances = np.clip(eigenvalues[is_identifiable], 0.0, None)
     noise_variances = np.where(
-        variances < rounding_margin, 0.0, variances / (1 - variances)
+        posterior_variances < rounding_margin,
+        0.0,
+        posterior_variances / (1 - posterior_variances),
     )
     if not is_identifiable.any():
         return f"labels of channel {channel.name!r} contain no information about the signal"
@@ -213,14 +219,16 @@ def _averages_over_features(
     unlearned_fractions = kappa / (kappa + feature_variances)
     # Without cancellation where nearly all is fitted: ratio - mean s^2 = penalty / kappa + mean s (1 - s).
     unfitted_per_direction = penalty / kappa if kappa else latents_per_direction - 1
-    mean_product = float(np.mean(learned_fractions * unlearned_fractions))
+    mean_learned_times_unlearned = float(
+        np.mean(learned_fractions * unlearned_fractions)
+    )
     return RidgeAverages(
         mean_gain=float(np.mean(feature_variances * learned_fractions)),
         squared_bias=float(np.mean(feature_variances * unlearned_fractions**2)),
         squared_gain=float(np.mean(feature_variances * learned_fractions**2)),
         fitted_fraction=float(np.mean(learned_fractions)) / latents_per_direction,
         noise_gain=float(np.mean(learned_fractions**2)) / latents_per_direction,
-        error_denominator=(unfitted_per_direction + mean_product)
+        error_denominator=(unfitted_per_direction + mean_learned_times_unlearned)
         / latents_per_direction,
     )
 

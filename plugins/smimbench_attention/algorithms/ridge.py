@@ -150,16 +150,18 @@ class Ridge(LinearRegression):
             return "there is no theory for a penalty chosen by validation"
         if assumed is not None:
             return self._mismatched_theory(problem, assumed, alpha)
-        is_bayes_linear = self.regularisation == "theory" and problem.components == 1
+        is_best_linear_estimate = (
+            self.regularisation == "theory" and problem.components == 1
+        )
         if problem.model.rank == "low":
             observation, _ = self.observation_and_remark(problem)
             if (
                 observation.has_equal_noise
-                or not is_bayes_linear
+                or not is_best_linear_estimate
                 or problem.features is not None
             ):
                 return self._low_rank_theory(problem, alpha)
-        elif not is_bayes_linear:
+        elif not is_best_linear_estimate:
             return "theory for matrices exists for one component and regularisation = 'theory' only"
         return _best_linear_prediction(problem, alpha)
 
@@ -181,8 +183,8 @@ class Ridge(LinearRegression):
         penalty = _common_penalty(penalties)
         if penalty is None:
             return UNEQUAL_PENALTIES
-        with_fixed_penalty = replace(self, regularisation=penalty)
-        return with_fixed_penalty._low_rank_theory(problem, alpha)
+        ridge_with_fixed_penalty = replace(self, regularisation=penalty)
+        return ridge_with_fixed_penalty._low_rank_theory(problem, alpha)
 
     def _low_rank_theory(
         self, problem: Problem, alpha: float
@@ -305,10 +307,12 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
 
     def safe_ratio(numerator: Array, denominator: Array) -> Array:
         """Ratio of each entry, 0 where the denominator is not positive."""
-        is_positive = denominator > 0
-        divisor = xp.where(is_positive, denominator, xp.ones_like(numerator))
+        denominator_is_positive = denominator > 0
+        divisor = xp.where(
+            denominator_is_positive, denominator, xp.ones_like(numerator)
+        )
         quotient = numerator / divisor
-        return xp.where(is_positive, quotient, xp.zeros_like(numerator))
+        return xp.where(denominator_is_positive, quotient, xp.zeros_like(numerator))
 
     def squared_norm(residual: Array) -> Array:
         """Squared norm of the residual of every candidate."""
@@ -324,9 +328,11 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     residual = state.residual - step_size * matrix_times_direction
     direction_weight = safe_ratio(squared_norm(residual), squared_norm(state.residual))
     # Not by ``safe_ratio``, which is 0 for a scale of NaN: data that are not finite must show.
-    norm_or_zero = state.right_side_norm
+    right_side_norm_or_zero = state.right_side_norm
     right_side_norm = xp.where(
-        norm_or_zero > 0, norm_or_zero, xp.ones_like(norm_or_zero)
+        right_side_norm_or_zero > 0,
+        right_side_norm_or_zero,
+        xp.ones_like(right_side_norm_or_zero),
     )
     next_state = state._replace(
         deviation=state.deviation + step_size * direction,

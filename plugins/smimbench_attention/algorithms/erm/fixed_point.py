@@ -72,8 +72,14 @@ def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
     """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error, from the overlaps of every evaluation of
     the integrals.
     """
-    M = sum(float(np.trace(evaluation.cross)) for evaluation in overlaps)
-    Q = sum(float(np.trace(evaluation.own)) for evaluation in overlaps)
+    M = sum(
+        float(np.trace(overlaps_of_evaluation.cross))
+        for overlaps_of_evaluation in overlaps
+    )
+    Q = sum(
+        float(np.trace(overlaps_of_evaluation.own))
+        for overlaps_of_evaluation in overlaps
+    )
     return M / Q
 
 
@@ -174,8 +180,8 @@ def order_parameters(
     noise_covariance = np.mean(
         feature_variance * covariance_from_signal + covariance_from_noise, axis=0
     )
-    information = mean_gain.T @ np.linalg.solve(noise_covariance, mean_gain)
-    conditional_covariance = T @ np.linalg.inv(identity + information @ T)
+    signal_information = mean_gain.T @ np.linalg.solve(noise_covariance, mean_gain)
+    conditional_covariance = T @ np.linalg.inv(identity + signal_information @ T)
     M, Q = mean_gain @ T, mean_gain @ T @ mean_gain.T + noise_covariance
     return OrderParameters(T, M, Q, V, conditional_covariance, noise_covariance)
 
@@ -241,7 +247,7 @@ class FixedPoints:
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Minimum of the risk at a given penalty, with its losses and numerical errors."""
+        """Minimum of the risk at a given penalty, from its order parameters, with its losses and numerical errors."""
         penalty_steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
         if penalty_steps > 0:
             penalties = np.geomspace(self.safe_penalty, penalty, penalty_steps + 1)
@@ -249,16 +255,16 @@ class FixedPoints:
                 self.solve(float(larger_penalty))
         parameters = self.solve(penalty)
         orders = self._order_parameters(parameters, penalty)
-        moments = self.integrals(orders)
+        risk_moments = self.integrals(orders)
         return Minimum(
             Overlaps(orders.T, orders.M, orders.Q),
-            moments.training_loss,
-            moments.test_loss,
+            risk_moments.training_loss,
+            risk_moments.test_loss,
             self.newton_step_errors(penalty, parameters),
         )
 
     def overlaps(self, penalty: float) -> Overlaps:
-        """Overlaps of signal and estimate at the fixed point."""
+        """Overlaps T, M and Q of signal and estimate at the fixed point."""
         orders = self._order_parameters(self.solve(penalty), penalty)
         return Overlaps(orders.T, orders.M, orders.Q)
 
@@ -266,22 +272,22 @@ class FixedPoints:
         """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point of a penalty, by iterations and a root finder in
         turn.
         """
-        parameters, last_change = self._initial_guess(penalty), np.inf
+        parameters, last_relative_change = self._initial_guess(penalty), np.inf
         if self.solutions:
-            parameters, last_change = self._find_root(penalty, parameters)
+            parameters, last_relative_change = self._find_root(penalty, parameters)
         for attempt in range(ACCURACY.root_attempts):
-            if not last_change <= ACCURACY.converged_change:
-                parameters, last_change = self._iterate(penalty, parameters)
-            if last_change <= ACCURACY.converged_change or (
-                attempt and last_change <= ACCURACY.stalled_change
+            if not last_relative_change <= ACCURACY.converged_change:
+                parameters, last_relative_change = self._iterate(penalty, parameters)
+            if last_relative_change <= ACCURACY.converged_change or (
+                attempt and last_relative_change <= ACCURACY.stalled_change
             ):
                 self.solutions.append((float(np.log(penalty)), parameters))
                 return parameters
             if not np.isfinite(parameters).all():
                 break
-            parameters, last_change = self._find_root(penalty, parameters)
+            parameters, last_relative_change = self._find_root(penalty, parameters)
         raise ValueError(
-            f"the fixed point of erm at penalty {penalty:g} was not found (last relative change {last_change:.1e})"
+            f"the fixed point of erm at penalty {penalty:g} was not found (last relative change {last_relative_change:.1e})"
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
@@ -315,15 +321,19 @@ class FixedPoints:
         return np.asarray(np.mean(feature_gains, axis=0))
 
     def _iterate_once(self, penalty: float, parameters: Host) -> Host:
-        """Order parameters after one iteration of the equations."""
-        moments = self.integrals(self._order_parameters(parameters, penalty))
-        V_hat, m_hat, Q_hat = (self.alpha * moment for moment in moments[:3])
+        """Order parameters V, m_hat and Q_hat after one iteration of the equations."""
+        risk_moments = self.integrals(self._order_parameters(parameters, penalty))
+        V_hat, m_hat, Q_hat = (
+            self.alpha * risk_moment for risk_moment in risk_moments[:3]
+        )
         return np.stack([self._susceptibility(V_hat, penalty), m_hat, Q_hat])
 
     def _root_problem(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """Fixed point as a root problem: initial unknowns, map from unknowns to order parameters, residual."""
+        """Fixed point as a root problem near the order parameters V, m_hat and Q_hat: initial unknowns, map from unknowns to
+        order parameters, residual.
+        """
         parameters_are_positive = self.P == 1 and bool((parameters > 0).all())
         parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
         parameter_scale = parameter_scale * np.ones_like(parameters)
@@ -356,17 +366,18 @@ class FixedPoints:
                 return np.asarray(
                     (next_parameters / parameter_scale).ravel() - unknowns
                 )
-            moments = self.integrals(orders)
+            risk_moments = self.integrals(orders)
             # alpha E g z* = lambda M is equivalent to the equation of M, without the terms that cancel there; in units of that
             # equation it is as close to linear.
-            V_hat = np.array([[self.alpha * moments.V_hat.item()]])
+            V_hat = np.array([[self.alpha * risk_moments.V_hat.item()]])
             V = self._susceptibility(V_hat, penalty).item()
-            Q_hat = self.alpha * moments.Q_hat.item()
+            Q_hat = self.alpha * risk_moments.Q_hat.item()
             if not (V > 0 and Q_hat > 0):
                 return invalid_residual
             trial_overlap = (trial_parameters[0] @ trial_parameters[1] @ self.T).item()
             overlap_excess = (
-                self.alpha * moments.g_signal_product.item() - penalty * trial_overlap
+                self.alpha * risk_moments.g_signal_product.item()
+                - penalty * trial_overlap
             )
             return np.array(
                 [
@@ -384,7 +395,9 @@ class FixedPoints:
         return initial_unknowns.ravel(), parameters_from, residual
 
     def _find_root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Find a nearby fixed point with a root finder; return it (or the input, if none is found) and its residual."""
+        """Find a nearby fixed point with a root finder, from order parameters V, m_hat and Q_hat; return it (or the input, if
+        none is found) and its residual.
+        """
         from scipy.optimize import root
 
         initial_unknowns, parameters_from, residual = self._root_problem(
@@ -404,7 +417,7 @@ class FixedPoints:
         return parameters, initial_residual
 
     def newton_step_errors(self, penalty: float, parameters: Host) -> Overlaps:
-        """Numerical errors of the overlaps: their change in one Newton step towards the fixed point."""
+        """Numerical errors of the overlaps: their change in a Newton step from these order parameters to the fixed point."""
         unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
         residual, finite_difference = residual_of(unknowns), 1e-5
         jacobian_columns = [
@@ -486,8 +499,18 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
         length_factor = 1.0
         if length_rule == "posterior":
             length_factor = best_length_factor(overlaps)
-        M = np.mean([np.trace(evaluation.cross) for evaluation in overlaps])
-        Q = np.mean([np.trace(evaluation.own) for evaluation in overlaps])
+        M = np.mean(
+            [
+                np.trace(overlaps_of_evaluation.cross)
+                for overlaps_of_evaluation in overlaps
+            ]
+        )
+        Q = np.mean(
+            [
+                np.trace(overlaps_of_evaluation.own)
+                for overlaps_of_evaluation in overlaps
+            ]
+        )
         excess_mse[log_penalty] = float(length_factor * (length_factor * Q - 2 * M))
         return excess_mse[log_penalty]
 

@@ -90,11 +90,14 @@ def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
-    prox_bound = omega - v * loss.slope(y, omega)
-    lower_bound = np.minimum(omega, prox_bound)
-    upper_bound = np.maximum(omega, prox_bound)
-    z = (lower_bound + upper_bound) / 2
-    step_before_last, last_step = upper_bound - lower_bound, upper_bound - lower_bound
+    bound_of_z = omega - v * loss.slope(y, omega)
+    lower_bound_of_z = np.minimum(omega, bound_of_z)
+    upper_bound_of_z = np.maximum(omega, bound_of_z)
+    z = (lower_bound_of_z + upper_bound_of_z) / 2
+    step_before_last, last_step = (
+        upper_bound_of_z - lower_bound_of_z,
+        upper_bound_of_z - lower_bound_of_z,
+    )
     for _ in range(100):  # usually about ten
         scaled_slope, scaled_curvature = v * loss.slope(y, z), v * loss.curvature(y, z)
         residual = z + scaled_slope - omega
@@ -104,17 +107,17 @@ def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
             rounding_of_residual + np.abs(scaled_slope) + np.abs(omega)
         )
         residual = np.where(np.abs(residual) <= rounding_of_residual, 0.0, residual)
-        lower_bound = np.where(residual <= 0, z, lower_bound)
-        upper_bound = np.where(residual >= 0, z, upper_bound)
+        lower_bound_of_z = np.where(residual <= 0, z, lower_bound_of_z)
+        upper_bound_of_z = np.where(residual >= 0, z, upper_bound_of_z)
         newton_step = -residual / (1 + scaled_curvature)
         # Steps that do not halve within two rounds may oscillate forever: bisect instead.
         is_safe_step = (
-            (z + newton_step >= lower_bound)
-            & (z + newton_step <= upper_bound)
+            (z + newton_step >= lower_bound_of_z)
+            & (z + newton_step <= upper_bound_of_z)
             & (np.abs(newton_step) <= step_before_last / 2)
         )
         next_z = np.where(
-            is_safe_step, z + newton_step, (lower_bound + upper_bound) / 2
+            is_safe_step, z + newton_step, (lower_bound_of_z + upper_bound_of_z) / 2
         )
         step_before_last, last_step, z = last_step, np.abs(next_z - z), next_z
         if np.all(last_step <= 1e-13 * (1 + np.abs(z))):
@@ -233,7 +236,9 @@ Integrals = Callable[[OrderParameters], RiskMoments]
 
 
 def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
-    """Integrals of a problem and a loss: one by quadrature where possible, otherwise several independent samples."""
+    """Integrals of a problem and a loss: one by quadrature where possible, otherwise one for each independent scramble of Sobol
+    points.
+    """
     has_sign_labels = problem.components == 1 and labels_of(problem) == "signs"
     if has_sign_labels and _sites_are_independent(problem):
         return [SignIntegrals(problem, loss)]
@@ -284,9 +289,9 @@ class SignIntegrals:
         negative_edges = [-panel_edge for panel_edge in positive_edges[:0:-1]]
         all_edges = np.array([*negative_edges, *positive_edges])
         half_widths = np.diff(all_edges) / 2
-        centers = (all_edges[1:] + all_edges[:-1]) / 2
+        panel_centers = (all_edges[1:] + all_edges[:-1]) / 2
         panel_nodes, panel_weights = self.panel
-        nodes = centers[:, None] + half_widths[:, None] * panel_nodes
+        nodes = panel_centers[:, None] + half_widths[:, None] * panel_nodes
         weights = half_widths[:, None] * panel_weights
         weights = weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)
         return nodes.ravel(), weights.ravel()
@@ -328,15 +333,19 @@ class SignIntegrals:
             np.maximum(np.abs(posterior_mean - teacher_mean) - rounding_of_mean, 0.0)
             for posterior_mean in posterior_means
         )
-        is_resolved = mean_shift_of_plus + mean_shift_of_minus > 1e4 * rounding_of_mean
+        probability_is_resolved = (
+            mean_shift_of_plus + mean_shift_of_minus > 1e4 * rounding_of_mean
+        )
         # Where no label moves the mean any more, the chance of a label stays what it was.
         plus_probability = np.full_like(omega_nodes, 0.5)
-        if is_resolved.any():
-            resolved_shift_of_minus = mean_shift_of_minus[is_resolved]
-            summed_shifts = resolved_shift_of_minus + mean_shift_of_plus[is_resolved]
+        if probability_is_resolved.any():
+            resolved_shift_of_minus = mean_shift_of_minus[probability_is_resolved]
+            summed_shifts = (
+                resolved_shift_of_minus + mean_shift_of_plus[probability_is_resolved]
+            )
             plus_probability = np.interp(
                 omega_nodes,
-                omega_nodes[is_resolved],
+                omega_nodes[probability_is_resolved],
                 resolved_shift_of_minus / summed_shifts,
             )
         integral_sums = np.zeros(6)

@@ -217,10 +217,12 @@ class Gamp(Algorithm):
             V = np.asarray(prior_error, dtype=dtype_name(estimate))
         else:
             estimate, V = self._random_start(problem, data, rng)
-        strengths = None
+        strengths_of_samples = None
         if self.damping is None and problem.model.rank == "extensive":
-            strengths = sample_strengths(problem, data)
-        return GampState(estimate, to_host(V), None, rng, strengths=strengths)
+            strengths_of_samples = sample_strengths(problem, data)
+        return GampState(
+            estimate, to_host(V), None, rng, strengths=strengths_of_samples
+        )
 
     def _random_start(
         self, problem: Problem, data: Data, rng: np.random.Generator
@@ -259,9 +261,12 @@ class Gamp(Algorithm):
             state.V,
             data.inputs.shape[0],
         )
-        is_extensive, is_adaptive = model.rank == "extensive", self.damping is None
+        has_extensive_rank, damping_is_adaptive = (
+            model.rank == "extensive",
+            self.damping is None,
+        )
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
-        strengths = None if state.V_falls_fast else state.strengths
+        strengths_of_samples = None if state.V_falls_fast else state.strengths
 
         # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
@@ -276,7 +281,7 @@ class Gamp(Algorithm):
             if state.Gamma is None
             else np.linalg.inv(V) @ state.Gamma,
             damping_weights=sample_weights(
-                float(damping_state.weight), strengths, V, state.Qhat
+                float(damping_state.weight), strengths_of_samples, V, state.Qhat
             ),
         )
         summed_covariance, undamped_square_of_g, square_of_g, *integration_errors = (
@@ -302,7 +307,7 @@ class Gamp(Algorithm):
         messages_to_signal = problem.per_variance(messages.summed_adjoint)
         R = state.estimate + solve_components(Qhat, messages_to_signal)
         Q = Qhat
-        if is_extensive and not problem.is_assumed:
+        if has_extensive_rank and not problem.is_assumed:
             Q = self._with_excess_noise(Qhat, kappa_alpha * square_of_g / sample_count)
         denoiser_output = denoise_step(prior, R, send(Q, R))
         denoised_V, probe_noise = denoiser_output.V, state.probe_noise
@@ -314,13 +319,15 @@ class Gamp(Algorithm):
             )
 
         # Damping: a step of weight b takes b new + (1 - b) old of everything.
-        if is_adaptive and state.damping_state is None:
+        if damping_is_adaptive and state.damping_state is None:
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
             # estimate that labels do not fix far above that of the signal.
             denoised_V = to_host(denoised_V)
-            removed_fraction = 1 - np.max(np.diagonal(denoised_V) / np.diagonal(V))
+            removed_error_fraction = 1 - np.max(
+                np.diagonal(denoised_V) / np.diagonal(V)
+            )
             damping_state = damping_state._replace(
-                weight=np.maximum(damping_state.weight, removed_fraction)
+                weight=np.maximum(damping_state.weight, removed_error_fraction)
             )
         estimate_change = denoiser_output.estimate - state.estimate
         estimate_weight = damping_state.weight * damping_state.extrapolation_factor
@@ -334,7 +341,7 @@ class Gamp(Algorithm):
             model.inner(estimate, estimate),
             *(
                 change_overlaps(problem, damping_state, estimate_change)
-                if is_adaptive
+                if damping_is_adaptive
                 else ()
             ),
         )
@@ -342,7 +349,7 @@ class Gamp(Algorithm):
             damped_update(damping_state.weight, denoised_V, V), SMALLEST_V
         )
         Gamma = None
-        if is_extensive:
+        if has_extensive_rank:
             Gamma = damped_update(
                 damping_state.weight,
                 denoised_V @ (Q @ np.linalg.inv(Qhat)),
@@ -352,7 +359,7 @@ class Gamp(Algorithm):
         squared_step = np.diagonal(squared_step)
         undamped_error = np.diagonal(denoised_V) + SMALLEST_V
         relative_change = np.max(np.sqrt(squared_step / undamped_error))
-        if is_adaptive:
+        if damping_is_adaptive:
             damping_state = next_damping(
                 problem,
                 damping_state,
@@ -362,7 +369,7 @@ class Gamp(Algorithm):
                 undamped_error,
                 relative_change,
             )
-            if is_extensive:
+            if has_extensive_rank:
                 damping_state = limit_damping(
                     damping_state, denoised_V, Qhat, state.strengths
                 )
@@ -407,8 +414,12 @@ class Gamp(Algorithm):
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
         """Reduce the information Qhat where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
-        excess = np.diagonal(g_noise) / (self.largest_excess * np.diagonal(Qhat))
-        noise_scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+        excess_of_noise = np.diagonal(g_noise) / (
+            self.largest_excess * np.diagonal(Qhat)
+        )
+        noise_scale = 1 / np.sqrt(
+            np.maximum(excess_of_noise, np.ones_like(excess_of_noise))
+        )
         return np.asarray(Qhat * noise_scale[:, None] * noise_scale[None, :])
 
     def plan(self, data: Data) -> Plan:

@@ -237,7 +237,9 @@ class MismatchedRecursion:
             self.signal, self.noise = self._signal_and_noise_entries()
 
     def initial_orders(self, overlap: float) -> Orders:
-        """Initial order parameters: those of the assumed prior mean, or of a small overlap where that is a fixed point."""
+        """Initial order parameters M, Q and V: those of the assumed prior mean, or of a small overlap where that is a fixed
+        point.
+        """
         assumed_second_moment, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
         if self.problem.channel.symmetry != "none" and not mean_overlap.any():
@@ -246,9 +248,9 @@ class MismatchedRecursion:
             )
             Q = overlap * np.diag(smaller_second_moments)
             return Orders(Q, Q, assumed_second_moment - Q)
-        assumed_mean = self.assumed.prior.mean(P, 64)
-        true_mean = self.problem.prior.mean(P, 64)
-        M = np.asarray(self.problem.model.inner(assumed_mean, true_mean))
+        assumed_prior_mean = self.assumed.prior.mean(P, 64)
+        true_prior_mean = self.problem.prior.mean(P, 64)
+        M = np.asarray(self.problem.model.inner(assumed_prior_mean, true_prior_mean))
         return Orders(M, mean_overlap, assumed_second_moment - mean_overlap)
 
     def sampled_labels(
@@ -379,7 +381,9 @@ class MismatchedRecursion:
         return rescaled_entries[:P], rescaled_entries[P:]
 
     def _noisy_entries(self, conjugates: Conjugates) -> Host:
-        """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) of the effective channel."""
+        """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) of the effective channel with these conjugate
+        order parameters.
+        """
         Qhat, m, chi = conjugates
         noisy_signal = m @ self.signal + symmetric_root(chi) @ self.noise
         return np.linalg.solve(Qhat, noisy_signal)
@@ -401,8 +405,8 @@ class MismatchedRecursion:
         )
 
     def _orders_of_matrix(self, conjugates: Conjugates) -> Orders:
-        """Order parameters of the assumed prior's estimate of a matrix of extensive rank, from denoised eigenvalues f and means
-        xi of the signal.
+        """Order parameters of the assumed prior's estimate of a matrix of extensive rank at given conjugate ones, from denoised
+        eigenvalues f and means xi of the signal.
         """
         spectrum = self.denoised_spectrum(conjugates)
         f, xi = spectrum.denoised_eigenvalues, spectrum.signal_means
@@ -423,7 +427,9 @@ class MismatchedRecursion:
         )
 
     def denoised_spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
-        """Spectrum of the observed noisy matrix, before and after denoising by the assumed prior."""
+        """Spectrum of the observed noisy matrix at given conjugate order parameters, before and after denoising by the assumed
+        prior.
+        """
         nodes_and_means: list[Host] = []
 
         def record_nodes(
@@ -459,7 +465,7 @@ class MismatchedRecursion:
         return np.asarray(eigenvalue_map(eigenvalues, noise))
 
     def step(self, orders: Orders) -> Orders:
-        """Run one undamped iteration of state evolution and return the new order parameters."""
+        """Run one undamped iteration of state evolution and return the new order parameters M, Q and V."""
         next_orders = self.denoised_orders(self.conjugates(orders))
         if not _all_finite(*next_orders):
             raise NoFixedPoint("the order parameters of state evolution are not finite")
@@ -467,7 +473,9 @@ class MismatchedRecursion:
         return next_orders._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
-        """Fixed point of state evolution by damped iterations; raises NoFixedPoint where they do not converge."""
+        """Fixed point of state evolution, its order parameters M, Q and V, by damped iterations; raises NoFixedPoint where they
+        do not converge.
+        """
         has_rough_information = offers_rough(self.problem)
         for _ in range(ACCURACY.max_iterations):
             next_orders = self.step(orders)
@@ -496,8 +504,8 @@ class MismatchedRecursion:
         raise NoFixedPoint("state evolution does not reach a fixed point")
 
     def perturbation_growth(self, orders: Orders, conjugates: Conjugates) -> float:
-        """Growth factor per iteration of the squared norm of a small perturbation of the estimate, from squared slopes of the
-        messages g (K) and of the denoiser (J); stable below 1.
+        """Growth factor per iteration of the squared norm of a small perturbation of the estimate at a fixed point (its order
+        parameters and conjugate ones), from squared slopes of messages g and denoiser; stable below 1.
         """
         P = self.problem.components
         mean_squared_slopes = []
@@ -506,27 +514,31 @@ class MismatchedRecursion:
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
             posterior_mean, V_inverse = np.asarray(posterior.mean), np.linalg.inv(V)
             second_moment = np.asarray(posterior.second_moment)
-            covariance = (
+            posterior_covariance = (
                 second_moment
                 - posterior_mean[..., None, None] * posterior_mean[:, None, None]
             )
-            g_slopes = np.einsum("ap,npcqd,qb->nacbd", V_inverse, covariance, V_inverse)
+            g_slopes = np.einsum(
+                "ap,npcqd,qb->nacbd", V_inverse, posterior_covariance, V_inverse
+            )
             same_site_identity = np.eye(posterior_mean.shape[2])[None, None, :, None, :]
             g_slopes -= V_inverse[None, :, None, :, None] * same_site_identity
             mean_squared_slopes.append(
                 np.einsum("nacbd,necfd->aebf", g_slopes, g_slopes) / len(g_slopes) / 2
             )
         Qhat_inverse = np.linalg.inv(conjugates.Qhat)
-        K = self.scale * np.einsum(
+        message_slopes = self.scale * np.einsum(
             "ax,xybf,ye->aebf", Qhat_inverse, sum(mean_squared_slopes), Qhat_inverse
         )
-        J = self._squared_slopes(conjugates)
-        map_of_covariances = np.einsum("aebf,bfxy->aexy", J, K).reshape(P * P, P * P)
+        denoiser_slopes = self._squared_slopes(conjugates)
+        map_of_covariances = np.einsum(
+            "aebf,bfxy->aexy", denoiser_slopes, message_slopes
+        ).reshape(P * P, P * P)
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
-        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser, at observations R or at
-        eigenvalues denoised to f.
+        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser at given conjugate order
+        parameters, at observations R or at eigenvalues denoised to f.
         """
         if self.problem.model.rank == "extensive":
             spectrum = self.denoised_spectrum(conjugates)
@@ -544,12 +556,14 @@ class MismatchedRecursion:
                 2 * difference_step
             )
             eigenvalue_gaps = eigenvalues[:, None] - eigenvalues[None, :]
-            is_close = np.abs(eigenvalue_gaps) < difference_step
+            eigenvalues_are_close = np.abs(eigenvalue_gaps) < difference_step
             difference_quotients = (f[:, None] - f[None, :]) / np.where(
-                is_close, 1.0, eigenvalue_gaps
+                eigenvalues_are_close, 1.0, eigenvalue_gaps
             )
             denoiser_slopes = np.where(
-                is_close, denoiser_derivative[:, None], difference_quotients
+                eigenvalues_are_close,
+                denoiser_derivative[:, None],
+                difference_quotients,
             )
             return np.full(
                 (1, 1, 1, 1),
@@ -572,7 +586,9 @@ class MismatchedRecursion:
 
 
 def _effective_noise(conjugates: Conjugates) -> float:
-    """Effective noise ``Delta = chi / m^2`` of the observed matrix, for one component."""
+    """Effective noise ``Delta = chi / m^2`` of the observed matrix at the conjugate order parameters m and chi, for one
+    component.
+    """
     return float(conjugates.chi[0, 0] / conjugates.m[0, 0] ** 2)
 
 
@@ -633,17 +649,17 @@ def mismatched_theory(
         if ridge_solution is not None:  # without a spread
             orders, conjugates = [ridge_solution[0]] * 2, [ridge_solution[1]] * 2
         for seed in range(0 if ridge_solution else ACCURACY.point_sets):
-            recursion = MismatchedRecursion(problem, assumed, alpha, seed)
-            initial_orders = recursion.initial_orders(
+            state_evolution = MismatchedRecursion(problem, assumed, alpha, seed)
+            initial_orders = state_evolution.initial_orders(
                 0.99 if is_informed else ACCURACY.initial_overlap
             )
             orders.append(
-                recursion.fixed_point(orders[0] if orders else initial_orders)
+                state_evolution.fixed_point(orders[0] if orders else initial_orders)
             )
-            conjugates.append(recursion.conjugates(orders[-1]))
+            conjugates.append(state_evolution.conjugates(orders[-1]))
             perturbation_growth = max(
                 perturbation_growth,
-                recursion.perturbation_growth(orders[-1], conjugates[-1]),
+                state_evolution.perturbation_growth(orders[-1], conjugates[-1]),
             )
     except (NoFixedPoint, ParameterError, np.linalg.LinAlgError) as error:
         return f"GAMP with these assumptions does not converge: {error}"
@@ -747,7 +763,8 @@ class MismatchedSolution(NamedTuple):
 
 
 def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
-    """Check a prediction against Monte Carlo draws of labels and of denoised signals.
+    """Check the prediction of a solution of state evolution (its order parameters M, Q, V and conjugates Qhat, m, chi) against
+    Monte Carlo draws of labels and of denoised signals.
 
     m is the mean product of g with the latents of the signal less their mean given omega, without the true posterior. V is
     what a run measures, the response of the denoiser to a probe, without the spectral law or Stein's lemma.
@@ -763,16 +780,16 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     size_errors = np.abs((full_size_errors - half_size_errors).mean(axis=0))
     mse, mse_error = solution.prediction.mse, solution.prediction.mse_error
     draw_checks = []
-    for k, name in enumerate(Conjugates._fields):
+    for conjugate_index, conjugate_name in enumerate(Conjugates._fields):
         predicted_diagonal, prediction_error = (
-            np.diagonal(conjugates[k]),
-            np.diagonal(conjugate_errors[k]),
+            np.diagonal(conjugates[conjugate_index]),
+            np.diagonal(conjugate_errors[conjugate_index]),
         )
         draw_checks += _compare_components(
-            name,
+            conjugate_name,
             predicted_diagonal,
             prediction_error,
-            drawn_conjugates[:, k],
+            drawn_conjugates[:, conjugate_index],
             0 * predicted_diagonal,
         )
     draw_checks += _compare_components(
@@ -785,26 +802,30 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
 
 
 def _compare_components(
-    name: str, predicted: Host, prediction_errors: Host, draws: Host, draw_errors: Host
+    quantity_name: str,
+    predicted_quantity: Host,
+    prediction_errors: Host,
+    draws: Host,
+    draw_errors: Host,
 ) -> list[Check]:
     """Compare a predicted quantity (P,), component by component, with its mean over Monte Carlo draws (n, P)."""
     return [
         compare(
-            name,
+            quantity_name,
             component,
-            predicted[component],
+            predicted_quantity[component],
             prediction_errors[component],
             draws[:, component],
             draw_errors[component],
             effective=np.inf,
         )
-        for component in range(len(predicted))
+        for component in range(len(predicted_quantity))
     ]
 
 
 def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
-    """Diagonals of Qhat, m and chi (BATCHES, 3, P), estimated from messages g at random batches of labels y of latents N(omega,
-    V).
+    """Diagonals of Qhat, m and chi (BATCHES, 3, P) at the order parameters M, Q, V of a solution, estimated from messages g at
+    random batches of labels y of latents N(omega, V).
     """
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
@@ -834,7 +855,9 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
 
 
 def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
-    """True and claimed error (2, BATCHES, 2, P) of signals denoised from random observations R, at half and full dimension D."""
+    """True and claimed error (2, BATCHES, 2, P) of signals denoised from random observations R at conjugate order parameters
+    Qhat, m and chi, at half and full dimension D.
+    """
     problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
     model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION

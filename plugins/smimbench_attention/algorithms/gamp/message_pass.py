@@ -151,8 +151,8 @@ def multiply_components(matrix: Host, z: Array) -> Array:
 def _square_of_g(g: Array) -> Array:
     """Square of ``g`` (n, P, C), summed over samples and sites: ``sum_{mu, c} g_pc g_qc`` (P, P)."""
     xp, components = namespace(g), g.shape[1]
-    by_component = xp.permute_dims(g, (1, 0, 2)) if components > 1 else g
-    flat_g = xp.reshape(by_component, (components, -1))
+    g_by_component = xp.permute_dims(g, (1, 0, 2)) if components > 1 else g
+    flat_g = xp.reshape(g_by_component, (components, -1))
     return xp.matmul(flat_g, xp.matrix_transpose(flat_g))
 
 

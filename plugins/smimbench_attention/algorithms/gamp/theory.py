@@ -77,8 +77,8 @@ def gamp_theory(
     *,
     damped: bool,
 ) -> AlgorithmPrediction:
-    """Predict the fixed point of GAMP and its trajectory (or the reason why there is no trajectory), under the conditions of the
-    runs (start, dimension).
+    """Predict the fixed point of GAMP, damped or not, and its trajectory (or the reason why there is no trajectory), under the
+    conditions of the runs (start, dimension).
 
     ``random_start_V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
@@ -182,7 +182,7 @@ def _trajectory(
         conditions.iterations or ACCURACY.max_iterations, ACCURACY.max_iterations
     )
     overlap_paths: list[list[Overlaps]] = []
-    all_stationary = True
+    all_paths_are_stationary = True
     for seed in range(1 if random_start_V is None else ACCURACY.point_sets):
         if random_start_V is None:
             iterate = _bayes_optimal_iteration(
@@ -191,32 +191,32 @@ def _trajectory(
         else:
             iterate = MismatchedRecursion(problem, problem, alpha, seed).step
         try:
-            orders_along_path, is_stationary = _iterate_until_stationary(
+            orders_along_path, path_is_stationary = _iterate_until_stationary(
                 problem, initial_orders, iteration_count, iterate
             )
         except (NoFixedPoint, np.linalg.LinAlgError):
             return UNRESOLVED
         overlap_paths.append([orders.overlaps(T) for orders in orders_along_path])
-        all_stationary &= is_stationary
+        all_paths_are_stationary &= path_is_stationary
         mse, mse_error, overlap = _mean_metrics(problem, overlap_paths)
         # Two sets that are far apart will not agree with more of them.
-        allowance = ACCURACY.largest_relative_error * np.sqrt(
+        allowed_error = ACCURACY.largest_relative_error * np.sqrt(
             ACCURACY.point_sets / len(overlap_paths)
         )
-        if not (mse_error < allowance * second_moments).all():
+        if not (mse_error < allowed_error * second_moments).all():
             return UNRESOLVED
     fixed_point_mse, fixed_point_error = (
         np.atleast_1d(fixed_point.mse),
         np.atleast_1d(fixed_point.mse_error),
     )
     distance_to_fixed_point = np.abs(mse[-1] - fixed_point_mse)
-    allowance = ACCURACY.arrival_distance * second_moments + 4 * (
+    allowed_distance = ACCURACY.arrival_distance * second_moments + 4 * (
         fixed_point_error + mse_error[-1]
     )
-    if all_stationary and (distance_to_fixed_point > allowance).any():
+    if all_paths_are_stationary and (distance_to_fixed_point > allowed_distance).any():
         final_mse, expected_mse = (
-            ", ".join(f"{number:.3g}" for number in errors)
-            for errors in (mse[-1], fixed_point_mse)
+            ", ".join(f"{mse_value:.3g}" for mse_value in mse_values)
+            for mse_values in (mse[-1], fixed_point_mse)
         )
         return f"the predicted trajectory ends at an MSE of {final_mse}, not at that of the fixed point, {expected_mse}"
     return {
@@ -300,7 +300,7 @@ def _bayes_optimal_iteration(
     )
 
     def iterate(orders: Orders) -> Orders:
-        """Order parameters after one iteration."""
+        """Order parameters M, Q and V after one iteration."""
         Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 
@@ -313,7 +313,7 @@ def _iterate_until_stationary(
     max_iterations: int,
     iterate: Callable[[Orders], Orders],
 ) -> tuple[list[Orders], bool]:
-    """Iterate state evolution; return the order parameters of all iterations and whether they became stationary."""
+    """Iterate state evolution; return the order parameters M, Q and V of all iterations and whether they became stationary."""
     second_moments = np.diagonal(prior_moments(problem)[0])
     stationary_change = ACCURACY.stationary_change
     if offers_rough(problem):
@@ -372,15 +372,17 @@ def tabulated_information(
 
     def interpolated_information(Q: Host, V: Host) -> Host:
         """Rough information (P, P), corrected by the interpolated ratio of accurate to rough values."""
-        final_weight = 0.0
+        weight_of_final_point = 0.0
         if trace_end != trace_start:
-            final_weight = (np.trace(Q) - trace_start) / (trace_end - trace_start)
-            final_weight = float(np.clip(final_weight, 0.0, 1.0))
+            weight_of_final_point = (np.trace(Q) - trace_start) / (
+                trace_end - trace_start
+            )
+            weight_of_final_point = float(np.clip(weight_of_final_point, 0.0, 1.0))
         log_rough_information = log_information(Q, V, rough=True)
         return exponential(
             log_rough_information
-            + (1 - final_weight) * log_ratios[0]
-            + final_weight * log_ratios[-1]
+            + (1 - weight_of_final_point) * log_ratios[0]
+            + weight_of_final_point * log_ratios[-1]
         )
 
     return interpolated_information

@@ -183,10 +183,13 @@ class Directions:
         # Rounding along the p would grow.
         if np.linalg.norm(orthogonal_part) < g_norm / 2:
             orthogonal_part = self._orthogonal_part(orthogonal_part)
-        orthogonal_norm = np.linalg.norm(orthogonal_part)
-        if orthogonal_norm <= ACCURACY.tolerance * g_norm or self.p.count == self.rows:
+        norm_of_orthogonal_part = np.linalg.norm(orthogonal_part)
+        if (
+            norm_of_orthogonal_part <= ACCURACY.tolerance * g_norm
+            or self.p.count == self.rows
+        ):
             return False
-        self.p.append(orthogonal_part / orthogonal_norm)
+        self.p.append(orthogonal_part / norm_of_orthogonal_part)
         if self.is_exact and self.basis.count >= self.rows:
             raise TooExpensive(
                 "the gradients span more directions than there are samples"
@@ -256,7 +259,9 @@ def descend(
     vectors = triangular_root(gram_of([initial_overlaps], rule.momentum))[0][:, : 2 * P]
 
     def latents(fields: Host, coefficients: Host) -> Host:
-        """Latents (samples, P, C) of vectors with the given coefficients in the feature directions."""
+        """Latents (samples, P, C) of vectors with the given coefficients in the feature directions, whose images under the data
+        are ``fields``.
+        """
         return (fields @ coefficients.T).reshape(-1, C, P).swapaxes(1, 2)
 
     def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
@@ -305,9 +310,13 @@ def descend(
         gradient = g.T @ batch_fields / len(z)
         for k in range(P):
             if directions.add(g[:, k], batch_samples):
-                new_column = directions.h.columns[:, -1]
-                new_field = new_column.reshape(sample_count, C)[batch_samples]
-                gradient_along_new_direction = g.T @ new_field.reshape(-1, 1) / len(z)
+                column_of_new_direction = directions.h.columns[:, -1]
+                field_of_new_direction = column_of_new_direction.reshape(
+                    sample_count, C
+                )[batch_samples]
+                gradient_along_new_direction = (
+                    g.T @ field_of_new_direction.reshape(-1, 1) / len(z)
+                )
                 gradient = np.concatenate(
                     [gradient, gradient_along_new_direction], axis=1
                 )
@@ -433,7 +442,9 @@ def mean_field_theory(
         overlap_path.cross[:, -1, 0],
         overlap_path.self_overlap[:, -1, 0],
     )
-    final_overlaps = [[Overlaps(*final_triple)] for final_triple in final_matrices]
+    final_overlaps = [
+        [Overlaps(*final_overlap_matrices)] for final_overlap_matrices in final_matrices
+    ]
     prediction = limit_point(
         problem, alpha, final_overlaps, method=method, branch="descent"
     )
@@ -473,12 +484,18 @@ def _descend_all_draws(
     """Gram matrices (draws, steps, R, R) of vectors and losses (draws, steps) of all draws, at finite D without diverged ones."""
     grams_and_losses = []
     for draw in range(draw_plan.draw_count):
-        start = draw_plan.starts[draw % len(draw_plan.starts)]
+        initial_overlaps = draw_plan.starts[draw % len(draw_plan.starts)]
         rng = monte_carlo_rng("mean-field dynamics", draw)
         with suppress(*(() if draw_plan.in_limit else (OverlapsDiverge,))):
             grams_and_losses.append(
                 descend(
-                    problem, loss, rule, start, recorded_steps, draw_plan.system, rng
+                    problem,
+                    loss,
+                    rule,
+                    initial_overlaps,
+                    recorded_steps,
+                    draw_plan.system,
+                    rng,
                 )
             )
     if 2 * len(grams_and_losses) < draw_plan.draw_count:
@@ -515,14 +532,16 @@ def _draws_of_limit(
             float(noise_variances.mean()),
         )
         return DrawPlan(system, 1, starts, "closed form", True)
-    draw_count, smallest_size = ACCURACY.limit_draws, ACCURACY.smallest_system
-    fewest_samples = min(math.ceil(smallest_size * max(1.0, alpha)) + 1, 2**20 // C)
+    draw_count, smallest_system_size = ACCURACY.limit_draws, ACCURACY.smallest_system
+    fewest_samples = min(
+        math.ceil(smallest_system_size * max(1.0, alpha)) + 1, 2**20 // C
+    )
     most_samples = 2 * ACCURACY.largest_work / (P * steps**2) / (draw_count * C)
     sample_count = int(
         min(max(ACCURACY.largest_rows / (draw_count * C), fewest_samples), most_samples)
     )
     D = round(sample_count / alpha)
-    if min(sample_count, D) < smallest_size:
+    if min(sample_count, D) < smallest_system_size:
         return None
     system = SimulatedSystem(sample_count, sample_count, D)
     return DrawPlan(system, draw_count, starts, f"{draw_count} draws at D = {D}", True)

@@ -263,7 +263,7 @@ def iterate_grams(
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> OverlapPath:
     """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with ``next_gram`` and record the
-    overlaps at the given steps.
+    overlaps in ``readout`` of them at the given steps.
 
     Diverged ones are NaN. The path records ``readout(gram)``.
 
@@ -272,20 +272,25 @@ def iterate_grams(
     OverlapsDiverge
         If the fraction that has not diverged falls below ``least_bounded_fraction``.
     """
-    recorded_grams, is_bounded = [readout(gram)], np.ones(gram.shape[:2], dtype=bool)
+    recorded_grams, overlaps_are_bounded = (
+        [readout(gram)],
+        np.ones(gram.shape[:2], dtype=bool),
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(recorded_steps[-1])):
             gram = next_gram(gram, step)
             # NaN and infinity fail, too. Velocities are not checked: those that change slowly are legitimately large.
             largest_overlap = np.abs(gram[..., : 2 * P, : 2 * P]).max(axis=(-2, -1))
-            is_bounded &= largest_overlap <= DIVERGED_OVERLAP
-            if is_bounded.mean() < least_bounded_fraction:
+            overlaps_are_bounded &= largest_overlap <= DIVERGED_OVERLAP
+            if overlaps_are_bounded.mean() < least_bounded_fraction:
                 raise OverlapsDiverge(
                     "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
                 )
-            gram = np.where(is_bounded[..., None, None], gram, 0.0)
+            gram = np.where(overlaps_are_bounded[..., None, None], gram, 0.0)
             if step + 1 in recorded_steps:
-                gram_or_nan = np.where(is_bounded[..., None, None], gram, np.nan)
+                gram_or_nan = np.where(
+                    overlaps_are_bounded[..., None, None], gram, np.nan
+                )
                 recorded_grams.append(readout(gram_or_nan))
     return OverlapPath.from_grams(recorded_steps, np.stack(recorded_grams, axis=1), P)
 
@@ -321,14 +326,14 @@ def solve(
     ------
     OverlapsDiverge, TooExpensive
     """
-    accuracy, P = online_fields.ACCURACY, problem.components
-    last_step, point_count = int(recorded_steps[-1]), accuracy.points
-    if last_step > accuracy.fewest_steps:
+    field_accuracy, P = online_fields.ACCURACY, problem.components
+    last_step, point_count = int(recorded_steps[-1]), field_accuracy.points
+    if last_step > field_accuracy.fewest_steps:
         latent_cost = cost_of_all_steps(problem, loss, last_step, len(starts))
         point_count = min(
-            point_count, int(point_count * accuracy.largest_latents / latent_cost)
+            point_count, int(point_count * field_accuracy.largest_latents / latent_cost)
         )
-    if point_count < accuracy.fewest_points:
+    if point_count < field_accuracy.fewest_points:
         raise TooExpensive(f"{last_step} steps take more than a minute to solve")
     initial_grams = gram_of(starts, rule.momentum)
     field_averages = gradient_averages(
@@ -362,17 +367,19 @@ def affordable_draws(
     problem: Problem, steps: int, batch_size: int, start_count: int, dimension: int
 ) -> int:
     """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
-    accuracy = online_fields.ACCURACY
-    fewest_draws, most_draws = accuracy.draw_range
+    field_accuracy = online_fields.ACCURACY
+    fewest_draws, most_draws = field_accuracy.draw_range
     latents_of_a_draw = batch_size * problem.components * problem.model.sites
     # A step costs 1000 latents on top.
-    affordable_latents = accuracy.largest_draw_latents / steps - 1000
-    draws_per_start = max(most_draws // start_count, accuracy.fewest_draws_per_start)
+    affordable_latents = field_accuracy.largest_draw_latents / steps - 1000
+    draws_per_start = max(
+        most_draws // start_count, field_accuracy.fewest_draws_per_start
+    )
     draws_per_start = int(
         min(affordable_latents / (latents_of_a_draw * start_count), draws_per_start)
     )
     if (
-        draws_per_start < accuracy.fewest_draws_per_start
+        draws_per_start < field_accuracy.fewest_draws_per_start
         or draws_per_start * start_count < fewest_draws
     ):
         return 0
@@ -447,15 +454,17 @@ def draw_paths(
 
 
 def wishart_root(
-    rng: np.random.Generator, degrees_of_freedom: Host, *shape: int
+    rng: np.random.Generator, degrees_of_freedom: Host, *leading_shape: int
 ) -> Host:
     """Triangular roots (..., P, P) of Wishart matrices of unit covariance, by Bartlett's decomposition.
 
     ``degrees_of_freedom`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
     """
     P = len(degrees_of_freedom)
-    triangular_roots = np.tril(rng.standard_normal((*shape, P, P)), -1)
-    squared_diagonal = 2 * rng.standard_gamma(degrees_of_freedom / 2, (*shape, P))
+    triangular_roots = np.tril(rng.standard_normal((*leading_shape, P, P)), -1)
+    squared_diagonal = 2 * rng.standard_gamma(
+        degrees_of_freedom / 2, (*leading_shape, P)
+    )
     triangular_roots[..., range(P), range(P)] = np.sqrt(squared_diagonal)
     return triangular_roots
 
@@ -470,12 +479,13 @@ def triangular_root(gram: Host) -> Host:
             triangular_roots[..., column, :column],
         )
         squared_pivot = remaining_column[..., :1]
-        is_independent = squared_pivot > 1e-12 * np.maximum(
+        vector_is_independent = squared_pivot > 1e-12 * np.maximum(
             gram[..., column, column, None], 1e-300
         )
         triangular_roots[..., column:, column] = np.where(
-            is_independent,
-            remaining_column / np.sqrt(np.where(is_independent, squared_pivot, 1.0)),
+            vector_is_independent,
+            remaining_column
+            / np.sqrt(np.where(vector_is_independent, squared_pivot, 1.0)),
             0.0,
         )
     return triangular_roots

@@ -163,8 +163,8 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
     """Number of sampled latents per evaluation and initial state; 0 if the expectations have a closed form."""
     if evaluation_count(problem, loss) == 1:
         return 0.0
-    latents = problem.components * problem.model.sites
-    return float(latents * sum(_point_counts(problem, ACCURACY.points)))
+    latent_count = problem.components * problem.model.sites
+    return float(latent_count * sum(_point_counts(problem, ACCURACY.points)))
 
 
 class _SampledFields:
@@ -199,11 +199,11 @@ class _SampledFields:
             np.stack(averages_over_points)
             for averages_over_points in zip(*averages_of_sets)
         )
-        on_student = mean_products[..., self.P :] @ inverse_student_root
-        on_teacher = (
-            mean_products[..., : self.P] - on_student @ teacher_coefficients
+        gradient_on_student = mean_products[..., self.P :] @ inverse_student_root
+        gradient_on_teacher = (
+            mean_products[..., : self.P] - gradient_on_student @ teacher_coefficients
         ) @ self.inverse_root
-        return GradientAverages(on_teacher, on_student, mean_square)
+        return GradientAverages(gradient_on_teacher, gradient_on_student, mean_square)
 
     def _averages(
         self,
@@ -213,7 +213,7 @@ class _SampledFields:
         label_noise: Host | None,
     ) -> tuple[Host, Host]:
         """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points; g is
-        the derivative of the loss in the latents z.
+        the derivative of the loss in the latents z, ``coefficients`` those of z in the white fields u.
         """
         start_count, P, C = len(coefficients), self.P, self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)

@@ -67,7 +67,7 @@ class StepLengthFluctuates(ValueError):
 def solve_features(
     rule: DescentRule,
     direction_kind: str,
-    variances: Host,
+    feature_variances: Host,
     feature_fractions: Host,
     noise: float,
     sites: int,
@@ -84,7 +84,7 @@ def solve_features(
     ----------
     direction_kind : {"gradient", "polar"}
         What the student moves along.
-    variances, feature_fractions : ndarray (K,)
+    feature_variances, feature_fractions : ndarray (K,)
         Values of lambda, and the share of the features that each is of.
     initial_grams : ndarray (K, starts, R, R)
         Mean products of teacher, student and, with momentum, velocity, in a feature of each variance.
@@ -103,7 +103,7 @@ def solve_features(
     batch_rows = rule.batch_ratio * dimension * sites
     feature_variance, feature_fraction = (
         feature_column[:, None, None, None]
-        for feature_column in (variances, feature_fractions)
+        for feature_column in (feature_variances, feature_fractions)
     )
     identity = np.eye(P)
     error_coefficients = np.concatenate(
@@ -164,7 +164,7 @@ def solve_features(
     if direction_kind == "polar":
         rule = replace(rule, direction=polar_direction)
         initial_grams = np.concatenate([initial_grams, initial_grams], axis=1)
-    path = iterate_grams(
+    overlap_path = iterate_grams(
         next_gram, initial_grams, P, recorded_steps, 1.0, weighted_gram
     )
     if np.mean(step_fluctuations) > FLUCTUATION:
@@ -172,12 +172,12 @@ def solve_features(
             f"the relative variance of the step length is {np.mean(step_fluctuations):.2g}, above the limit {FLUCTUATION:g}; "
             "larger batches may lower it"
         )
-    return path
+    return overlap_path
 
 
 def draw_signs(
     rule: DescentRule,
-    variances: Host,
+    feature_variances: Host,
     noise: float,
     batch_rows: int,
     initial_vectors: Host,
@@ -189,7 +189,7 @@ def draw_signs(
 
     Parameters
     ----------
-    variances : ndarray (D,)
+    feature_variances : ndarray (D,)
         Values of lambda.
     batch_rows : int
         Independent rows of a batch: its samples times the tokens.
@@ -202,9 +202,12 @@ def draw_signs(
     ------
     OverlapsDiverge
     """
-    D, P = len(variances), initial_vectors.shape[-2] // (3 if rule.momentum else 2)
-    rule = replace(rule, direction=lambda velocity, metric: np.sign(velocity))
-    feature_scale, identity = np.sqrt(variances), np.eye(P)
+    D, P = (
+        len(feature_variances),
+        initial_vectors.shape[-2] // (3 if rule.momentum else 2),
+    )
+    rule = replace(rule, direction=lambda velocity, _: np.sign(velocity))
+    feature_scale, identity = np.sqrt(feature_variances), np.eye(P)
     degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
@@ -240,7 +243,7 @@ def draw_signs(
     vectors, grams = initial_vectors, []
     for step in range(int(recorded_steps[-1]) + 1):
         if step in recorded_steps:
-            gram = (vectors * variances) @ transposed(vectors) / D
+            gram = (vectors * feature_variances) @ transposed(vectors) / D
             # NaN fails, too.
             if not np.abs(gram[..., : 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:
                 raise OverlapsDiverge(

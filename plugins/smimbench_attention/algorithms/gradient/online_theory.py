@@ -109,7 +109,7 @@ def online_theory(
                 problem, rule, direction_kind, starts_of_runs, recorded_steps, D
             )
         else:
-            has_runs = bool(conditions.starts)
+            starts_are_of_runs = bool(conditions.starts)
             online_prediction = _solve_overlaps(
                 problem,
                 loss,
@@ -119,7 +119,7 @@ def online_theory(
                 batch_size,
                 D,
                 labels_are_linear,
-                has_runs,
+                starts_are_of_runs,
             )
     except TooExpensive:
         return f"theory of {steps} steps takes longer than a minute; ask for fewer steps, or smaller batches"
@@ -168,7 +168,7 @@ def _solve_overlaps(
     batch_size: int,
     D: int,
     labels_are_linear: bool,
-    has_runs: bool,
+    starts_are_of_runs: bool,
 ) -> OnlinePrediction:
     """Predicted overlaps from the closed equations, or from draws at finite dimension D where these are affordable, from the
     initial overlaps ``starts``.
@@ -185,8 +185,8 @@ def _solve_overlaps(
     if drawn_path is not None and not labels_are_linear:
         overlap_path = drawn_path
         method = f"mean of {draw_count * len(starts)} draws of the overlaps at this dimension"
-        is_finite = np.isfinite(overlap_path.cross[:, -1]).all(axis=(-2, -1))
-        diverged_fraction = 1 - is_finite.sum() / is_finite.size
+        overlaps_are_finite = np.isfinite(overlap_path.cross[:, -1]).all(axis=(-2, -1))
+        diverged_fraction = 1 - overlaps_are_finite.sum() / overlaps_are_finite.size
         if diverged_fraction:
             method += (
                 f"; {diverged_fraction:.1%} of the draws diverged and were left out"
@@ -194,11 +194,13 @@ def _solve_overlaps(
     else:
         # Equations that are linear in the overlaps start from their mean.
         initial_overlaps = (
-            [mean_start(problem)] if labels_are_linear and not has_runs else starts
+            [mean_start(problem)]
+            if labels_are_linear and not starts_are_of_runs
+            else starts
         )
         overlap_path = solve(problem, loss, rule, initial_overlaps, recorded_steps)
         method = _solver_name(problem, len(overlap_path.cross), starts, D)
-    if not has_runs:
+    if not starts_are_of_runs:
         overlap_path, drawn_path = (
             starts_as_evaluations(overlap_path),
             drawn_path and starts_as_evaluations(drawn_path),
@@ -300,20 +302,22 @@ def _solve_by_feature(
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
     feature_variances = np.ones(D) if problem.features is None else problem.features
-    variances, feature_counts = np.unique(feature_variances, return_counts=True)
+    distinct_variances, feature_counts = np.unique(
+        feature_variances, return_counts=True
+    )
     P, last_step = problem.components, recorded_steps[-1]
     R = P * (3 if rule.momentum else 2)
     noise_variances = additive_noise(problem)
     assert noise_variances is not None  # labels are linear
     # In units of 20 seconds.
-    relative_cost = last_step * len(variances) * R**2 / 8e7
+    relative_cost = last_step * len(distinct_variances) * R**2 / 8e7
     start_count = min(online_fields.ACCURACY.random_starts, int(1 / relative_cost))
-    has_runs = bool(starts) and problem.features is None
-    if has_runs:
+    starts_are_of_runs = bool(starts) and problem.features is None
+    if starts_are_of_runs:
         initial_grams = gram_of(starts, rule.momentum)[None]
-    elif direction_kind == "gradient" or len(variances) == 1:
+    elif direction_kind == "gradient" or len(distinct_variances) == 1:
         mean_gram = gram_of([mean_start(problem)], rule.momentum)
-        initial_grams = np.repeat(mean_gram[None], len(variances), axis=0)
+        initial_grams = np.repeat(mean_gram[None], len(distinct_variances), axis=0)
     elif start_count < 4 * P:
         raise TooExpensive(f"{last_step} steps take more than a minute to solve")
     else:
@@ -330,14 +334,14 @@ def _solve_by_feature(
         summed_products = np.add.reduceat(
             feature_products, np.cumsum(feature_counts) - feature_counts
         )
-        initial_grams = np.zeros((len(variances), start_count, R, R))
+        initial_grams = np.zeros((len(distinct_variances), start_count, R, R))
         initial_grams[..., : 2 * P, : 2 * P] = (
             summed_products / feature_counts[:, None, None, None]
         )
     overlap_path = solve_features(
         rule,
         direction_kind,
-        variances,
+        distinct_variances,
         feature_counts / D,
         float(noise_variances.mean()),
         problem.model.sites,
@@ -345,7 +349,9 @@ def _solve_by_feature(
         initial_grams,
         recorded_steps,
     )
-    overlap_path = overlap_path if has_runs else starts_as_evaluations(overlap_path)
+    overlap_path = (
+        overlap_path if starts_are_of_runs else starts_as_evaluations(overlap_path)
+    )
     method = f"recursion feature by feature, {len(overlap_path.cross)} starts"
     return OnlinePrediction(overlap_path, None, method)
 
@@ -415,7 +421,8 @@ def _final_overlaps(path: OverlapPath) -> list[list[Overlaps]]:
         path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]
     ):
         overlaps_of_starts = [
-            Overlaps(*overlap_triple) for overlap_triple in zip(*matrices_of_evaluation)
+            Overlaps(*overlap_matrices)
+            for overlap_matrices in zip(*matrices_of_evaluation)
         ]
         finite_overlaps = [
             overlaps_of_start
@@ -493,9 +500,10 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Tra
         matrix.reshape(-1, P, P)
         for matrix in (path.truth, path.cross, path.self_overlap)
     ]
-    is_finite = np.asarray(np.isfinite(flat_overlaps[1]).all(axis=(1, 2)))
+    overlaps_are_finite = np.asarray(np.isfinite(flat_overlaps[1]).all(axis=(1, 2)))
     finite_overlaps = (
-        np.where(is_finite[:, None, None], matrix, 0.0) for matrix in flat_overlaps
+        np.where(overlaps_are_finite[:, None, None], matrix, 0.0)
+        for matrix in flat_overlaps
     )
     metrics = scores(aligned(problem, Overlaps(*finite_overlaps)))
     trajectory_columns: Trajectory = {
@@ -503,16 +511,18 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Tra
         "samples": (path.steps * batch_size).tolist(),
     }
     for column_name, score_name in (("mse", "mse"), ("overlap", "squared_cosine")):
-        scores_or_nan = np.where(is_finite[:, None], metrics[score_name], np.nan)
+        scores_or_nan = np.where(
+            overlaps_are_finite[:, None], metrics[score_name], np.nan
+        )
         scores_of_starts = scores_or_nan.reshape(*path.cross.shape[:3], P)
-        finite_counts = np.isfinite(scores_of_starts).sum(axis=2)
+        counts_of_finite_starts = np.isfinite(scores_of_starts).sum(axis=2)
         # (evaluations, steps, P)
         mean_of_starts = np.nansum(scores_of_starts, axis=2) / np.maximum(
-            finite_counts, 1
+            counts_of_finite_starts, 1
         )
-        mean_score = np.nansum(scores_of_starts, axis=(0, 2)) / finite_counts.sum(
-            axis=0
-        )
+        mean_score = np.nansum(
+            scores_of_starts, axis=(0, 2)
+        ) / counts_of_finite_starts.sum(axis=0)
         trajectory_columns[column_name] = mean_score.tolist()
         trajectory_columns[f"{column_name}_error"] = standard_error(
             mean_of_starts

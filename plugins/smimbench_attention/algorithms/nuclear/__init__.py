@@ -166,11 +166,12 @@ class Nuclear(LinearRegression):
         """Take one proximal gradient step from the extrapolated point."""
         next_state, _ = self._proximal_step(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
-        duality_gap, rounding = self._duality_gap(
+        duality_gap, rounding_of_gap = self._duality_gap(
             state.estimate, next_state.previous_slope, state
         )
         return next_state._replace(duality_gap=duality_gap), Info(
-            residual=math.sqrt(max(duality_gap - rounding, 0.0)), warning=state.remark
+            residual=math.sqrt(max(duality_gap - rounding_of_gap, 0.0)),
+            warning=state.remark,
         )
 
     def estimate(self, state: NuclearState) -> Array:
@@ -236,8 +237,8 @@ class Nuclear(LinearRegression):
             state.extrapolated_point + slope_of_loss / state.lipschitz, proximal_map
         )
         # Momentum that points uphill is dropped.
-        back_step = state.extrapolated_point - estimate
-        if float(xp.sum(back_step * (estimate - state.estimate))) > 0:
+        step_back_to_extrapolated = state.extrapolated_point - estimate
+        if float(xp.sum(step_back_to_extrapolated * (estimate - state.estimate))) > 0:
             momentum_counter = 1.0
         else:
             momentum_counter = (1 + math.sqrt(1 + 4 * state.momentum_counter**2)) / 2
@@ -284,9 +285,9 @@ class Nuclear(LinearRegression):
         largest_slope = float(
             xp.max(slope_spectrum if self.positive else xp.abs(slope_spectrum))
         )
-        dual_scale = 1.0
+        dual_residual_scale = 1.0
         if largest_slope > 0:
-            dual_scale = min(1.0, state.penalty / largest_slope)
+            dual_residual_scale = min(1.0, state.penalty / largest_slope)
         if self.positive:
             nuclear_norm = float(xp.sum(xp.linalg.trace(estimate)))
         else:
@@ -296,7 +297,9 @@ class Nuclear(LinearRegression):
         primal_objective = loss + nuclear_penalty
         slope_overlap = float(xp.sum(slope * estimate))
         duality_gap = (
-            (1 - dual_scale) ** 2 * loss + nuclear_penalty - dual_scale * slope_overlap
+            (1 - dual_residual_scale) ** 2 * loss
+            + nuclear_penalty
+            - dual_residual_scale * slope_overlap
         )
         float_epsilon = float(xp.finfo(estimate.dtype).eps)
         rounding_of_gap = 8 * float_epsilon * (loss_at_zero + nuclear_penalty)

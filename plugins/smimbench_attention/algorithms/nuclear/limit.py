@@ -80,10 +80,10 @@ class ShrunkMatrix(NamedTuple):
 
 def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:
     """Soft-threshold eigenvalues (any shape), the proximal map of the nuclear norm; negative ones give 0 if ``positive``."""
-    shrunk_positive = clip(eigenvalues - threshold, 0.0, None)
+    shrunk_positive_eigenvalues = clip(eigenvalues - threshold, 0.0, None)
     if positive:
-        return shrunk_positive
-    return shrunk_positive - clip(-eigenvalues - threshold, 0.0, None)
+        return shrunk_positive_eigenvalues
+    return shrunk_positive_eigenvalues - clip(-eigenvalues - threshold, 0.0, None)
 
 
 def apply_to_singular_values(
@@ -602,10 +602,10 @@ def best_penalty(
         return minimum.error
 
     log_decade, required_error_ratio = math.log(10), 1 - ENOUGH[0]
-    recovered_error = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
+    error_of_recovery = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
     log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
     previous_error, lowest_error = math.inf, error_at(log_penalty)
-    while recovered_error < lowest_error < required_error_ratio * previous_error:
+    while error_of_recovery < lowest_error < required_error_ratio * previous_error:
         log_penalty -= log_decade
         previous_error, lowest_error = lowest_error, error_at(log_penalty)
     log_penalty_bounds = log_penalty, log_penalty + 2 * log_decade
@@ -749,14 +749,14 @@ def wide_factor_point(
     factor = prior_factor.draw(rng, 1, dimension, width)
     column_count = factor.shape[-1]
     penalty = decay / (2 * dimension * gram_scale(factor))
-    is_positive = is_symmetric(problem.model)
-    minimum = fixed_point(problem.prior, observations, penalty, is_positive)
+    restrict_to_positive = is_symmetric(problem.model)
+    minimum = fixed_point(problem.prior, observations, penalty, restrict_to_positive)
     if minimum.estimate.relative_rank > column_count / dimension:
         return (
             f"the factor has {column_count} columns, fewer than the rank of the minimum "
             f"({minimum.estimate.relative_rank * dimension:.0f} of D = {dimension}): descent can end in other minima"
         )
     return replace(
-        minimum_point(problem, alpha, minimum, is_positive),
+        minimum_point(problem, alpha, minimum, restrict_to_positive),
         method="minimum over a wide factor, if the steps are enough to reach it; state evolution",
     )

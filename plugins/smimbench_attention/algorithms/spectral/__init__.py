@@ -223,8 +223,8 @@ class Spectral(Algorithm):
             return next_state, Info(
                 residual=0.0, warning=joined_remarks, samples=sample_count
             )
-        one_step = one_step_estimate(problem, data, self._origin, state.rng)
-        next_state = SpectralState(one_step.estimate, state.rng)
+        denoiser_output = one_step_estimate(problem, data, self._origin, state.rng)
+        next_state = SpectralState(denoiser_output.estimate, state.rng)
         return next_state, Info(residual=0.0, samples=sample_count)
 
     def estimate(self, state: SpectralState) -> Array:

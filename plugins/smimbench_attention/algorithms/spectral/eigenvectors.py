@@ -316,10 +316,12 @@ class LinearizedMatrices:
             )
         except ArpackNoConvergence as error:
             eigenvalues, eigenvectors = error.eigenvalues, error.eigenvectors
-        is_real = np.abs(eigenvalues.imag) <= 1e-9 * np.abs(eigenvalues)
-        if not is_real.any():
+        eigenvalue_is_real = np.abs(eigenvalues.imag) <= 1e-9 * np.abs(eigenvalues)
+        if not eigenvalue_is_real.any():
             return None
-        leading_index = int(np.argmax(np.where(is_real, eigenvalues.real, -np.inf)))
+        leading_index = int(
+            np.argmax(np.where(eigenvalue_is_real, eigenvalues.real, -np.inf))
+        )
         eigenvalue = float(eigenvalues[leading_index].real)
         # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
         if eigenvalue <= 1:

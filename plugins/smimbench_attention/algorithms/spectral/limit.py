@@ -188,8 +188,8 @@ def spectral_theory(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
-    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem, from label matrices ``G = E[z z^T |
-    y] - I``.
+    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem from label matrices ``G = E[z z^T | y]
+    - I``, for a matrix of this kind, regularized by epsilon if symmetric.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``POINT_SETS`` independent scrambles.
@@ -250,7 +250,7 @@ def _common_eigenbasis(problem: Problem) -> Host | None:
         return np.ones((1, 1))
     symmetric_parts = (G + G.transpose(0, 1, 4, 3, 2)) / 2
     component_blocks = symmetric_parts.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
-    total_square = (component_blocks**2).sum()
+    total_square_of_blocks = (component_blocks**2).sum()
     rng = monte_carlo_rng("spectral limit: mixture of blocks")
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
     random_weights = rng.standard_normal(len(component_blocks)) / np.sqrt(
@@ -260,7 +260,7 @@ def _common_eigenbasis(problem: Problem) -> Host | None:
     for candidate_basis in (np.eye(P), np.linalg.eigh(random_combination)[1].T):
         rotated_blocks = candidate_basis @ component_blocks @ candidate_basis.T
         diagonal_square = (np.diagonal(rotated_blocks, axis1=1, axis2=2) ** 2).sum()
-        if (rotated_blocks**2).sum() - diagonal_square <= 1e-2 * total_square:
+        if (rotated_blocks**2).sum() - diagonal_square <= 1e-2 * total_square_of_blocks:
             return np.asarray(candidate_basis)
     return None
 
@@ -273,8 +273,8 @@ def _solve_modes(
     regularisation: float,
     moment_root: Host,
 ) -> SpectralTheory:
-    """Predict all modes, and overlaps T, M, Q of signal and estimate, from label matrices G (n, P, C, P, C), direction by
-    direction or jointly.
+    """Predict all modes of a matrix of this kind, and overlaps T, M, Q of signal and estimate, from label matrices G (n, P, C,
+    P, C), direction by direction or jointly.
     """
     P = G.shape[1]
     if eigenbasis is None:
@@ -291,8 +291,8 @@ def _solve_modes(
     self_overlap = moment_root @ whitened_gram @ moment_root
     signal_overlap = moment_root @ whitened_cross @ moment_root
     Q, M, T = (
-        np.diagonal(matrix)
-        for matrix in (self_overlap, signal_overlap, moment_root @ moment_root)
+        np.diagonal(overlap_matrix)
+        for overlap_matrix in (self_overlap, signal_overlap, moment_root @ moment_root)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         squared_cosine = np.where(Q > 0, M**2 / (Q * T), 0.0)
@@ -305,8 +305,8 @@ def _solve_modes(
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    """Predict the mode along a common eigenvector e of all label matrices G, from the eigenvalues of ``e^T G e`` (C, C), their
-    mean square F and their resolvent J at susceptibility chi.
+    """Predict the mode of a matrix of this kind along a common eigenvector e of all label matrices G, from the eigenvalues of
+    ``e^T G e`` (C, C), their mean square F and resolvent J at susceptibility chi; q is the squared overlap.
     """
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
@@ -321,16 +321,16 @@ def direction_mode(
         """Mode with this eigenvalue and the squared overlap q, along e."""
         return Mode(eigenvalue, e, np.sqrt(q) * projector, projector, alpha * F)
 
-    no_outlier = mode(np.nan, 0.0)
+    mode_without_outlier = mode(np.nan, 0.0)
     if kind == "asymmetric":
         if alpha * F <= 1:
-            return no_outlier
+            return mode_without_outlier
         q = (alpha - 1 / F) / (alpha + mean_over_labels(eigenvalues**3) / F**2)
         return mode(alpha * F, q)
     preprocessed_eigenvalues = 1 - 1 / (1 + eigenvalues + regularisation)
     largest_preprocessed = float(preprocessed_eigenvalues.max())
     if largest_preprocessed <= 0:
-        return no_outlier
+        return mode_without_outlier
 
     def edge_equation(chi: float) -> float:
         """Function of the susceptibility chi that vanishes where the bulk ends, from the resolvent J."""
@@ -352,7 +352,7 @@ def direction_mode(
     if edge_equation(chi_edge) > 0:
         chi_edge = brentq(edge_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
     if outlier_equation(chi_edge) <= 0:
-        return no_outlier
+        return mode_without_outlier
     chi = brentq(outlier_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
     J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
     mean_JJ, mean_GJJ = mean_over_labels(J * J), mean_over_labels(eigenvalues * J * J)
@@ -374,8 +374,8 @@ def project_on_direction(G: Array, direction: Array) -> Array:
 def joint_eigenvector_mode(
     G: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    r"""Predict the mode of the leading eigenvector of all P components together, from label matrices G, the susceptibility matrix
-    X, resolvents J and the overlap A with the signal.
+    r"""Predict the mode of the leading eigenvector of all P components together, of a matrix of this kind, from label matrices G,
+    the susceptibility matrix X, resolvents J and the overlap A with the signal.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -394,9 +394,11 @@ def joint_eigenvector_mode(
     signal_strength = alpha * float(
         np.linalg.eigvalsh(_matrix_of_site_sum(flat_G, flat_G, P))[-1]
     )
-    no_outlier = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, signal_strength)
+    mode_without_outlier = Mode(
+        np.nan, None, np.zeros((P, P)), np.eye(P) / P, signal_strength
+    )
     if signal_strength <= 1:
-        return no_outlier
+        return mode_without_outlier
     if kind == "asymmetric":
         X, J, eigenvalue = np.eye(P), flat_G / signal_strength, signal_strength
     else:
@@ -411,7 +413,7 @@ def joint_eigenvector_mode(
 
         joint_outlier = _joint_outlier(flat_G, alpha, P, resolvent)
         if joint_outlier is None:
-            return no_outlier
+            return mode_without_outlier
         X, eigenvalue = joint_outlier
         J = resolvent(X)
     overlap_equation = np.kron(np.linalg.inv(X), np.eye(P))
@@ -429,7 +431,7 @@ def joint_eigenvector_mode(
     gram_matrix = A @ A.T + noise_gram
     squared_norm = float(np.trace(gram_matrix))
     if np.linalg.eigvalsh(symmetric(noise_gram))[0] < 0:  # a solution inside the bulk
-        return no_outlier
+        return mode_without_outlier
     return Mode(
         float(eigenvalue),
         None,
@@ -442,8 +444,8 @@ def joint_eigenvector_mode(
 def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
-    """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from resolvents J; None if
-    there is no outlier.
+    """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G of P
+    components and C sites and resolvents J; Q is the overlap without epsilon. None if there is no outlier.
 
     It starts from the known solution without epsilon.
 
@@ -512,5 +514,5 @@ def _matrix_of_site_sum(J: Host, K: Host, P: int) -> Host:
     C = J.shape[-1] // P
     J_rows = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
     K_columns = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
-    index_product = (J_rows @ K_columns.T / len(J)).reshape(P, P, P, P)  # p r s q
-    return index_product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
+    site_products = (J_rows @ K_columns.T / len(J)).reshape(P, P, P, P)  # p r s q
+    return site_products.transpose(0, 3, 1, 2).reshape(P * P, P * P)
