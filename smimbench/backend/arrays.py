@@ -80,17 +80,23 @@ class _HostFunctions:
     """Module wrapper that applies NumPy functions to arrays of another library by copying to the host and back."""
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
+        """Wrap a module of NumPy functions for arrays of the namespace ``xp``."""
         self._module, self._xp = module, xp
 
     def __getattr__(self, name: str) -> Callable[..., Array]:
         """Return the function of this name, made to accept arrays on a device."""
         function = getattr(self._module, name)
 
-        def call(*arguments: Array, **options: object) -> Array:
+        def call(*arguments: Array, **keyword_options: object) -> Array:
             """Apply the function to host copies of the arguments, and copy its result back to their device."""
-            device_arguments = [a for a in arguments if on_device(a)]
-            host_arguments = [to_host(a) if on_device(a) else a for a in arguments]
-            output = function(*host_arguments, **options)
+            device_arguments = [
+                argument for argument in arguments if on_device(argument)
+            ]
+            host_arguments = [
+                to_host(argument) if on_device(argument) else argument
+                for argument in arguments
+            ]
+            output = function(*host_arguments, **keyword_options)
             if not device_arguments:
                 return output
             return self._xp.asarray(
@@ -120,35 +126,39 @@ def send(host: Host, like: Array) -> Array:
 
 def read_together(*arrays: Array) -> list[Array]:
     """Copy several arrays and numbers to the host in a single transfer."""
-    copies = list(arrays)
+    host_arrays = list(arrays)
     device_indices = []
-    for k, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         if type(array) is not np.ndarray and on_device(array):
             host_copy = _host_copy(array)
             if host_copy is None:
-                device_indices.append(k)
+                device_indices.append(index)
             else:
-                copies[k] = host_copy
+                host_arrays[index] = host_copy
     if len(device_indices) == 1:
-        copies[device_indices[0]] = to_host(arrays[device_indices[0]])
+        host_arrays[device_indices[0]] = to_host(arrays[device_indices[0]])
     elif device_indices:
-        xp = namespace(*(arrays[k] for k in device_indices))
+        xp = namespace(*(arrays[index] for index in device_indices))
         number_dtypes = [
-            arrays[k].dtype for k in device_indices if arrays[k].dtype != xp.bool
+            arrays[index].dtype
+            for index in device_indices
+            if arrays[index].dtype != xp.bool
         ]
         common_dtype = xp.result_type(*number_dtypes) if number_dtypes else xp.bool
         flat_arrays = [
-            xp.reshape(xp.astype(arrays[k], common_dtype, copy=False), (-1,))
-            for k in device_indices
+            xp.reshape(xp.astype(arrays[index], common_dtype, copy=False), (-1,))
+            for index in device_indices
         ]
-        segment_ends = np.cumsum([math.prod(arrays[k].shape) for k in device_indices])
-        for k, segment in zip(
+        segment_ends = np.cumsum(
+            [math.prod(arrays[index].shape) for index in device_indices]
+        )
+        for index, flat_segment in zip(
             device_indices, np.split(to_host(xp.concat(flat_arrays)), segment_ends[:-1])
         ):
-            copies[k] = segment.reshape(arrays[k].shape).astype(
-                dtype_name(arrays[k]), copy=False
+            host_arrays[index] = flat_segment.reshape(arrays[index].shape).astype(
+                dtype_name(arrays[index]), copy=False
             )
-    return copies
+    return host_arrays
 
 
 def _host_copy(array: Array) -> Host | None:

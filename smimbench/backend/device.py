@@ -54,7 +54,8 @@ class Elapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend for array computations: an array library on one device with one real data type.
+    """Backend for array computations: an array library ``xp`` on one device with one real data type.
+    ``tf32`` allows TF32 in products of float32; ``storage`` is the data type in which inputs are stored, if another.
 
     This class is right for every namespace that computes in the memory of the host. One with a device of its own is a subclass
     that says how to wait for it, what memory it has and how it draws random numbers.
@@ -88,10 +89,10 @@ class Backend:
         An array that lives here already is returned as it is, in the right dtype.
         """
         if on_device(array):
-            floating = self.xp.isdtype(array.dtype, "real floating")
+            is_floating = self.xp.isdtype(array.dtype, "real floating")
             target_dtype = (
                 getattr(self.xp, dtype or self.dtype)
-                if floating or dtype
+                if is_floating or dtype
                 else array.dtype
             )
             return self.xp.astype(array, target_dtype, copy=False)
@@ -166,8 +167,8 @@ def _keep_freed_memory() -> None:
     come and go; on a virtual machine the page faults cost as much as the matrix products between them. Nothing is
     touched here, so nothing is used.
     """
-    largest_size = 1 << 25  # from here on arrays are always mapped
-    np.empty(largest_size - (1 << 16), dtype=np.uint8)
+    mapping_threshold = 1 << 25  # from here on arrays are always mapped
+    np.empty(mapping_threshold - (1 << 16), dtype=np.uint8)
 
 
 @functools.cache
@@ -220,11 +221,11 @@ def reduced_chunks(fraction: float) -> Iterator[None]:
 
     It is used after a run ran out of device memory: free memory beforehand does not tell how much an algorithm will take.
     """
-    token = _chunk_scale.set(fraction)
+    context_token = _chunk_scale.set(fraction)
     try:
         yield
     finally:
-        _chunk_scale.reset(token)
+        _chunk_scale.reset(context_token)
 
 
 def chunk_scale() -> float:
@@ -244,11 +245,15 @@ def free_memory(like: Array) -> int | None:
 def gpu_free_memory(cupy: ModuleType) -> int:
     """Bytes still available for arrays on the current GPU, within the limit of CuPy's memory pool."""
     pool = cupy.get_default_memory_pool()
-    driver_free, _ = cupy.cuda.runtime.memGetInfo()
+    driver_free_bytes, _ = cupy.cuda.runtime.memGetInfo()
     # Unused blocks of the pool are available to us, although the driver counts them as taken.
-    available = int(driver_free) + int(pool.free_bytes())
-    limit = int(pool.get_limit())
-    return min(available, limit - int(pool.used_bytes())) if limit else available
+    available_bytes = int(driver_free_bytes) + int(pool.free_bytes())
+    pool_limit = int(pool.get_limit())
+    return (
+        min(available_bytes, pool_limit - int(pool.used_bytes()))
+        if pool_limit
+        else available_bytes
+    )
 
 
 def chunk_bytes(like: Array) -> int | None:

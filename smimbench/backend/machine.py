@@ -98,7 +98,9 @@ def usable_cores() -> int:
 def cpu_quota(
     membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> float:
-    """Number of processors that the Linux control groups (cgroups v1 or v2) allow; infinity without a limit."""
+    """Number of processors that the Linux control groups (cgroups v1 or v2) allow; infinity without a limit. ``membership``
+    is the file that lists the groups of this process, ``root`` the folder of all groups.
+    """
     quota = math.inf
     for line in (unless(OSError, membership.read_text) or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -110,9 +112,9 @@ def cpu_quota(
                 root / "cpu",
                 ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
             )
-        group = group_root / path.lstrip("/")
+        group_path = group_root / path.lstrip("/")
         # The group that a container takes for the root may be any of the parents.
-        for group_folder in (group, *group.parents):
+        for group_folder in (group_path, *group_path.parents):
             quota_texts = [
                 unless(OSError, (group_folder / quota_file).read_text) or ""
                 for quota_file in quota_files
@@ -124,7 +126,7 @@ def cpu_quota(
 
 
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
-    """Context manager that sets the number of threads of every BLAS library in this process."""
+    """Context manager that sets the number of threads of every BLAS library in this process to ``limit``."""
     # Finding the libraries takes a millisecond; none can have come without a module that brought it.
     return _blas_controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
 
@@ -141,9 +143,9 @@ def _blas_controller(module_count: int) -> ThreadpoolController:
 def fingerprint() -> str:
     """Hash that identifies this machine; timings are comparable only between equal fingerprints."""
     # Without its memory: what a container or a virtual machine calls its memory moves with what others take.
-    document = {**machine_info(), "node": platform.node()}
-    del document["memory_gib"]
-    return hashlib.sha256(canonical_json(document).encode()).hexdigest()[:12]
+    machine_description = {**machine_info(), "node": platform.node()}
+    del machine_description["memory_gib"]
+    return hashlib.sha256(canonical_json(machine_description).encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -163,15 +165,15 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those of the given packages that are installed."""
+    """Versions of those of the given packages that are installed, by package."""
     from importlib.metadata import PackageNotFoundError, version
 
-    versions = {
+    version_or_none = {
         package: unless(PackageNotFoundError, version, package) for package in packages
     }
     return {
         package: version_text
-        for package, version_text in versions.items()
+        for package, version_text in version_or_none.items()
         if version_text is not None
     }
 
@@ -302,11 +304,15 @@ def stored_peak_rates(
 ) -> dict[str, float] | None:
     """Stored peak rates of this machine from an earlier measurement, or None."""
     try:
-        stored = json.loads(_rates_file(backend, threads).read_text())
-        if stored["version"] != PEAK_RATES_VERSION:
+        stored_document = json.loads(_rates_file(backend, threads).read_text())
+        if stored_document["version"] != PEAK_RATES_VERSION:
             return None
-        rates = stored["rates"]
-        return {key: float(rates[key]) for key in PEAK_RATE_KEYS if key in rates}
+        stored_rates = stored_document["rates"]
+        return {
+            key: float(stored_rates[key])
+            for key in PEAK_RATE_KEYS
+            if key in stored_rates
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -358,7 +364,9 @@ def peak_fraction(
     *,
     tf32: bool = False,
 ) -> Fraction | None:
-    """Fraction of the limiting peak rate that an iteration of this duration reaches; None if unknown."""
+    """Fraction of the limiting peak rate that an iteration of this duration reaches, given its ``cost`` in operations and
+    bytes and the machine's peak ``rates``; None if unknown.
+    """
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
     product_rate = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
     bandwidth = rates.get("bandwidth")
@@ -368,8 +376,8 @@ def peak_fraction(
         "products": cost["flops"] / product_rate,
         "memory": cost["bytes"] / bandwidth,
     }
-    bound = max(least_seconds, key=lambda name: least_seconds[name])
-    return Fraction(least_seconds[bound] / seconds, bound)
+    limiting_resource = max(least_seconds, key=lambda name: least_seconds[name])
+    return Fraction(least_seconds[limiting_resource] / seconds, limiting_resource)
 
 
 def _shortest_seconds(

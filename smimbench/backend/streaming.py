@@ -38,20 +38,24 @@ class StreamedInputs:
     """
 
     def __init__(self, host: Host, backend: Backend) -> None:
+        """Keep the inputs ``host`` (n, T, D) in host memory, with the backend's reader of slices."""
         # An empty array of the right kind knows device and dtype in the backend's own terms.
         self._set_source(host.shape, backend.asarray(host[:0]), backend.reader(host))
 
         self.itemsize = host.dtype.itemsize
 
     def _set_source(
-        self, shape: tuple[int, ...], like: Array, read: Callable[[slice], Array]
+        self,
+        shape: tuple[int, ...],
+        empty_array: Array,
+        read_slice: Callable[[slice], Array],
     ) -> None:
         """Set the shape (n, T, D), an empty array of the right kind, and the function that reads a slice of samples."""
         self.shape = tuple(shape)
         """(n, T, D)."""
-        self.like = like
-        self._read = read
-        self.itemsize = int(namespace(like).finfo(like.dtype).bits) // 8
+        self.like = empty_array
+        self._read = read_slice
+        self.itemsize = int(namespace(empty_array).finfo(empty_array.dtype).bits) // 8
         """Bytes per stored number."""
 
     @property
@@ -117,6 +121,9 @@ class DrawnInputs(StreamedInputs):
         draw: Callable[[int], Array],
         like: Array,
     ) -> None:
+        """Prepare inputs of this shape, drawn in blocks of ``block`` samples by ``draw(block_number)``; ``like`` is an
+        empty array of their kind.
+        """
         self.block = block
 
         def read(samples: slice) -> Array:
@@ -125,12 +132,15 @@ class DrawnInputs(StreamedInputs):
                 return like
             block_numbers = range(samples.start // block, -(-samples.stop // block))
             block_slices = [
-                slice(max(samples.start - k * block, 0), samples.stop - k * block)
-                for k in block_numbers
+                slice(
+                    max(samples.start - block_number * block, 0),
+                    samples.stop - block_number * block,
+                )
+                for block_number in block_numbers
             ]
             block_samples = [
-                draw(k)[block_slice, ...]
-                for k, block_slice in zip(block_numbers, block_slices)
+                draw(block_number)[block_slice, ...]
+                for block_number, block_slice in zip(block_numbers, block_slices)
             ]
             return (
                 block_samples[0]
@@ -161,10 +171,13 @@ class NarrowInputs(StreamedInputs):
         Data type of the slices.
     """
 
-    def __init__(self, stored: Array, dtype: object) -> None:
-        self.stored = stored
-        like = namespace(stored).astype(stored[:0, ...], dtype)
-        self._set_source(stored.shape, like, lambda samples: stored[samples, ...])
+    def __init__(self, float32_inputs: Array, dtype: object) -> None:
+        """Wrap the float32 inputs ``stored``, whose slices are converted to ``dtype`` for computing."""
+        self.stored = float32_inputs
+        like = namespace(float32_inputs).astype(float32_inputs[:0, ...], dtype)
+        self._set_source(
+            float32_inputs.shape, like, lambda samples: float32_inputs[samples, ...]
+        )
         self.itemsize = 4
 
     def __array__(self, *args: object, **kwargs: object) -> Host:
@@ -239,6 +252,7 @@ class Prefetch:
         begin_transfer: Callable[[int, int], tuple[Array, object]],
         await_transfer: Callable[[object], None],
     ) -> None:
+        """Prepare to read from ``length`` samples, with functions that begin a transfer to the device and wait for it."""
         self._length, self._begin_transfer, self._await_transfer = (
             length,
             begin_transfer,
@@ -250,18 +264,18 @@ class Prefetch:
     def __call__(self, samples: slice) -> Array:
         """Return the samples of a slice once they have arrived on the device."""
         start, stop, _ = samples.indices(self._length)
-        bounds = (start, max(start, stop))
+        slice_bounds = (start, max(start, stop))
         next_transfer, self._ahead = self._ahead, None
         if next_transfer is not None:
             # Even if the slice is not used: its memory must not be reused while a transfer is running.
             self._await_transfer(next_transfer[1][1])
-        if next_transfer is not None and next_transfer[0] == bounds:
+        if next_transfer is not None and next_transfer[0] == slice_bounds:
             array = next_transfer[1][0]
         else:
-            array, transfer = self._begin_transfer(*bounds)
+            array, transfer = self._begin_transfer(*slice_bounds)
             self._await_transfer(transfer)
         del next_transfer
-        next_bounds = self._next_bounds(*bounds)
+        next_bounds = self._next_bounds(*slice_bounds)
         if next_bounds is not None:
             self._ahead = next_bounds, self._begin_transfer(*next_bounds)
         return array

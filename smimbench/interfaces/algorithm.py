@@ -14,6 +14,7 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 class Plan(NamedTuple):
     """Plan of an algorithm for a run: steps, batch size, students, cost; stated before any data are drawn.
+    ``draws_fresh`` says whether it learns from fresh samples instead of the data set.
 
     Attributes
     ----------
@@ -44,6 +45,7 @@ class Plan(NamedTuple):
 
 class Overlaps(NamedTuple):
     """Overlap matrices (P, P) of a signal ``S`` and an estimate ``S_hat``, computed by the model's ``inner``.
+    ``truth`` is the signal's with itself, ``cross`` the estimate's with the signal, ``own`` the estimate's with itself.
 
     Attributes
     ----------
@@ -62,6 +64,8 @@ class Overlaps(NamedTuple):
 
 class Conditions(NamedTuple):
     """Conditions of the runs that ``Algorithm.theory`` predicts: dimension, start, iterations.
+    ``starts`` are overlaps of the runs' initial estimates, ``points`` the Bayes-optimal point and other branches at this
+    sample ratio, ``trajectory`` says whether a prediction for each iteration is wanted, too.
 
     Attributes
     ----------
@@ -90,6 +94,8 @@ class Conditions(NamedTuple):
 @dataclass(frozen=True)
 class AlgorithmPrediction:
     """Prediction of theory for an algorithm at one sample ratio: errors, overlaps, and what else is known of its runs.
+    ``at_size`` marks a prediction for the dimension of the runs instead of the limit, ``of_ok_runs`` one for runs that end
+    ``ok`` only; ``draws`` checks it by Monte Carlo draws, ``more`` holds further quantities by name.
 
     ``smimbench.theory.limit_point`` makes it from overlaps.
 
@@ -141,41 +147,45 @@ class AlgorithmPrediction:
         """Build a prediction from one point in the JSON of ``smimbench theory``, with some fields changed."""
         field_names = {field.name for field in fields(cls)}
         field_values = {
-            name: entry for name, entry in point.items() if name in field_names
+            name: field_value
+            for name, field_value in point.items()
+            if name in field_names
         }
         for name in ("mse", "mse_error"):
             field_values[name] = np.atleast_1d(np.asarray(point[name], dtype=float))
         if "no_trajectory" in point:
             field_values["trajectory"] = point["no_trajectory"]
         other_entries = {
-            name: entry
-            for name, entry in point.items()
+            name: field_value
+            for name, field_value in point.items()
             if name not in field_names and name != "no_trajectory"
         }
         return cls(**field_values | {"more": other_entries} | changes)
 
     def document(self) -> dict[str, Any]:
         """Convert the prediction to JSON; ``mse`` and ``mse_error`` are single numbers if there is one component."""
-        entries = {
+        field_values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name not in ("draws", "more")
         }
         for name in ("mse", "mse_error"):
-            values = np.asarray(entries[name], dtype=float)
-            entries[name] = values.item() if values.size == 1 else values.tolist()
+            values = np.asarray(field_values[name], dtype=float)
+            field_values[name] = values.item() if values.size == 1 else values.tolist()
         for name in ("overlap", "own_overlap", "between_students"):
-            if entries[name] is not None:
-                entries[name] = np.asarray(entries[name]).tolist()
+            if field_values[name] is not None:
+                field_values[name] = np.asarray(field_values[name]).tolist()
         if isinstance(self.trajectory, str):
-            entries["no_trajectory"] = entries.pop("trajectory")
+            field_values["no_trajectory"] = field_values.pop("trajectory")
         return {
-            name: value for name, value in entries.items() if value is not None
+            name: value for name, value in field_values.items() if value is not None
         } | self.more
 
 
 class Info(NamedTuple):
     """Report of one step to the engine's loop: residual, predicted overlap, warnings; not used by the iteration itself.
+    ``squared_step`` is the squared change of the estimate, ``samples`` the number seen so far, ``damping`` the factor of
+    the step, ``integration_error`` the error of posterior integrals.
 
     Attributes
     ----------
@@ -236,6 +246,8 @@ class StoppingRule:
 
 class Algorithm(Item):
     """Algorithm that maps data to an estimate of the signal, in steps or with a single ``fit``.
+    ``theory`` predicts its error, ``variance`` is the error V that it claims, ``start`` a starting point for other
+    algorithms.
 
     Instead of ``init``, ``step`` and ``estimate`` a single ``fit(data) -> estimate`` is enough, of a class or alone: a function
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
@@ -246,7 +258,7 @@ class Algorithm(Item):
     iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which the engine reads together.
     """
 
-    _alternatives = (("init", "step", "estimate"), ("fit",))
+    _alternative_members = (("init", "step", "estimate"), ("fit",))
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
         """Initial state of a run.

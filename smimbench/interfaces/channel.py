@@ -23,6 +23,7 @@ SYMMETRIES = (
 
 class Posterior(NamedTuple):
     """Posterior of the latents of every sample given its label: mean, covariance, second moment.
+    ``error`` is the numerical error of the mean.
 
     Attributes
     ----------
@@ -44,6 +45,8 @@ class Posterior(NamedTuple):
 
 class Sampling(NamedTuple):
     """Monte Carlo settings of a channel: labels drawn for its information, points drawn for its posterior.
+    ``rough_labels(Q, V)`` is a number of labels that is enough for differences, ``resampled(index)`` the channel with other
+    random points.
 
     Attributes
     ----------
@@ -60,13 +63,16 @@ class Sampling(NamedTuple):
 
 class Channel(Item):
     """Channel from latents to label, y = g(z), and the posterior of the latents given the label.
+    ``mixed(A)`` is the channel of mixed latents ``z = A u``, ``information`` its Fisher information, ``susceptibility`` how
+    that starts at overlap 0, ``equations`` the number of equations that a noiseless label states, ``vjp`` the gradient by
+    the latents, ``observable`` the label as a user would measure it.
 
     A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. Dataclass fields named ``tokens`` and ``symmetric``
     are filled in from the model; a parameter ``layers`` makes tables call its components layers.
     """
 
-    _required = ("forward",)
-    _alternatives = (("posterior",), ("log_likelihood",))
+    _required_members = ("forward",)
+    _alternative_members = (("posterior",), ("log_likelihood",))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Draw the labels of the latents ``z`` (n, P, C); ``rng`` is for the noise."""

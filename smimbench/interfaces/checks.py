@@ -69,9 +69,9 @@ def describe_nonfinite(array: Host) -> str:
     if not is_nonfinite.any():
         return ""
     nan_count = int(np.isnan(array).sum())
-    counts = {"NaN": nan_count, "inf": int(is_nonfinite.sum()) - nan_count}
+    nonfinite_counts = {"NaN": nan_count, "inf": int(is_nonfinite.sum()) - nan_count}
     position = [int(index) for index in np.argwhere(is_nonfinite)[0]]
-    return f"{' and '.join(f'{count} {name}' for name, count in counts.items() if count)}, first at {position}"
+    return f"{' and '.join(f'{count} {name}' for name, count in nonfinite_counts.items() if count)}, first at {position}"
 
 
 def dtype_name(array: Array) -> str:
@@ -115,7 +115,7 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 
 
 def checked_posterior(
-    returned: Posterior, omega: Array, *, second_moment: bool = False
+    posterior: Posterior, omega: Array, *, second_moment: bool = False
 ) -> Posterior:
     """Check shapes and data types of the posterior that a channel returned for means ``omega`` (n, P, C), and return it.
 
@@ -129,10 +129,10 @@ def checked_posterior(
     if second_moment:
         shapes["second_moment"] = (n, P, C, P, C)
     for name, shape in shapes.items():
-        array: Array = getattr(returned, name, None)
+        array: Array = getattr(posterior, name, None)
         dtype = str(getattr(array, "dtype", type(array).__name__))
         if not dtype.rpartition(".")[2].startswith(("float", "bfloat")):
-            description = f"{type(returned).__name__} whose {name} is {'missing' if array is None else dtype}"
+            description = f"{type(posterior).__name__} whose {name} is {'missing' if array is None else dtype}"
             raise ValueError(
                 f"posterior must return a smimbench.Posterior of arrays of real numbers, got {description}"
             )
@@ -144,5 +144,5 @@ def checked_posterior(
             raise ValueError(
                 f"posterior must return a {name} of shape {shape}, got {tuple(array.shape)}"
             )
-    checked: Posterior = returned
-    return checked
+    checked_by_shape: Posterior = posterior
+    return checked_by_shape

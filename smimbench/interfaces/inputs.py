@@ -12,11 +12,13 @@ from smimbench.interfaces.item import Array, Item
 
 class Inputs(Item):
     """Distribution of the inputs: n samples of T tokens in D dimensions, of mean 0 and mean variance 1.
+    ``shape`` is (T, D) of inputs that exist in one size only; ``gaussian`` inputs have the covariances ``token_covariance``
+    and ``feature_variances``.
 
     Inputs have ``draw``, or ``transform``, from which the engine draws. Samples are independent.
     """
 
-    _alternatives = (("draw",), ("transform",))
+    _alternative_members = (("draw",), ("transform",))
 
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int

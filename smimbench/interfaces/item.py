@@ -28,6 +28,7 @@ class ParameterError(ValueError):
     """
 
     def __init__(self, key: str, message: str) -> None:
+        """Store the name of the parameter (``key``), and what is wrong with its value (``message``)."""
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -60,7 +61,8 @@ class Capabilities:
 
 
 class Uncertain(NamedTuple):
-    """Computed number (or array) with its numerical error and the method that computed it.
+    """Computed number (or array) with its numerical error and the method that computed it: quadrature, Monte Carlo, closed
+    form.
 
     ``error`` is one standard error for Monte Carlo and an estimate of the absolute error for quadrature; it has the
     shape of ``value`` or is a scalar. ``method`` is ``"closed form"``, ``"quadrature"`` or ``"Monte Carlo"``, or a
@@ -74,6 +76,7 @@ class Uncertain(NamedTuple):
 
 class Cost(NamedTuple):
     """Minimum work of one iteration on any machine, in operations and bytes; efficiency is measured relative to it.
+    ``denoiser`` are the operations of one denoising step of a prior.
 
     Attributes
     ----------
@@ -98,12 +101,14 @@ IDENTITY_MEMBERS = ("name", "version", "reference", "capabilities")
 
 class Item:
     """Base class of models, inputs, channels, priors, metrics and algorithms.
+    ``example`` holds parameters with which published checks create the item; the members that a class must define are
+    listed in ``_required_members`` and, where one set of several is enough, in ``_alternative_members``.
 
     Parameters are the fields of a dataclass. Bad values raise ``smimbench.ParameterError(key, "must be ..., got ...")``.
     """
 
-    _required: ClassVar[tuple[str, ...]] = ()
-    _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    _required_members: ClassVar[tuple[str, ...]] = ()
+    _alternative_members: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     name: ClassVar[str]
     """Name of the item in suites: lower-case letters, digits, ``.``, ``_`` and ``-``."""
@@ -127,9 +132,9 @@ def has_member(item: object, name: str) -> bool:
 
 def defines_member(base: type[Item], cls: object, name: str) -> bool:
     """Whether a class defines a member itself instead of inheriting the contract's default."""
-    inherited = getattr(cls, name, cls) is getattr(base, name, base)
+    is_inherited = getattr(cls, name, cls) is getattr(base, name, base)
     return has_member(cls, name) and (
-        not inherited or name in getattr(cls, "__dataclass_fields__", {})
+        not is_inherited or name in getattr(cls, "__dataclass_fields__", {})
     )
 
 
@@ -140,6 +145,7 @@ def takes(method: Callable[..., object], name: str) -> bool:
 
 @functools.cache
 def _argument_names(function: Callable[..., object]) -> frozenset[str]:
+    """Names of the arguments of a function, cached."""
     return frozenset(inspect.signature(function).parameters)
 
 
@@ -149,18 +155,18 @@ def missing_members(
     """List the required members that a class lacks, and the alternative method sets if none of them is complete."""
     missing_names = [
         name
-        for name in (*IDENTITY_MEMBERS, *base._required)
+        for name in (*IDENTITY_MEMBERS, *base._required_members)
         if not defines_member(base, cls, name)
     ]
-    for alternative in base._alternatives:
-        if all(defines_member(base, cls, name) for name in alternative):
+    for member_set in base._alternative_members:
+        if all(defines_member(base, cls, name) for name in member_set):
             return missing_names, ()
-    return missing_names, base._alternatives
+    return missing_names, base._alternative_members
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
     """Names of the optional members of a contract's base class."""
-    required_names = {*base._required, *(base._alternatives or ((),))[0]}
+    required_names = {*base._required_members, *(base._alternative_members or ((),))[0]}
     return tuple(
         name
         for name in vars(base)
@@ -172,34 +178,40 @@ def with_defaults(base: type[Item], cls: ItemClass) -> ItemClass:
     """Add the contract's default members to a class that does not inherit from the base class."""
     if not issubclass(cls, base):
         for contract in (Item, base):
-            for name, default in vars(contract).items():
-                is_unimplemented = callable(default) and name not in optional_members(
-                    contract
-                )
+            for name, default_member in vars(contract).items():
+                is_unimplemented = callable(
+                    default_member
+                ) and name not in optional_members(contract)
                 if not (
                     name.startswith("_") or is_unimplemented or has_member(cls, name)
                 ):
-                    setattr(cls, name, default)
+                    setattr(cls, name, default_member)
     return cls
 
 
 def describe_members(base: type[Item]) -> dict[str, str]:
     """Documentation of the members of a contract by name, read from the source of its base class."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    (class_tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+    class_body = class_tree.body if isinstance(class_tree, ast.ClassDef) else []
     descriptions: dict[str, str] = {}
-    for node, next_node in zip(body, [*body[1:], ast.Pass()]):
-        if isinstance(node, ast.FunctionDef):
-            arguments = ", ".join(argument.arg for argument in node.args.args[1:])
-            docstring = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
-            descriptions[node.name] = f"``{node.name}({arguments})``: {docstring}"
+    for member_node, following_node in zip(class_body, [*class_body[1:], ast.Pass()]):
+        if isinstance(member_node, ast.FunctionDef):
+            arguments = ", ".join(
+                argument.arg for argument in member_node.args.args[1:]
+            )
+            docstring = (ast.get_docstring(member_node) or "").split(
+                "\n\nParameters\n"
+            )[0]
+            descriptions[member_node.name] = (
+                f"``{member_node.name}({arguments})``: {docstring}"
+            )
         elif (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(next_node, ast.Expr)
-            and isinstance(next_node.value, ast.Constant)
+            isinstance(member_node, ast.AnnAssign)
+            and isinstance(following_node, ast.Expr)
+            and isinstance(following_node.value, ast.Constant)
         ):
-            descriptions[ast.unparse(node.target)] = inspect.cleandoc(
-                str(next_node.value.value)
+            descriptions[ast.unparse(member_node.target)] = inspect.cleandoc(
+                str(following_node.value.value)
             )
     return {
         name: " ".join(docstring.split()) for name, docstring in descriptions.items()
@@ -208,6 +220,7 @@ def describe_members(base: type[Item]) -> dict[str, str]:
 
 class Delegate:
     """Base class of wrappers around a channel, prior or model, which supplies all members that they do not define.
+    ``_original`` names the attribute that holds the wrapped object.
 
     ``_original`` names the attribute that holds the wrapped object.
     """
@@ -215,6 +228,7 @@ class Delegate:
     _original: str
 
     def __getattr__(self, name: str) -> Any:
+        """Return a member of the wrapped object that the wrapper does not define."""
         # Special methods are not the original's: copies and pickles would be of that.
         if name == self._original or name.startswith("__"):
             raise AttributeError(name)

@@ -19,6 +19,8 @@ class NotMeasured(Exception):
 @dataclass
 class Claims:
     """Error that an algorithm claims for its estimate, with the teacher and the aligned estimate for comparison.
+    ``V`` is the claimed error, ``aligned_V`` the same after alignment; ``remarks`` become warnings of the run, ``memory``
+    is a cache for several metrics.
 
     Attributes
     ----------
@@ -46,12 +48,14 @@ class Claims:
 
 class Metric(Item):
     """Metric that measures how good an estimate is, by one number or one number per component.
+    ``unit`` says what the value 1 means, ``direction`` which values are better, ``in_trajectory`` whether it is measured at
+    every recorded iteration.
 
     A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
     in ``run.metrics``; its name is part of the key of these cells.
     """
 
-    _required = ("label", "unit", "direction", "per_component", "measure")
+    _required_members = ("label", "unit", "direction", "per_component", "measure")
 
     label: ClassVar[str]
     """Label of the metric in tables and figures."""

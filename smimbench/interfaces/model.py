@@ -12,12 +12,13 @@ from smimbench.interfaces.item import Array, Cost, Item
 
 class Model(Item):
     """Model of the latents as a function of signal and inputs, with matrix products only.
+    ``rank`` of the signal is low or extensive; ``kappa`` is the factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``.
 
     A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
     of that name, which is filled in from the model.
     """
 
-    _required = (
+    _required_members = (
         "rank",
         "sample_count",
         "sample_ratio",

@@ -29,6 +29,9 @@ class Denoised(NamedTuple):
 
 class Factor(NamedTuple):
     """Parametrization of the signal by the factor that gradient methods optimize.
+    ``compose`` makes the signal from the factor, ``pullback`` the gradient by the factor from that by the signal;
+    ``gram_scale`` turns ``F F^T`` into the signal, ``gaussian`` says whether iid N(0, 1) factors give a signal of the
+    prior.
 
     Attributes
     ----------
@@ -54,6 +57,8 @@ class Factor(NamedTuple):
 
 class Law(NamedTuple):
     """Distribution of a single entry (low rank) or a single eigenvalue (extensive rank) of the signal.
+    ``fluctuation(D)`` is the relative standard deviation of a self-overlap, ``spectral_means`` are means over eigenvalues
+    of the noisy signal, ``eigenvalue_map`` denoises eigenvalues within an iteration.
 
     One of the first three is enough for a prior. Laws are scaled to unit variance unless the prior has a ``sample`` too.
 
@@ -85,12 +90,14 @@ class Law(NamedTuple):
 
 class Prior(Item):
     """Prior distribution of the signal, with its denoiser and state-evolution map.
+    ``law`` is that of an entry or eigenvalue, ``mean_overlap`` the part of the second moment that the prior mean holds,
+    ``factor`` what gradient methods move in.
 
     A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
     ``sample`` and ``denoise``, or the ``law`` of one number, from which ``smimbench.derive.prior`` makes the rest.
     """
 
-    _alternatives = (("sample", "denoise"), ("law",))
+    _alternative_members = (("sample", "denoise"), ("law",))
 
     def sample(
         self, rng: np.random.Generator, components: int, dimension: int

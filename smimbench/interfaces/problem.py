@@ -25,6 +25,7 @@ class Start(NamedTuple):
 @dataclass(frozen=True)
 class Data:
     """Data set that an algorithm learns from: inputs, labels and sizes, never the teacher.
+    ``start`` is a starting point from the engine, ``fresh`` draws new samples of the same teacher.
 
     Attributes
     ----------

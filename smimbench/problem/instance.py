@@ -47,7 +47,7 @@ MetricValues = dict[str, list[float]]
 
 
 class Measurement(NamedTuple):
-    """Measured metrics of a final estimate: values, reasons for missing values, and remarks for the user."""
+    """Measured metrics of a final estimate: values by metric, reasons for missing values, and remarks for the user."""
 
     values: MetricValues
     reasons: dict[str, str]
@@ -90,6 +90,7 @@ class Instance:
         stream: bool | None = None,
     ) -> Data:
         """Return what an algorithm may see, inputs and labels on a backend; on the host, read-only views instead of copies.
+        With ``stream`` the inputs stay on the host, and slices are copied to the device.
 
         Parameters
         ----------
@@ -120,6 +121,7 @@ class Instance:
         )
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+            """Draw n new samples of the same teacher, on the backend."""
             inputs, labels = self.fresh(rng, n, dtype)
             return backend.asarray(inputs), backend.asarray(labels)
 
@@ -134,25 +136,25 @@ class Instance:
     def remarks(self) -> list[str]:
         """Warnings about inputs whose mean is not 0 or whose variance is not 1."""
         numbers_per_sample = math.prod(self.inputs.shape[1:])
-        tokens = np.asarray(
+        sample_rows = np.asarray(
             to_host(self.inputs[: max(1, HOST_BLOCK // numbers_per_sample)]),
             dtype=float,
         ).reshape(-1, numbers_per_sample)
-        if len(tokens) < 2:
+        if len(sample_rows) < 2:
             return []
         chance_factor = quantile(
-            1 - FALSE_ALARM_PROBABILITY, len(tokens) - 1
-        ) / math.sqrt(len(tokens))
-        for moment, expected_mean in ((tokens, 0.0), (tokens**2, 1.0)):
+            1 - FALSE_ALARM_PROBABILITY, len(sample_rows) - 1
+        ) / math.sqrt(len(sample_rows))
+        for token_powers, expected_mean in ((sample_rows, 0.0), (sample_rows**2, 1.0)):
             # Samples are independent; tokens and features need not be.
-            sample_means = moment.mean(axis=1)
+            sample_means = token_powers.mean(axis=1)
             allowed_deviation = ALLOWED_DEVIATION + chance_factor * sample_means.std(
                 ddof=1
             )
             if abs(sample_means.mean() - expected_mean) > allowed_deviation:
                 return [
-                    f"inputs {self.problem.inputs.name!r}: mean {tokens.mean():#.2g}, "
-                    f"variance {tokens.var():#.2g}; theory expects 0 and 1"
+                    f"inputs {self.problem.inputs.name!r}: mean {sample_rows.mean():#.2g}, "
+                    f"variance {sample_rows.var():#.2g}; theory expects 0 and 1"
                 ]
         return []
 
@@ -192,7 +194,7 @@ class Instance:
     def _measure_metrics(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims
     ) -> tuple[MetricValues, dict[str, str]]:
-        """Measure metrics: their values, and the reason for each missing value."""
+        """Measure metrics of an estimate: their values, and the reason for each missing value."""
         values: MetricValues = {}
         reasons: dict[str, str] = {}
         for name, metric in metrics.items():
@@ -269,14 +271,16 @@ class Instance:
             )
         model = self.problem.model
         teacher = _teacher_on_device_of(self, estimate)
-        aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
+        aligned_estimate = model.align(teacher, estimate, self.problem.channel.symmetry)
         if V is None:
-            return Claims(None, teacher, aligned)
+            return Claims(None, teacher, aligned_estimate)
         # The aligned components are a fixed combination of the estimate's: aligned = O estimate, with O from overlaps.
-        alignment = model.inner(aligned, estimate) @ np.linalg.pinv(
+        alignment_matrix = model.inner(aligned_estimate, estimate) @ np.linalg.pinv(
             model.inner(estimate, estimate)
         )
-        return Claims(V, teacher, aligned, alignment @ V @ alignment.T)
+        return Claims(
+            V, teacher, aligned_estimate, alignment_matrix @ V @ alignment_matrix.T
+        )
 
 
 def fill_with_tokens(
@@ -308,7 +312,9 @@ def draw_on_device(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Draw inputs and labels of n samples on a device; inputs that do not fit its memory are redrawn whenever they are read."""
+    """Draw inputs x and labels y of n samples on a device, in blocks, each from the seed ``block_seed(block_index)``;
+    inputs that do not fit its memory are redrawn whenever they are read.
+    """
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
     input_dtype, label_dtype = (
@@ -320,6 +326,7 @@ def draw_on_device(
     draw_tokens = _block_drawer(device, problem.inputs, shape, block_size, block_seed)
 
     def draw_block(block_index: int) -> Array:
+        """Draw the inputs of one block in the data type of inputs."""
         return xp.astype(draw_tokens(block_index), input_dtype, copy=False)
 
     fits_device = fits_device_memory(
@@ -365,6 +372,7 @@ def _block_drawer(
         )
 
     def draw_block(block_index: int) -> Array:
+        """Draw the tokens of one block from normal numbers of its own seed."""
         draw_normal = device.standard_normal(block_seed(block_index))
         return transform(
             draw_normal((min(block_size, n - block_index * block_size), *sample_shape))

@@ -71,11 +71,13 @@ class ProblemError(ForeseenError, ValueError):
     """Raised if a problem cannot be built; ``key`` names the wrong parameter, and the message says what would be right."""
 
     def __init__(self, key: str, message: str) -> None:
+        """Store the ``key`` of the wrong parameter, and what is wrong with it (``message``)."""
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        """Make the error from key and message when it is unpickled."""
         return type(self), (
             self.key,
             self.message,
@@ -167,6 +169,9 @@ def _parameter_text(spec: Specification, defaults: Parameters) -> str:
 
 class Problem:
     """Learning problem: a compatible combination of model, channel, prior and inputs.
+    ``mixing`` (C, C) mixes the whitened latents of correlated tokens; ``variances`` is the function of D that gives the
+    variances of the features, ``features`` their values at the D of theory; ``is_assumed`` marks the problem that an
+    algorithm assumes instead of the true one.
 
     Parameters
     ----------
@@ -213,6 +218,7 @@ class Problem:
         prior: str | Mapping[str, object],
         inputs: str | Mapping[str, object] = DEFAULT_INPUTS,
     ) -> None:
+        """Build the items from their names or tables, and fit them to each other."""
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
         self.model = self._make_item("model", model)
@@ -432,11 +438,13 @@ class Problem:
         """
 
         def child_seed(*name: str) -> np.random.SeedSequence:
+            """Return the seed of a random stream of this instance, or of a child of the stream."""
             return seed_sequence(
                 seed, self.seed_name, alpha, dimension, replicate, *name
             )
 
         def random_stream(name: str) -> np.random.Generator:
+            """Return the random generator of a stream of this instance."""
             return np.random.Generator(np.random.PCG64DXSM(child_seed(name)))
 
         signal = self.teacher(random_stream("teacher"), dimension)
@@ -538,7 +546,7 @@ def seed_sequence(
     stream : str
         One of ``STREAMS``.
     """
-    key = (
+    spawn_key = (
         *words(problem),
         *words(repr(float(alpha))),
         dimension,
@@ -546,10 +554,12 @@ def seed_sequence(
         STREAMS.index(stream),
     )
     for name in child_names:
-        key += words(name)
+        spawn_key += words(name)
     if seed >= HASHED_SEEDS_FROM:
-        seed = int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
-    return np.random.SeedSequence(seed, spawn_key=key)
+        seed = int.from_bytes(
+            hashlib.sha256(f"{seed} {spawn_key}".encode()).digest(), "big"
+        )
+    return np.random.SeedSequence(seed, spawn_key=spawn_key)
 
 
 # -- algorithms that assume another channel or prior --------------------------------------------------------------
@@ -574,23 +584,24 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
             {"name": name_or_table} if isinstance(name_or_table, str) else name_or_table
         )
         items[kind] = table if "name" in table else items[kind] | table
-    assumed = Problem(**items)
-    if assumed.components != problem.components:
+    assumed_version = Problem(**items)
+    if assumed_version.components != problem.components:
         raise ProblemError(
             "channel",
-            f"the assumed channel must have {problem.components} components, as the signal of the data, got {assumed.components}",
+            f"the assumed channel must have {problem.components} components, as the signal of the data, "
+            f"got {assumed_version.components}",
         )
-    if assumed.identity == problem.identity:
+    if assumed_version.identity == problem.identity:
         return problem
-    if reason := why_theory_only(assumed.prior, assumed.components):
+    if reason := why_theory_only(assumed_version.prior, assumed_version.components):
         raise ProblemError("prior", f"this prior cannot be assumed: {reason}")
-    if "channel" in tables and (reason := _label_mismatch(problem, assumed)):
+    if "channel" in tables and (reason := _label_mismatch(problem, assumed_version)):
         raise ProblemError("channel", reason)
-    assumed.is_assumed = True
-    return assumed
+    assumed_version.is_assumed = True
+    return assumed_version
 
 
-def _label_mismatch(problem: Problem, assumed: Problem) -> str | None:
+def _label_mismatch(problem: Problem, assumed_version: Problem) -> str | None:
     """Reason why the assumed channel cannot have produced the labels of the data, or None."""
     z = monte_carlo_rng("wrong assumptions: labels").standard_normal(
         (64, problem.components, problem.model.sites)
@@ -601,9 +612,9 @@ def _label_mismatch(problem: Problem, assumed: Problem) -> str | None:
                 z, rng=monte_carlo_rng("wrong assumptions: labels")
             )
         )
-        for compared_problem in (problem, assumed)
+        for compared_problem in (problem, assumed_version)
     )
-    subject = f"{assumed.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
+    subject = f"{assumed_version.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
     if labels.shape != assumed_labels.shape:
         return f"{subject}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
     assumed_values = np.unique(assumed_labels)
@@ -625,10 +636,12 @@ class AlgorithmWithAssumption:
     def __init__(
         self, algorithm: Algorithm, assumed_tables: Mapping[str, object]
     ) -> None:
+        """Wrap an algorithm, with the tables of the channel or prior that it assumes."""
         self._algorithm, self._assumed_tables = algorithm, assumed_tables
         self._assumed_problems: dict[str, Problem] = {}
 
     def __getattr__(self, name: str) -> Any:
+        """Return any other member of the wrapped algorithm."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._algorithm, name)

@@ -107,7 +107,8 @@ def build(
     params: Mapping[str, object],
     provided: Mapping[str, object] | None = None,
 ) -> Any:
-    """Create an item from its class and the parameters in a suite, whose names and types are checked strictly.
+    """Create an item from its class and the parameters in a suite, whose names and types are checked strictly; ``provided``
+    are the parameters that the engine takes from the model.
 
     Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
     supplies; those that the class does not take are left out.
@@ -125,7 +126,7 @@ def build(
         for name, engine_value in (provided or {}).items()
         if name in signature
     }
-    settable_names, hints, validator = _parameter_validator(cls, kind)
+    settable_names, type_hints, validator = _parameter_validator(cls, kind)
     for key in params:
         if key not in settable_names:
             if key in engine_values:
@@ -134,14 +135,16 @@ def build(
                 )
             raise ParameterError(key, unknown_key(key, settable_names))
     try:
-        validated = validator.model_validate(_lists_as_tuples(dict(params), hints))
+        validated_parameters = validator.model_validate(
+            _lists_as_tuples(dict(params), type_hints)
+        )
     except pydantic.ValidationError as error:
         key, message = explain_validation(error)
         raise ParameterError(key, message) from None
     parameter_values = {
-        name: getattr(validated, name)
+        name: getattr(validated_parameters, name)
         for name in settable_names
-        if name in validated.model_fields_set
+        if name in validated_parameters.model_fields_set
     }
     for key, value in parameter_values.items():
         for number in _floats_in(value):
@@ -177,7 +180,7 @@ def _parameter_validator(
         type_hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
         type_hints = {}
-    fields: dict[str, Any] = {}
+    validator_fields: dict[str, Any] = {}
     for name, parameter in settable_parameters.items():
         is_required = parameter.default is inspect.Parameter.empty
         type_hint = type_hints.get(
@@ -186,8 +189,8 @@ def _parameter_validator(
             if is_required or parameter.default is None
             else type(parameter.default),
         )
-        fields[name] = (type_hint, ... if is_required else parameter.default)
-    config = pydantic.ConfigDict(
+        validator_fields[name] = (type_hint, ... if is_required else parameter.default)
+    validator_config = pydantic.ConfigDict(
         extra="forbid",
         strict=True,
         arbitrary_types_allowed=True,
@@ -196,7 +199,9 @@ def _parameter_validator(
     return (
         tuple(settable_parameters),
         type_hints,
-        pydantic.create_model(cls.__name__, __config__=config, **fields),
+        pydantic.create_model(
+            cls.__name__, __config__=validator_config, **validator_fields
+        ),
     )
 
 
@@ -255,12 +260,12 @@ def parameters_of(kind: str, item: object) -> Parameters:
 
 def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
     """Translate the first mistake in a pydantic ValidationError to a suite's key and a message of one line."""
-    errors = error.errors(include_url=False)
+    validation_errors = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
-    first_location = _suite_location(errors[0]["loc"])
+    first_location = _suite_location(validation_errors[0]["loc"])
     same_location_errors = [
         validation_error
-        for validation_error in errors
+        for validation_error in validation_errors
         if _suite_location(validation_error["loc"])[: len(first_location)]
         == first_location
     ]
@@ -268,28 +273,28 @@ def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
         same_location_errors,
         key=lambda validation_error: len(_suite_location(validation_error["loc"])),
     )
-    key = ""
+    suite_key = ""
     for key_or_position in _suite_location(deepest_error["loc"]):
-        key += (
+        suite_key += (
             f"[{key_or_position}]"
             if isinstance(key_or_position, int)
             else f".{key_or_position}"
         )
-    key = key[1:]
+    suite_key = suite_key[1:]
     error_type, message = deepest_error["type"], str(deepest_error["msg"])
     if error_type == "missing":
-        return key, missing(str(deepest_error["loc"][-1]), deepest_error["input"])
+        return suite_key, missing(str(deepest_error["loc"][-1]), deepest_error["input"])
     if error_type == "value_error":
-        return key, message.removeprefix("Value error, ")
+        return suite_key, message.removeprefix("Value error, ")
     error_context = deepest_error.get("ctx", {})
     if error_type == "too_short" and error_context["min_length"] == 1:
-        return key, "must list at least one value"
+        return suite_key, "must list at least one value"
     if error_type in _SUITE_MESSAGES:
         message = _SUITE_MESSAGES[error_type].format_map(error_context)
     else:
         message = message.replace("Input should be", "must be")
         message = message.replace("must be a valid", "must be a")
-    return key, f"{message}, got {short_repr(deepest_error['input'])}"
+    return suite_key, f"{message}, got {short_repr(deepest_error['input'])}"
 
 
 _SUITE_MESSAGES = {
@@ -491,6 +496,7 @@ def _algorithm_from_function(function: Callable[..., Array]) -> type[object]:
     def fit(
         self: object, data: Data, problem: object = None, rng: object = None
     ) -> Array:
+        """Call the function with the data, its parameters, and problem and rng if it takes them."""
         arguments = {"problem": problem, "rng": rng, **vars(self)}
         return function(
             data,
@@ -534,19 +540,19 @@ def _algorithm_from_function(function: Callable[..., Array]) -> type[object]:
 
 def contract_violation(kind: str, cls: type[Any]) -> str | None:
     """Reason why a class violates the contract of its kind of item, phrased to follow its name; None if it does not."""
-    missing_names, alternatives = missing_members(BASES[kind], cls)
+    missing_names, alternative_member_sets = missing_members(BASES[kind], cls)
     if missing_names:
         return f"the class lacks {', '.join(missing_names)}"
-    if alternatives:
+    if alternative_member_sets:
         # Of two sets of which one contains the other, the smaller is enough.
-        minimal_alternatives = []
-        for alternative in alternatives:
+        minimal_member_sets = []
+        for member_set in alternative_member_sets:
             if not any(
-                set(other_alternative) < set(alternative)
-                for other_alternative in alternatives
+                set(other_member_set) < set(member_set)
+                for other_member_set in alternative_member_sets
             ):
-                minimal_alternatives.append(", ".join(alternative))
-        return f"the class needs {' or '.join(minimal_alternatives)}"
+                minimal_member_sets.append(", ".join(member_set))
+        return f"the class needs {' or '.join(minimal_member_sets)}"
     name, reference = cls.name, cls.reference
     rules: list[tuple[object, str, object]] = [
         (

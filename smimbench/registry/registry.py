@@ -85,7 +85,9 @@ class Entry:
 
 @dataclass
 class Plugin:
-    """Loaded plugin: its package, entry point or file (``origin``), its items, and the problems met when it was loaded."""
+    """Loaded plugin: its package (``distribution``), entry point or file (``origin``), its items, and the problems met when
+    it was loaded; ``failed`` if none of its items could be registered.
+    """
 
     name: str
     distribution: str
@@ -131,6 +133,9 @@ class Registry:
         only: Iterable[str] | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
+        """Load the installed plugins, then those in files or folders at ``paths``; ``only`` names the packages that may be
+        loaded, ``trace`` is called with a line for each step.
+        """
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
         resolved_paths = (str(Path(path).resolve()) for path in paths)
@@ -162,7 +167,8 @@ class Registry:
         if error is not None:  # of one package, which must not hide all others
             entry_points = self._readable_entry_points()
         sorted_points = [
-            (point, *_name_and_version(point.dist)) for point in entry_points
+            (entry_point, *_name_and_version(entry_point.dist))
+            for entry_point in entry_points
         ]
         sorted_points.sort(
             key=lambda point_and_package: (
@@ -172,15 +178,17 @@ class Registry:
             )
         )
         loaded_points: set[tuple[str, str]] = set()
-        for point, distribution, version in sorted_points:
-            if (distribution, point.value) in loaded_points:
+        for entry_point, distribution, version in sorted_points:
+            if (distribution, entry_point.value) in loaded_points:
                 continue
             if distribution == BUILT_IN or (
                 self.third_party and self._is_allowed(distribution)
             ):
-                loaded_points.add((distribution, point.value))
-                plugin = Plugin(point.name, distribution, version, point.value)
-                self._load(plugin, point.load)
+                loaded_points.add((distribution, entry_point.value))
+                plugin = Plugin(
+                    entry_point.name, distribution, version, entry_point.value
+                )
+                self._load(plugin, entry_point.load)
 
     def _readable_entry_points(self) -> list[importlib.metadata.EntryPoint]:
         """List the entry points of all packages with readable metadata; any other package is recorded as a failed plugin."""
@@ -240,13 +248,13 @@ class Registry:
                 with _without_os_exit():
                     module = import_plugin()
                 _require_hooks(module)
-                loaded_before = self._manager.get_plugins()
+                plugins_before = self._manager.get_plugins()
                 self._manager.register(
                     module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
                 )
                 for kind in KINDS:
                     register_hook = self._manager.subset_hook_caller(
-                        f"smimbench_register_{PLURALS[kind]}", loaded_before
+                        f"smimbench_register_{PLURALS[kind]}", plugins_before
                     )
                     register_hook(
                         register=functools.partial(self._register, plugin, kind)
@@ -349,9 +357,9 @@ class Registry:
                 self._unload(plugin)
         else:
             self.paths += (resolved_path,)  # worker processes load the same
-        count_before = len(self.plugins)
+        plugin_count_before = len(self.plugins)
         self._load_path(Path(resolved_path))
-        return self.plugins[count_before:]
+        return self.plugins[plugin_count_before:]
 
     def _unload(self, plugin: Plugin) -> None:
         """Forget a drop-in plugin, its items and all modules that its file imports from its folder."""
@@ -414,9 +422,11 @@ class Registry:
                 }
             )
             if not named_entries:
-                hint = "" if self.paths else " (load your own with --plugins FILE)"
+                loading_hint = (
+                    "" if self.paths else " (load your own with --plugins FILE)"
+                )
                 raise RegistryError(
-                    f"unknown {kind} {name!r}; {suggestion(bare_name, valid_names)}{hint}"
+                    f"unknown {kind} {name!r}; {suggestion(bare_name, valid_names)}{loading_hint}"
                 )
             raise RegistryError(
                 f"{kind} {name!r} belongs to model {_model_names(named_entries)}, not to {model!r}; "
@@ -519,18 +529,19 @@ def using(registry: Any) -> Iterator[None]:
 @contextmanager
 def _without_os_exit() -> Iterator[None]:
     """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
-    os_exit, process_id, is_importing = os._exit, os.getpid(), True
+    original_os_exit, process_id, is_importing = os._exit, os.getpid(), True
 
     def raise_system_exit(status: int = 0) -> None:
+        """Raise SystemExit in this process while a plugin is imported; otherwise end the process."""
         if is_importing and os.getpid() == process_id:
             raise SystemExit(f"os._exit({status})")
-        os_exit(status)
+        original_os_exit(status)
 
     os._exit = raise_system_exit  # type: ignore[assignment]
     try:
         yield
     finally:
-        os._exit, is_importing = os_exit, False
+        os._exit, is_importing = original_os_exit, False
 
 
 def _renamed_module_advice(error: BaseException) -> str | None:
@@ -666,11 +677,17 @@ def metric_names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names_and_versions))
 
 
-def is_worse(metric: Metric, previous: float, score: float) -> bool:
-    """Whether ``score`` is worse than ``previous``: higher, lower or farther from 1, depending on the metric's direction."""
+def is_worse(metric: Metric, previous_score: float, score: float) -> bool:
+    """Whether ``score`` is worse than ``previous_score``: higher, lower or farther from 1, depending on the metric's
+    direction.
+    """
     if metric.direction == "one":
-        return abs(score - 1) > abs(previous - 1)
-    return score < previous if metric.direction == "higher" else score > previous
+        return abs(score - 1) > abs(previous_score - 1)
+    return (
+        score < previous_score
+        if metric.direction == "higher"
+        else score > previous_score
+    )
 
 
 def theory_of(
@@ -680,19 +697,20 @@ def theory_of(
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the theoretical values of a metric and their errors, one per component or a single one.
+    """Return the theoretical values of a metric and their errors, one per component or a single one, from a ``point`` of
+    theory; what is wrong with them is added to ``complaints``.
 
     They are None without theory, or if it fails; the reason is then appended to ``complaints``.
     """
     value_count = components if metric.per_component else 1
     no_values: list[float | None] = [None] * value_count
-    theory = metric.theory
-    if theory is None or point is None:
+    theory_method = metric.theory
+    if theory_method is None or point is None:
         return no_values, no_values
     values_and_errors, error = attempt(
         lambda: [
             _require_value_count(component_values, value_count)
-            for component_values in theory(problem, point.document())
+            for component_values in theory_method(problem, point.document())
         ]
     )
     if error is None and len(values_and_errors) == 2:

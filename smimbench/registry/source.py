@@ -54,15 +54,19 @@ def source_of(item: type[object]) -> str | None:
         if module.startswith(DROP_IN_PREFIX)
         else {path}
     )
-    digest = hashlib.sha256()
+    running_hash = hashlib.sha256()
     for file in sorted(files):
-        content = file.read_bytes()
+        file_bytes = file.read_bytes()
         relative_path = file.relative_to(package_folder or path.parent).as_posix()
-        digest.update(
+        running_hash.update(
             f"{relative_path}\n".encode()
-            + (_code_without_comments(content) if file.suffix == ".py" else content)
+            + (
+                _code_without_comments(file_bytes)
+                if file.suffix == ".py"
+                else file_bytes
+            )
         )
-    return digest.hexdigest()[:HASH_DIGITS]
+    return running_hash.hexdigest()[:HASH_DIGITS]
 
 
 def _is_not_plugin_code(module: str) -> bool:

@@ -68,7 +68,8 @@ class NotStored(ProblemError):
 
 
 class AnswerKey(NamedTuple):
-    """Key under which a theory result (an answer) is stored.
+    """Key under which a theory result (an answer) is stored: its kind, the problem (``question``, as JSON), and the sample
+    ratio.
 
     Attributes
     ----------
@@ -125,9 +126,12 @@ class Answers:
         folder: Path | None = None,
         *,
         prediction_errors: bool = True,
-        on_remark: Callable[[str], object] = lambda line: None,
+        on_remark: Callable[[str], object] = lambda remark: None,
         memory: Memory | None = None,
     ) -> None:
+        """Read answers from ``folder``, or from ``memory`` alone; ``prediction_errors`` says whether they have
+        generalization errors, ``on_remark`` gets a line for each file that is not used.
+        """
         self.folder, self.prediction_errors, self.on_remark = (
             folder,
             prediction_errors,
@@ -220,18 +224,18 @@ class Answers:
 
     def _prediction_key(self, question: PredictionQuestion) -> AnswerKey:
         """Return the key of the theory's prediction for an algorithm."""
-        fields = question.conditions._asdict() | {
+        conditions_fields = question.conditions._asdict() | {
             "starts": np.asarray(question.conditions.starts).tolist()
         }
-        identity = [
+        question_parts = [
             question.problem.spec,
-            [question.algorithm, *fields.values()],
+            [question.algorithm, *conditions_fields.values()],
             PREDICTION_VERSION,
         ]
         if not self.prediction_errors:
-            identity.append("without errors of prediction")
-        text = canonical_json(identity)
-        return AnswerKey("own", text, float(question.alpha))
+            question_parts.append("without errors of prediction")
+        question_json = canonical_json(question_parts)
+        return AnswerKey("own", question_json, float(question.alpha))
 
     def _require_answer(self, problem: Problem, key: AnswerKey) -> Answer:
         """Return a stored theory result; otherwise note that it is missing and raise the reason."""
@@ -331,7 +335,7 @@ def answer_from_json(kind: str, document: Any) -> Answer:
 def document_of(answer: Answer | TheoryPoint) -> Any:
     """Convert a theory result to JSON."""
     if isinstance(answer, list):
-        return [document_of(element) for element in answer]
+        return [document_of(branch_or_point) for branch_or_point in answer]
     return answer if isinstance(answer, str) else answer.document()
 
 
@@ -350,7 +354,8 @@ def nodes_folder_name(problem_json: str, version: int = THEORY_VERSION) -> str:
 def node_answer(node: Uncertain) -> dict[str, object]:
     """Return a node as JSON: the information at one overlap, its error, and the method."""
     value, error = (
-        np.asarray(matrix, dtype=float).tolist() for matrix in (node.value, node.error)
+        np.asarray(value_or_error, dtype=float).tolist()
+        for value_or_error in (node.value, node.error)
     )
     return {"value": value, "error": error, "method": node.method}
 
@@ -400,16 +405,22 @@ class StoredPrediction(OpenModel):
 
     @pydantic.model_validator(mode="after")
     def _require_one_number_per_component(self) -> StoredPrediction:
-        P = len(self.overlap)
-        if any(len(row) != P for row in self.overlap):
+        """Check that every field has one number for each component, and every column of the trajectory the same length."""
+        component_count = len(self.overlap)
+        if any(len(row) != component_count for row in self.overlap):
             raise ValueError("the field overlap must be a square matrix")
-        fields = {field_name: getattr(self, field_name) for field_name in PER_COMPONENT}
+        fields_per_component = {
+            field_name: getattr(self, field_name) for field_name in PER_COMPONENT
+        }
         for field_name, coefficients in (self.finite_size or {}).items():
-            fields[f"finite_size.{field_name}"] = coefficients
-        for field_name, component_values in fields.items():
-            if component_values is not None and np.size(component_values) != P:
+            fields_per_component[f"finite_size.{field_name}"] = coefficients
+        for field_name, component_values in fields_per_component.items():
+            if (
+                component_values is not None
+                and np.size(component_values) != component_count
+            ):
                 raise ValueError(
-                    f"the field {field_name} must have one number for each of {P} components"
+                    f"the field {field_name} must have one number for each of {component_count} components"
                 )
         if len({len(column) for column in self.trajectory.values()}) > 1:
             raise ValueError(
@@ -458,6 +469,7 @@ class StoredNode(ClosedModel):
 
     @pydantic.model_validator(mode="after")
     def _require_matching_error_shape(self) -> StoredNode:
+        """Check that the error has the shape of the value, or fits to it."""
         np.broadcast_to(np.asarray(self.error, dtype=float), np.shape(self.value))
         return self
 
@@ -498,7 +510,7 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
 
 
 def write_answer(file: Path, question: Mapping[str, object], answer: object) -> None:
-    """Write a theory result to a file, with its question, machine, versions and digest."""
+    """Write a theory result to a file, with its question (``problem``, ``alpha``), machine, versions and digest."""
     document = {
         **question,
         "answer": answer,

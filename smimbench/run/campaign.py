@@ -55,6 +55,8 @@ class Shard:
 @dataclass(frozen=True)
 class Campaign:
     """Plan of a run: the cells of a suite that must be run and how to run them; nothing has been drawn yet.
+    ``timing`` runs one cell at a time with trusted times, ``dask`` is the address of a scheduler, ``in_subprocess`` runs
+    cells in another process even if there is one worker.
 
     Attributes
     ----------
@@ -128,7 +130,7 @@ class Campaign:
         solver = TheorySolver(
             theory_folder(self.store), in_subprocess=True, deadline=self.limits.deadline
         )
-        inconsistencies = []
+        inconsistency_errors = []
         for problem in problems:
             try:
                 solver.begin(problem)
@@ -137,11 +139,11 @@ class Campaign:
                 if error.key == "theory":
                     # Its process ended: rows say so, the runs may be good.
                     return
-                inconsistencies.append(error)
+                inconsistency_errors.append(error)
             except TheoryError:  # its rows say so
                 return
-        if inconsistencies:
-            raise inconsistencies[0]
+        if inconsistency_errors:
+            raise inconsistency_errors[0]
 
 
 def plan_campaign(
@@ -160,7 +162,8 @@ def plan_campaign(
     dry_run: bool = False,
     cells: Sequence[Cell] | None = None,
 ) -> Campaign:
-    """Plan which cells to run and how many at a time, and write ``run.json``, which all records share.
+    """Plan which cells to run and how many at a time, and write ``run.json``, which all records share; cells whose record
+    has a status in ``retry`` run again.
 
     Parameters
     ----------
@@ -188,8 +191,15 @@ def plan_campaign(
     local_backends = [
         backend for backend in backends if not (dask and backend in DEVICES)
     ]
-    devices = [get_backend(name, suite.run.dtype) for name in local_backends]
-    accelerator = next((device.name for device in devices if device.accelerated), None)
+    opened_backends = [get_backend(name, suite.run.dtype) for name in local_backends]
+    accelerator = next(
+        (
+            opened_backend.name
+            for opened_backend in opened_backends
+            if opened_backend.accelerated
+        ),
+        None,
+    )
     if not suite.algorithms:
         reason = "the suite has no algorithm, so there is nothing to run; 'smimbench theory' needs none"
         raise SuiteError(suite.file, "algorithms", reason)
@@ -218,29 +228,29 @@ def plan_campaign(
             if record.status in retry and record.key in cell_keys
         )
         records = store.load()
-    missing = missing_cells(cells, records, timing=timing)
+    cells_to_run = missing_cells(cells, records, timing=timing)
     if dask and workers is not None:
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    bytes_per_cell = memory_of_a_cell(missing)
+    bytes_per_cell = memory_of_a_cell(cells_to_run)
     if not dask and not accelerator:
         _require_enough_memory(suite, bytes_per_cell)
     serial_option = (
         "--timing" if timing else f"--backend {accelerator}" if accelerator else None
     )
-    workers, remark = _cells_at_a_time(
-        len(missing), bytes_per_cell, workers, serial_option
+    workers, workers_remark = _cells_at_a_time(
+        len(cells_to_run), bytes_per_cell, workers, serial_option
     )
-    if remark and not dask:
-        remarks.append(remark)
+    if workers_remark and not dask:
+        remarks.append(workers_remark)
     if not dry_run:
         Store(settings_folder(suite, store)).write_run_json(run_json_document(suite))
     return Campaign(
         suite,
         store,
         cells,
-        missing,
+        cells_to_run,
         workers,
         remarks,
         dask,
@@ -301,12 +311,12 @@ def _cells_at_a_time(
         Option that runs one cell at a time.
     """
     if serial_option:
-        is_ignored = requested_workers is not None and requested_workers > 1
+        workers_are_ignored = requested_workers is not None and requested_workers > 1
         reason = f"{serial_option} runs one cell at a time"
         return (
             1,
             f"--workers {requested_workers} is not used: {reason}"
-            if is_ignored
+            if workers_are_ignored
             else "",
         )
     free_bytes = psutil.virtual_memory().available
@@ -381,7 +391,7 @@ def run_cells(
         for backend in sorted({cell.backend for cell in cells}):
             machine.peak_rates(backend, threads)
     new_records: Iterator[Record]
-    claims = None
+    claim_files = None
     if dask is not None:
         new_records = on_dask(cells, dask, threads, limits)
     elif (
@@ -392,22 +402,22 @@ def run_cells(
     ):
         new_records = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
     else:
-        claims = None if timing else ClaimFiles(store.folder)
+        claim_files = None if timing else ClaimFiles(store.folder)
         new_records = run_in_processes(
             cells,
             max(1, workers),
             threads,
             timing=timing,
             limits=limits,
-            claims=claims,
+            claims=claim_files,
             on_progress=on_progress,
             on_wait=on_wait,
         )
     records = []
     for record in new_records:
         store.write(record)
-        if claims is not None:
-            claims.release(record.key)
+        if claim_files is not None:
+            claim_files.release(record.key)
         records.append(record)
         if on_record:
             on_record(record)
@@ -417,14 +427,14 @@ def run_cells(
 
 def run_json_document(suite: Suite) -> RunJson:
     """Return the content of ``run.json``: suite text, options, versions and machine."""
-    choices: list[Choice] = [
+    stored_choices: list[Choice] = [
         {
             "problem": problem,
             "label": label,
-            "algorithm": choice.algorithm,
-            "tuning": choice.tuning,
+            "algorithm": tuned_algorithm.algorithm,
+            "tuning": tuned_algorithm.tuning,
         }
-        for (problem, label), choice in suite.choices.items()
+        for (problem, label), tuned_algorithm in suite.choices.items()
     ]
     changes = changes_of(suite)
     document: RunJson = {
@@ -440,6 +450,6 @@ def run_json_document(suite: Suite) -> RunJson:
         "git_commit": machine.git_commit(),
         "written": time.time(),
     }
-    if choices:
-        document["choices"] = choices
+    if stored_choices:
+        document["choices"] = stored_choices
     return document

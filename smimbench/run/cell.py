@@ -151,6 +151,7 @@ def task_handler(
     """Return the function with which a worker process runs a cell and returns its record as JSON."""
 
     def answer(cell: Cell) -> JsonObject:
+        """Run a cell and return its record as JSON."""
         record = run_cell(cell, timing=setup["timing"], threads=setup["threads"])
         return record.document
 
@@ -180,9 +181,9 @@ def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
     )
 
 
-def _without_repeats(lines: list[str]) -> list[str]:
+def _without_repeats(remarks: list[str]) -> list[str]:
     """Remove repeated lines and keep at most 100."""
-    distinct_lines = list(dict.fromkeys(lines))
+    distinct_lines = list(dict.fromkeys(remarks))
     if len(distinct_lines) <= 100:
         return distinct_lines
     return [*distinct_lines[:100], f"and {len(distinct_lines) - 100} more"]
@@ -290,7 +291,7 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
     metric_names = dict.fromkeys(
         (*suite_metrics, *claimed_error_metrics(problem.model.name))
     )
-    measured_metrics, unmeasured_reasons, remarks = instance.measure(
+    measured_metrics, unmeasured_reasons, metric_remarks = instance.measure(
         list(metric_names), run.estimate, run.V
     )
     run.metrics.update(measured_metrics)
@@ -299,7 +300,7 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
         for name, reason in unmeasured_reasons.items()
         if name in suite_metrics
     }
-    run.warnings += [*instance.remarks, *remarks]
+    run.warnings += [*instance.remarks, *metric_remarks]
 
 
 def _placement_of_inputs(inputs: Array) -> str:

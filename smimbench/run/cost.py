@@ -96,12 +96,12 @@ def estimate_cost(
                 [cell_identity.get(field_name) for field_name in GROUP]
             )
             past_runs.setdefault(group_key, []).append(past_run)
-    for group_key, group, problem, algorithm in _cells_by_group(cells):
+    for group_key, group_cells, problem, algorithm in _cells_by_group(cells):
         refusal_reason, error = attempt(refusal, algorithm, problem)
         if refusal_reason or error is not None:  # its cells end at once
             continue
         group_runs = past_runs.get(group_key, [])
-        trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group)
+        trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group_cells)
         usual_iterations = (
             float(np.median([past_run.iterations for past_run in group_runs]))
             if group_runs
@@ -110,11 +110,11 @@ def estimate_cost(
         slowdowns = []
         for past_run in group_runs or trial_runs:
             ideal_seconds, _ = _estimate_iteration(
-                problem, algorithm, group[0], past_run.alpha, past_run.dimension
+                problem, algorithm, group_cells[0], past_run.alpha, past_run.dimension
             )
             slowdowns.append(past_run.seconds / past_run.iterations / ideal_seconds)
         slowdown = float(np.median(slowdowns or [1.0]))
-        for cell in group:
+        for cell in group_cells:
             ideal_seconds, iterations = _estimate_iteration(
                 problem, algorithm, cell, cell.alpha, cell.dimension
             )
@@ -124,8 +124,8 @@ def estimate_cost(
                 * (iterations or min(usual_iterations, cell.run.max_iterations))
             )
             peak_bytes = max(peak_bytes, _memory_of(problem, cell))
-        cells_from_past += len(group) * bool(group_runs)
-        cells_from_trials += len(group) * bool(trial_runs)
+        cells_from_past += len(group_cells) * bool(group_runs)
+        cells_from_trials += len(group_cells) * bool(trial_runs)
     return Estimate(
         seconds / max(1, workers),
         peak_bytes * max(1, workers),
@@ -137,8 +137,8 @@ def estimate_cost(
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Peak memory, in bytes, of the largest of the cells, including its process."""
     largest_bytes = 0
-    for _, group, problem, _ in _cells_by_group(cells):
-        distinct_cells = {(cell.alpha, cell.dimension): cell for cell in group}
+    for _, group_cells, problem, _ in _cells_by_group(cells):
+        distinct_cells = {(cell.alpha, cell.dimension): cell for cell in group_cells}
         largest_bytes = max(
             largest_bytes,
             *(_memory_of(problem, cell) for cell in distinct_cells.values()),
@@ -150,20 +150,20 @@ def _cells_by_group(
     cells: Sequence[Cell],
 ) -> Iterator[tuple[str, list[Cell], Problem, Algorithm]]:
     """Yield groups of cells with the same problem, algorithm and backend, each with its key, problem and algorithm."""
-    groups: dict[str, list[Cell]] = {}
+    cells_of_key: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(
+        cells_of_key.setdefault(
             canonical_json([getattr(cell, field_name) for field_name in GROUP]), []
         ).append(cell)
-    for group_key, group in groups.items():
-        yield group_key, group, *group[0].rebuild()
+    for group_key, group_cells in cells_of_key.items():
+        yield group_key, group_cells, *group_cells[0].rebuild()
 
 
 def _timed_trial(
-    problem: Problem, algorithm: Algorithm, group: Sequence[Cell]
+    problem: Problem, algorithm: Algorithm, group_cells: Sequence[Cell]
 ) -> list[_PastRun]:
     """Time some iterations on a smaller instance; return nothing if they fail."""
-    cell = max(group, key=lambda cell: cell.alpha)
+    cell = max(group_cells, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while (
         dimension > 8
@@ -202,23 +202,26 @@ def _estimate_iteration(
     """
     model = problem.model
     samples = model.sample_count(alpha, dimension)
-    plan = plan_of(algorithm, placeholder_data(samples, model.tokens, dimension, alpha))
-    batch = plan.batch or samples
-    cost = model.cost(batch, dimension, problem.components)
-    bytes_read = _bytes_per_number(cell) * batch * model.tokens * dimension
+    run_plan = plan_of(
+        algorithm, placeholder_data(samples, model.tokens, dimension, alpha)
+    )
+    batch_size = run_plan.batch or samples
+    iteration_cost = model.cost(batch_size, dimension, problem.components)
+    bytes_read = _bytes_per_number(cell) * batch_size * model.tokens * dimension
     rate, bandwidth = _speed_of(cell)
     return max(
-        plan.students * (cost.flops + cost.denoiser) / rate, bytes_read / bandwidth
-    ) + CALL, plan.steps or None
+        run_plan.students * (iteration_cost.flops + iteration_cost.denoiser) / rate,
+        bytes_read / bandwidth,
+    ) + CALL, run_plan.steps or None
 
 
 def _memory_of(problem: Problem, cell: Cell) -> int:
     """Estimate the memory of a cell in bytes: inputs, labels and a few copies of the signal."""
-    model, D = problem.model, cell.dimension
-    samples = model.sample_count(cell.alpha, D)
-    input_bytes = samples * model.tokens * D * _bytes_per_number(cell)
+    model, dimension = problem.model, cell.dimension
+    samples = model.sample_count(cell.alpha, dimension)
+    input_bytes = samples * model.tokens * dimension * _bytes_per_number(cell)
     label_bytes = 2 * samples * model.tokens**2 * 8
-    signal_bytes = 8 * math.prod(model.signal_shape(problem.components, D)) * 8
+    signal_bytes = 8 * math.prod(model.signal_shape(problem.components, dimension)) * 8
     return 11 * input_bytes // 10 + label_bytes + signal_bytes + 150 * 2**20
 
 

@@ -62,7 +62,7 @@ def on_dask(
         raise BackendError(
             f"dask: no scheduler answers at {address} ({error_line(error)})"
         )
-    monitor, run_id = _ClusterMonitor(client, address), uuid.uuid4().hex
+    cluster_monitor, run_id = _ClusterMonitor(client, address), uuid.uuid4().hex
     finished_futures: queue.Queue[Any] = queue.Queue()
     running_cells: dict[Any, tuple[Cell, int]] = {}
     client_version, plugin_paths = (
@@ -94,7 +94,7 @@ def on_dask(
         while running_cells and not limits.is_over:
             future = unless(queue.Empty, finished_futures.get, True, 1.0)
             if future is None:
-                monitor.require_workers(
+                cluster_monitor.require_workers(
                     {cell.backend in DEVICES for cell, _ in running_cells.values()}
                 )
             if future not in running_cells:
@@ -107,8 +107,8 @@ def on_dask(
                 # Dask itself sends it to other workers before. It went with its worker, or with the scheduler: a moment later
                 # it is known which.
                 time.sleep(1.0)
-                if monitor.workers() is None:
-                    raise monitor.scheduler_lost_error()
+                if cluster_monitor.workers() is None:
+                    raise cluster_monitor.scheduler_lost_error()
                 send(cell, attempt + 1)
             else:
                 reason = f"the cluster lost the cell: {error_line(error)}"
@@ -148,6 +148,7 @@ class _ClusterMonitor:
     """Monitors a Dask cluster and detects that its scheduler or all suitable workers are gone."""
 
     def __init__(self, client: Any, address: str) -> None:
+        """Monitor the cluster of this Dask client, whose scheduler is at ``address``."""
         self._client, self._address = client, address
         self._last = time.monotonic()
 
@@ -167,13 +168,16 @@ class _ClusterMonitor:
         return None if error is not None else scheduler["workers"]
 
     def require_workers(self, needs_gpu: set[bool]) -> None:
-        """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long."""
+        """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long; ``needs_gpu``
+        says for each kind of unfinished cell whether it needs a GPU.
+        """
         workers = self.workers()
         worker_resources = [
             worker.get("resources") or {} for worker in (workers or {}).values()
         ]
         if any(
-            False in needs_gpu or "GPU" in resource for resource in worker_resources
+            False in needs_gpu or "GPU" in worker_resource
+            for worker_resource in worker_resources
         ):
             self._last = time.monotonic()
         if time.monotonic() - self._last <= PATIENCE:

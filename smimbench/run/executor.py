@@ -49,7 +49,7 @@ SPARE = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Time and memory limits of one cell and of all cells together.
+    """Time and memory limits of one cell (``seconds``, ``memory`` in bytes) and of all cells together (``deadline``).
 
     Attributes
     ----------
@@ -77,6 +77,8 @@ NO_LIMITS = Limits()
 @dataclass(eq=False)
 class Task:
     """Work for a worker process: the arguments to answer, the packages it needs, and its limits.
+    ``silence_limit`` is the number of seconds without a message after which it is ended, ``processes_lost`` counts the
+    processes that died at it.
 
     Attributes
     ----------
@@ -107,7 +109,9 @@ class Task:
 
 
 class EndedTask(NamedTuple):
-    """Outcome of a task: an answer or an error, or the reason why there is neither."""
+    """Outcome of a task: the last message of its process (``event``) with an answer or an error, or the reason why there is
+    neither; ``output`` is what was printed.
+    """
 
     task: Task
     output: str
@@ -157,6 +161,9 @@ class Executor:
         answering_module: str,
         **setup: object,
     ) -> None:
+        """Prepare a pool of at most ``max_workers`` processes with this many BLAS threads; ``answering_module`` answers the
+        tasks, with the values in ``setup``.
+        """
         self.workers: list[_Worker] = []
         self._max_workers = max_workers
         self._registry = registry
@@ -169,7 +176,7 @@ class Executor:
         limits: Limits = NO_LIMITS,
         *,
         may_begin: Callable[[Task], bool | None] = lambda task: True,
-        on_progress: OnProgress = lambda running: None,
+        on_progress: OnProgress = lambda running_tasks: None,
     ) -> Iterator[EndedTask]:
         """Run tasks in order as processes become free, and yield each as it ends.
 
@@ -289,6 +296,7 @@ class _Worker:
         setup: JsonObject,
         events: Events,
     ) -> None:
+        """Start a worker process with the plugins of these packages; its messages go to the queue ``events``."""
         self.distributions = distributions
         self.task: Task | None = None
         self._stopped: tuple[Status, str] | None = None
@@ -306,11 +314,13 @@ class _Worker:
             "MKL_NUM_THREADS",
         )
         import_path = [
-            entry for entry in sys.path if entry not in registry.foreign_path
+            import_folder
+            for import_folder in sys.path
+            if import_folder not in registry.foreign_path
         ]
-        environment = dict.fromkeys(thread_variables, str(setup["threads"])) | dict(
-            os.environ
-        )
+        environment_variables = dict.fromkeys(
+            thread_variables, str(setup["threads"])
+        ) | dict(os.environ)
         boot_code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.executor import main; main()"
         self.process = subprocess.Popen(
             [
@@ -323,7 +333,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
-            env=environment,
+            env=environment_variables,
             start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
         )
         plugin_setup = {
@@ -460,8 +470,8 @@ class _Worker:
     def used_memory(self) -> int:
         """Memory in bytes used by the process and its children."""
         memory_infos = [
-            unless(psutil.Error, process.memory_info)
-            for process in self._process_tree()
+            unless(psutil.Error, tree_process.memory_info)
+            for tree_process in self._process_tree()
         ]
         return sum(
             memory_info.rss for memory_info in memory_infos if memory_info is not None
@@ -484,8 +494,8 @@ class _Worker:
         process_tree = self._process_tree()
         if hasattr(os, "killpg"):  # there are groups on POSIX only
             unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
-        for process in process_tree:
-            unless(psutil.Error, process.kill)
+        for tree_process in process_tree:
+            unless(psutil.Error, tree_process.kill)
 
     def end(self) -> None:
         """Kill the process and release its resources (its reader thread closes the pipe of answers)."""

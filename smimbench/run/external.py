@@ -37,7 +37,7 @@ EXTERNAL = "elsewhere"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Grid point of a suite that determines one instance: problem, sample ratio, dimension and replicate."""
+    """Grid point of a suite that determines one instance: problem (``plan``), sample ratio, dimension and replicate."""
 
     plan: ProblemPlan
     alpha: float
@@ -73,16 +73,18 @@ def first_points(suite: Suite, count: int = 1) -> list[GridPoint]:
 def _grid_points(suite: Suite) -> Iterator[GridPoint]:
     """Yield the points of a suite for which data can be drawn; none if only theory exists for all problems."""
     for plan in (plan for plan in suite.plans if not plan.theory_only):
-        for dimension, seeds in zip(plan.dimensions, plan.seeds):
-            for alpha, seed in itertools.product(plan.alphas, range(seeds)):
+        for dimension, replicate_count in zip(plan.dimensions, plan.seeds):
+            for alpha, replicate in itertools.product(
+                plan.alphas, range(replicate_count)
+            ):
                 if meets_conditions(
                     suite.only,
                     problem=plan.label,
                     alpha=alpha,
                     dimension=dimension,
-                    seed=seed,
+                    seed=replicate,
                 ):
-                    yield GridPoint(plan, alpha, dimension, seed)
+                    yield GridPoint(plan, alpha, dimension, replicate)
 
 
 def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObject:
@@ -169,23 +171,25 @@ def score_record(
     """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
     instance = point.instance(suite)
     estimate = read_estimate(estimate_file, instance.signal.shape)
-    defect, metrics = describe_nonfinite(estimate), None
-    if not defect:
+    estimate_defect, metrics = describe_nonfinite(estimate), None
+    if not estimate_defect:
         with np.errstate(all="ignore"):
             metrics, _ = attempt(instance.metrics, estimate)
         if metrics is None or not all(
             map(math.isfinite, itertools.chain(*metrics.values()))
         ):
-            defect = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
+            estimate_defect = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
     # Nobody here can tell one version of an estimate from another.
     cell_identity = _instance_identity(suite, point) | {
         "algorithm": {"name": label, "version": 0},
         "backend": EXTERNAL,
     }
     outcome = {
-        "status": (Status.DIVERGED if defect else Status.OK).value,
-        "reason": f"the estimate has {defect}" if defect else "scored",
-        "metrics": {} if defect else metrics,
+        "status": (Status.DIVERGED if estimate_defect else Status.OK).value,
+        "reason": f"the estimate has {estimate_defect}"
+        if estimate_defect
+        else "scored",
+        "metrics": {} if estimate_defect else metrics,
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "warnings": instance.remarks,
@@ -248,8 +252,14 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Rec
 def _instance_name(cell: Mapping[str, Any]) -> str:
     """Return a text that identifies an instance: all settings that its data depend on, without versions."""
     item_parameters = {
-        kind: {key: item[key] for key in item if key not in CODE_KEYS}
+        kind: {
+            field_name: item[field_name]
+            for field_name in item
+            if field_name not in CODE_KEYS
+        }
         for kind, item in cell["problem"].items()
     }
     setting_names = ("alpha", "dimension", "replicate", "seed", "dtype")
-    return canonical_json([item_parameters, *(cell.get(key) for key in setting_names)])
+    return canonical_json(
+        [item_parameters, *(cell.get(field_name) for field_name in setting_names)]
+    )

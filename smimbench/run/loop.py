@@ -98,14 +98,14 @@ def run_algorithm(
     """
     data = counting_fresh_samples(data)  # all attempts have one count
 
-    def run_attempt(version: Algorithm, attempt: int) -> LoopRun:
+    def run_attempt(algorithm_version: Algorithm, attempt: int) -> LoopRun:
         """Run a version of the algorithm with the random numbers of an attempt."""
         rng = make_rng(attempt)
         return LoopRun(
             problem,
             instance,
             data,
-            version,
+            algorithm_version,
             rng,
             run_options,
             backend,
@@ -143,6 +143,7 @@ class FreshSamples:
     def __init__(
         self, draw: Callable[[np.random.Generator, int], tuple[Array, Array]] | None
     ) -> None:
+        """Count the samples that ``draw`` draws; None means that there is no source of them."""
         self._draw, self.count, self.declared = draw, 0, False
 
     def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
@@ -228,6 +229,7 @@ class LoopRun:
         backend: Backend,
         seconds_of_start: float,
     ) -> None:
+        """Run the algorithm from its initial state to the end."""
         self._problem, self._algorithm, self._settings, self._backend = (
             problem,
             algorithm,
@@ -267,10 +269,10 @@ class LoopRun:
         self._over = self._last <= 0
         while not self._over:
             iteration_begin = self.clock.seconds
-            info = self.clock.time(self._step, backend)
+            step_info = self.clock.time(self._step, backend)
             self.iterations += 1
             write_iterations(self.iterations)
-            self._process_step(info)
+            self._process_step(step_info)
             self.durations.append(self.clock.seconds - iteration_begin)
         self._finish()
 
@@ -394,15 +396,20 @@ class LoopRun:
 def _findings(
     algorithm: Algorithm, state: object
 ) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Return the extra numbers that an algorithm reports besides its estimate, and warnings for those that cannot be stored."""
+    """Return the extra numbers that an algorithm reports besides its estimate (its findings), and warnings for those that
+    cannot be stored.
+    """
     findings: dict[str, list[float | None]] = {}
     reported_findings, error = attempt(lambda: dict(algorithm.findings(state)))
     if error is not None:
         return findings, [f"it has no findings: {error_line(error)}"]
     remarks = []
-    for name, entries in reported_findings.items():
+    for name, reported_numbers in reported_findings.items():
         try:
-            numbers = [None if entry is None else float(entry) for entry in entries]
+            numbers = [
+                None if reported_number is None else float(reported_number)
+                for reported_number in reported_numbers
+            ]
             findings[printable(name)] = numbers
         except (TypeError, ValueError, OverflowError):
             remarks.append(
@@ -431,6 +438,7 @@ class Readings:
     """
 
     def __init__(self, problem: Problem) -> None:
+        """Prepare to read the reports of a run on this problem."""
         self.second = np.diagonal(
             np.asarray(problem.prior.second_moment(problem.components))
         )
@@ -441,24 +449,27 @@ class Readings:
     def read(self, info: Info) -> Info:
         """Return the numbers that a step reports, on the host: the residual as a float, others as float64 arrays."""
         reported_names = [name for name in READINGS if getattr(info, name) is not None]
-        names = ["residual", *reported_names]
-        host_arrays = read_together(*(getattr(info, name) for name in names))
-        readings = {
+        field_names = ["residual", *reported_names]
+        host_arrays = read_together(*(getattr(info, name) for name in field_names))
+        host_readings = {
             name: np.asarray(array, dtype=np.float64).ravel()
-            for name, array in zip(names, host_arrays)
+            for name, array in zip(field_names, host_arrays)
         }
-        residual = float(readings.pop("residual")[0])
+        residual = float(host_readings.pop("residual")[0])
         self.latest = Info(
             residual,
             warning=info.warning,
             samples=info.samples,
             damping=info.damping,
-            **readings,
+            **host_readings,
         )
         # Not max(): it would let a NaN go unnoticed.
-        integration_errors = [self._coarsest, *readings.get("integration_error", ())]
+        integration_errors = [
+            self._coarsest,
+            *host_readings.get("integration_error", ()),
+        ]
         self._coarsest = float(np.max(integration_errors))
-        self.divergence = self._divergence(residual, readings)
+        self.divergence = self._divergence(residual, host_readings)
         return self.latest
 
     def _divergence(self, residual: float, readings: dict[str, Host]) -> str:
@@ -494,7 +505,7 @@ class Readings:
 
 @dataclass
 class Trajectory:
-    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time."""
+    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time; ``metrics`` are the latest."""
 
     instance: Instance
     metrics: MetricValues = field(default_factory=dict)
@@ -518,7 +529,7 @@ class Trajectory:
         )
         for name in self.failed_metrics:  # a metric that raised once has no trajectory
             self.trajectory.pop(name, None)
-        row = {
+        trajectory_row = {
             "iteration": iteration,
             "seconds": seconds,
             **metric_values,
@@ -526,9 +537,9 @@ class Trajectory:
             "samples": samples,
         }
         if "damping" in self.trajectory:
-            row["damping"] = damping
-        for name, cell_value in row.items():
-            self.trajectory.setdefault(name, []).append(cell_value)
+            trajectory_row["damping"] = damping
+        for name, column_entry in trajectory_row.items():
+            self.trajectory.setdefault(name, []).append(column_entry)
 
     def metric_spreads(self) -> MetricValues:
         """Return the standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""
@@ -566,10 +577,10 @@ def start_heartbeat(path: Path) -> None:
         _shared = mmap.mmap(file.fileno(), len(STILL))
 
 
-def _write_heartbeat(offset: int, value: float) -> None:
+def _write_heartbeat(offset: int, number: float) -> None:
     """Write a number at a byte offset of the heartbeat file, if this process has one."""
     if _shared is not None:
-        struct.pack_into("d", _shared, offset, value)
+        struct.pack_into("d", _shared, offset, number)
 
 
 def write_iterations(iterations: int) -> None:
@@ -605,17 +616,18 @@ class Clock:
     """
 
     def __init__(self, initial_seconds: float) -> None:
+        """Start the clock at this number of seconds, stopped."""
         self.seconds = initial_seconds
         self.device_seconds: float | None = 0.0
         self._timed_here = 0.0
         self._process, self._thread = time.process_time(), time.thread_time()
 
-    def time(self, work: Callable[[], T], backend: Backend) -> T:
-        """Call ``work`` and add its duration to the clock."""
+    def time(self, timed_function: Callable[[], T], backend: Backend) -> T:
+        """Call ``timed_function`` and add its duration to the clock."""
         cpu_start = time.thread_time()
         stop_stopwatch = backend.stopwatch()
         with clock_running(self.seconds):
-            return_value = work()
+            return_value = timed_function()
         duration, device_duration = stop_stopwatch()
         self.seconds += duration
         self._timed_here += time.thread_time() - cpu_start

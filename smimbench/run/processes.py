@@ -120,7 +120,7 @@ def _record_of_cell(cell: Cell, document: object) -> Record:
 def record_of(ended_task: EndedTask, threads: int) -> Record:
     """Return the record of a cell from the outcome of its task, even if its process died."""
     if ended_task.event is not None and "answer" in ended_task.event:
-        record: Record = ended_task.answer
+        cell_record: Record = ended_task.answer
     else:
         times_text = (
             f" {ended_task.task.processes_lost} times"
@@ -137,11 +137,11 @@ def record_of(ended_task: EndedTask, threads: int) -> Record:
                 f"{ended_task.event.get('error')}: {ended_task.event.get('message')}"
             )
         status = ended_task.status or Status.FAILED
-        record = lost_record(ended_task.task.arguments[0], threads, reason, status)
+        cell_record = lost_record(ended_task.task.arguments[0], threads, reason, status)
     if not ended_task.output:
-        return record
-    document = {**record.document, "output": ended_task.output}
-    return replace(record, output=ended_task.output, document=document)
+        return cell_record
+    document = {**cell_record.document, "output": ended_task.output}
+    return replace(cell_record, output=ended_task.output, document=document)
 
 
 class ClaimFiles:
@@ -159,6 +159,7 @@ class ClaimFiles:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Prepare to claim cells of the results in ``folder``."""
         self.folder = folder / "claims"
         self.records = folder
         self.others: dict[str, str] = {}

@@ -83,6 +83,7 @@ class _FromMapping:
     def __get_pydantic_core_schema__(
         cls, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> Any:
+        """Accept a JSON object where the dataclass is expected."""
         return {**handler(source), "strict": False}
 
 
@@ -111,7 +112,7 @@ class Identity(TypedDict):
 @_CLOSED
 @dataclass(frozen=True, slots=True)
 class Price(_FromMapping):
-    """Lower bound on the cost of an iteration: operations and bytes read."""
+    """Lower bound on the cost of an iteration: floating-point operations (``flops``) and bytes read."""
 
     flops: float
     bytes: float
@@ -120,7 +121,10 @@ class Price(_FromMapping):
 @_IGNORING
 @dataclass(frozen=True, slots=True)
 class Timing(_FromMapping):
-    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``."""
+    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``.
+    ``lost_seconds`` were spent before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are the
+    machine's peak rates.
+    """
 
     machine: str
     trusted: bool = False
@@ -147,14 +151,16 @@ class LongTrajectory(_FromMapping):
 
 
 class SearchRound(TypedDict):
-    """Errors of all trials of one round; None for a trial that was eliminated or has no estimate."""
+    """Errors of all trials of one round on a number of ``seeds``; None for a trial that was eliminated or has no estimate."""
 
     seeds: int
     errors: list[Number]
 
 
 class SearchOutcome(TypedDict):
-    """Errors of all trials of a search in every round, and the chosen trial with the algorithm that it makes."""
+    """Errors of all trials of a search in every round, the number of runs, and the chosen trial with the algorithm that it
+    makes.
+    """
 
     backend: str
     trials: list[dict[str, Any]]
@@ -180,6 +186,8 @@ class Changes(TypedDict, total=False):
 
 class RunJson(Changes, total=False):
     """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
+    A submission adds its author (``by``), third-party ``packages``, ``searches``, and labels of rows that were
+    ``left_out``.
 
     A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
     problem and algorithm of rows that were ``left_out``.
@@ -207,7 +215,10 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 @_IGNORING
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_FromMapping):
-    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
+    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none.
+    ``blank`` holds the reasons of metrics without a value, ``start`` overlaps of the initial estimate, ``final`` what the
+    last step reported, ``where`` the place of an error, ``output`` what was printed.
+    """
 
     format: Literal[1] = 1
     key: Annotated[
@@ -376,22 +387,22 @@ def read_record(file: Path, *, check_digests: bool = True) -> Record:
     return record
 
 
-def check_model(model: object, value: object, kind: str) -> None:
+def check_model(model: object, value: object, document_kind: str) -> None:
     """Raise ValueError, naming the first wrong field, unless a JSON value matches a pydantic model."""
-    with _validation_complaints(kind):
+    with _validation_complaints(document_kind):
         _adapter(model).validate_python(value, strict=True)
 
 
 @contextlib.contextmanager
 def _validation_complaints(kind: str) -> Iterator[None]:
-    """Context that turns a failed validation into a ValueError naming the first wrong field."""
+    """Context that turns a failed validation into a ValueError naming the first wrong field; ``kind`` names the document."""
     try:
         yield
     except pydantic.ValidationError as error:
-        complaint = error.errors(include_url=False)[0]
-        field_path = "".join(f"{key}." for key in complaint["loc"]).removesuffix(".")
+        first_error = error.errors(include_url=False)[0]
+        field_path = "".join(f"{key}." for key in first_error["loc"]).removesuffix(".")
         raise ValueError(
-            f"not {kind}: {field_path}{': ' if field_path else ''}{complaint['msg']}, got {short_repr(complaint['input'])}"
+            f"not {kind}: {field_path}{': ' if field_path else ''}{first_error['msg']}, got {short_repr(first_error['input'])}"
         ) from None
     except RecursionError:
         raise ValueError(
@@ -419,9 +430,9 @@ def with_digest(document: Mapping[str, object]) -> JsonObject:
     return {**document, "digest": digest_of(document)}
 
 
-def indented_json(record: Mapping[str, object]) -> str:
+def indented_json(document: Mapping[str, object]) -> str:
     """Return a document as indented JSON, the exact text of the file of a record, ``run.json`` or search."""
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def json_value(value: object) -> Any:

@@ -79,6 +79,7 @@ class Store:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        """Open the folder of records; ``complaints`` lists files that cannot be used."""
         self.folder = Path(folder)
         self.complaints: list[str] = []
 
@@ -233,10 +234,10 @@ class Store:
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         """Note that a file is not used and why, and move it aside if asked to."""
-        complaint = f"{path}: {reason}; not used"
+        file_complaint = f"{path}: {reason}; not used"
         if set_aside:
-            complaint += f", moved to {move_aside(path, self.folder)}"
-        self.complaints.append(complaint)
+            file_complaint += f", moved to {move_aside(path, self.folder)}"
+        self.complaints.append(file_complaint)
 
     def retire(self, stems: Iterable[str]) -> None:
         """Move records to ``set-aside/``, so that their cells run again; nothing is deleted."""
@@ -268,7 +269,7 @@ def _compact_copy(
     """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``)."""
 
     def common(table: T) -> T:
-        """Return the equal part of an earlier record if there is one, otherwise this part."""
+        """Return the equal table of an earlier record if there is one, otherwise this table."""
         return shared_parts.setdefault(repr(table), table)  # type: ignore[no-any-return]
 
     cell: Any = {
@@ -346,7 +347,7 @@ def theory_folder(store: Store) -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings with which a suite was run, from its ``run.json``, and the store of its records."""
+    """Settings with which a suite was run: their folder, the content of its ``run.json``, and the store of the records."""
 
     folder: Path
     store: Store
@@ -392,21 +393,23 @@ def _sorted_options(changes: Changes) -> list[tuple[str, str]]:
     for text in changes.get("overrides", []):
         option_key = text.partition("=")[0].strip()
         text_of_key[text if option_key.endswith("+") else option_key] = text
-    overrides = [
+    override_options = [
         ("--set", text_of_key[option_key]) for option_key in sorted(text_of_key)
     ]
-    return overrides + [
+    return override_options + [
         ("--only", text) for text in sorted(set(changes.get("only", [])))
     ]
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
     """Return the folder of ``run.json`` and figures of a suite; each set of ``--set`` and ``--only`` options has its own."""
-    options = _sorted_options(changes_of(suite))
-    if not options:
+    option_pairs = _sorted_options(changes_of(suite))
+    if not option_pairs:
         return store.folder
-    options_text = " ".join(f"{option[2:]} {value}" for option, value in options)
-    values_text = " ".join(value for _, value in options)
+    options_text = " ".join(
+        f"{option[2:]} {option_value}" for option, option_value in option_pairs
+    )
+    values_text = " ".join(option_value for _, option_value in option_pairs)
     folder_name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", values_text)[:24]
     digest = hashlib.sha256(options_text.encode()).hexdigest()[:8]
     return store.folder / FOLDER / f"{folder_name}.{digest}"
@@ -414,16 +417,16 @@ def settings_folder(suite: Suite, store: Store) -> Path:
 
 def settings_under(folder: Path) -> list[Settings]:
     """Find all settings with which suites were run, in the folder of a run, of a suite, or of all results."""
-    settings = _read_settings(folder)
-    if settings is not None:
-        return [settings]
+    folder_settings = _read_settings(folder)
+    if folder_settings is not None:
+        return [folder_settings]
     if (suite_settings := settings_of_suite(folder)) or not folder.is_dir():
         return suite_settings
     suite_folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     return [
-        settings
+        folder_settings
         for suite_folder in suite_folders
-        for settings in settings_of_suite(suite_folder)
+        for folder_settings in settings_of_suite(suite_folder)
     ]
 
 
@@ -466,7 +469,9 @@ def why_no_runs(folder: Path) -> str:
 
 
 class OtherVersion(TypedDict):
-    """Number of stored cells that were run with another version, or other code, of an item."""
+    """Number of stored cells that were run with another version, or other code, of an item: its version ``then`` and
+    ``now``.
+    """
 
     item: str
     then: int
@@ -484,17 +489,17 @@ def other_versions(
     list of dict
         ``item``, its version ``then`` and ``now`` (equal where only its code differs), and the number of ``cells``.
     """
-    counts: Counter[tuple[str, int, int]] = Counter()
+    counts_by_version: Counter[tuple[str, int, int]] = Counter()
     for cell, record in pairs_of_other_code(cells, records):
         current_items = _items_by_kind(cell.identity())
         for kind, recorded_item in _items_by_kind(record.cell).items():
             item = current_items[kind]
             if any(recorded_item.get(key) != item.get(key) for key in CODE_KEYS):
                 name = f"{kind} {recorded_item['name']!r}"
-                counts[name, recorded_item["version"], item["version"]] += 1
+                counts_by_version[name, recorded_item["version"], item["version"]] += 1
     return [
-        {"item": item, "then": old_version, "now": new_version, "cells": count}
-        for (item, old_version, new_version), count in counts.items()
+        {"item": item, "then": old_version, "now": new_version, "cells": cell_count}
+        for (item, old_version, new_version), cell_count in counts_by_version.items()
     ]
 
 
@@ -509,14 +514,14 @@ def pairs_of_other_code(
     unmatched_records = [record for record in records if record.key not in current_keys]
     if not unmatched_records:
         return []
-    candidates: dict[str, list[tuple[dict[str, Any], int]]] = {}
+    cells_of_setup: dict[str, list[tuple[dict[str, Any], int]]] = {}
     for cell_index, cell in enumerate(cells):
         cell_identity = json.loads(canonical_json(cell.identity()))
         setup_key = _setup_without_parameters(cell_identity)
-        candidates.setdefault(setup_key, []).append((cell_identity, cell_index))
+        cells_of_setup.setdefault(setup_key, []).append((cell_identity, cell_index))
     indexed_records = []
     for record in unmatched_records:
-        for cell_identity, cell_index in candidates.get(
+        for cell_identity, cell_index in cells_of_setup.get(
             _setup_without_parameters(record.cell), ()
         ):
             if is_same_setup(cell_identity, record.cell):

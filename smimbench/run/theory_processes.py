@@ -45,8 +45,8 @@ def solve_in_parallel(
 
     def is_unsolved(problem: Problem) -> bool:
         """Whether a point or the thresholds of a problem are still to be solved."""
-        solved_count, total, *_ = progress_of(problem)
-        return solved_count < total
+        solved_count, question_count, *_ = progress_of(problem)
+        return solved_count < question_count
 
     unsolved_problems = list(filter(is_unsolved, work_by_problem))
     last_report = time.monotonic()
@@ -122,6 +122,7 @@ class TheoryWorker:
     """
 
     def __init__(self, folder: str | None, send_event: Callable[..., None]) -> None:
+        """Prepare solvers whose answers are stored in ``folder``; progress and remarks are passed to ``send_event``."""
         answer_folder = None if folder is None else Path(folder)
         self._solvers = {
             prediction_errors: TheorySolver(
@@ -130,7 +131,7 @@ class TheoryWorker:
                 on_progress=lambda problem, progress: send_event(
                     progress=list(progress)
                 ),
-                on_remark=lambda line: send_event(remark=line),
+                on_remark=lambda remark: send_event(remark=remark),
             )
             for prediction_errors in (False, True)
         }

@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """Progress in solving a problem's theory.
+    """Progress in solving a problem's theory: answers solved, of a total, nodes in use, and the sample ratio reached.
 
     Attributes
     ----------
@@ -105,15 +105,15 @@ SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
 
 
-def _guarding_plugin_errors(method: Callable[P, T]) -> Callable[P, T]:
+def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
     """Decorator of methods that run plugins: only ``THEORY_ERRORS`` are raised, and the working folder is restored."""
 
-    @functools.wraps(method)
+    @functools.wraps(solver_method)
     def guarded(*arguments: P.args, **options: P.kwargs) -> T:
         """Call the method; turn any other error into a TheoryError."""
         try:
             with restored_working_folder():
-                return method(*arguments, **options)
+                return solver_method(*arguments, **options)
         except (*THEORY_ERRORS, StoreError):
             raise
         except Exception as error:  # a plugin may raise anything
@@ -153,9 +153,12 @@ class TheorySolver(Answers):
         deadline: float | None = None,
         prediction_errors: bool = True,
         on_progress: OnProgress = lambda problem, progress: None,
-        on_remark: Callable[[str], object] = lambda line: None,
+        on_remark: Callable[[str], object] = lambda remark: None,
         memory: Memory | None = None,
     ) -> None:
+        """Solve into ``folder`` or memory alone, until the moment ``deadline``, third-party code ``in_subprocess`` if
+        asked.
+        """
         super().__init__(
             folder,
             prediction_errors=prediction_errors,
@@ -219,6 +222,7 @@ class TheorySolver(Answers):
         )
 
         def on_node(nodes: int, alpha: float | None) -> None:
+            """Report the progress after a new node (information at one overlap)."""
             self.on_progress(problem, Progress(solved_count, asked_count, nodes, alpha))
 
         self.on_progress(problem, Progress(solved_count, asked_count))
@@ -295,6 +299,7 @@ class TheorySolver(Answers):
             return
 
         def on_node(nodes: int, alpha: float | None) -> None:
+            """Report the progress after a new node (information at one overlap)."""
             self.on_progress(problem, Progress(0, 1, nodes, alpha))
 
         self.on_progress(problem, Progress(0, 1))
@@ -463,20 +468,23 @@ class TheorySolver(Answers):
 
     def _remark_changed_code(self, problem: Problem) -> None:
         """Report stored results that belong to this problem but were made with other code of its items."""
-        spec = problem.spec
-        hashed_kinds = [kind for kind, item in spec.items() if "source" in item]
+        problem_spec = problem.spec
+        hashed_kinds = [kind for kind, item in problem_spec.items() if "source" in item]
         outdated_count, changed_kinds = 0, set()
         for _, stored_spec in self._stored_problems() if hashed_kinds else ():
-            if not isinstance(stored_spec, dict) or stored_spec == spec:
+            if not isinstance(stored_spec, dict) or stored_spec == problem_spec:
                 continue
-            if without("source", stored_spec) == without("source", spec):
+            if without("source", stored_spec) == without("source", problem_spec):
                 outdated_count += 1
                 for kind in hashed_kinds:
-                    if stored_spec[kind].get("source") != spec[kind]["source"]:
+                    if stored_spec[kind].get("source") != problem_spec[kind]["source"]:
                         changed_kinds.add(kind)
         for kind in hashed_kinds:
             if kind in changed_kinds:
-                name, version = spec[kind]["name"], spec[kind]["version"]
+                name, version = (
+                    problem_spec[kind]["name"],
+                    problem_spec[kind]["version"],
+                )
                 self.on_remark(
                     f"{kind} {name!r} has other code under the same version {version} than when {outdated_count} "
                     "answers of theory were stored: those are not used; raise its version when its numbers change"
@@ -524,6 +532,7 @@ class TheorySolver(Answers):
         return nodes_of(problem, lambda: Nodes(read_nodes, evaluate_and_store))
 
     def _report_unusable_file(self, file: Path, error: ValueError) -> None:
+        """Report a file whose theory result cannot be trusted, and move it aside."""
         self.on_remark(f"{file}: {error}; not used, computed again")
         move_aside(file, file.parent)
 
@@ -550,17 +559,18 @@ def third_party_packages_of(
 ) -> frozenset[str]:
     """Third-party packages whose code the theory of a problem, and of algorithms on it, runs."""
     specs = [*problem.spec.values(), *algorithms]
-    assumed_items = [
-        entry
+    assumed_item_entries = [
+        assumed_entry
         for spec in algorithms
-        for entry in assumed_entries(spec, problem.model.name).values()
+        for assumed_entry in assumed_entries(spec, problem.model.name).values()
     ]
     named_distributions = {
         str(spec["distribution"]) for spec in specs if "distribution" in spec
     }
     return frozenset(
         named_distributions
-        | {entry.distribution for entry in assumed_items} - {BUILT_IN}
+        | {assumed_entry.distribution for assumed_entry in assumed_item_entries}
+        - {BUILT_IN}
     )
 
 
@@ -585,6 +595,7 @@ class TheoryProcess:
     """
 
     def __init__(self, folder: Path | None, deadline: float | None) -> None:
+        """Prepare the process, which stores answers in ``folder`` and is ended at the moment ``deadline``."""
         self.deadline = deadline
         self.is_late = False
         self._folder = folder and str(folder)

@@ -113,7 +113,7 @@ class Search:
         """Return the cells of a trial on the first ``seed_count`` tuning seeds."""
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
         run_options = self.suite.run.of_cell(())
-        grid = itertools.product(
+        grid_points = itertools.product(
             range(seed_count), self.plan.dimensions, self.plan.alphas
         )
         return [
@@ -121,14 +121,14 @@ class Search:
                 problem,
                 spec,
                 alpha,
-                D,
-                seed,
+                dimension,
+                tuning_seed,
                 TUNING,
                 backend,
                 run_options,
                 *self.labels,
             )
-            for seed, D, alpha in grid
+            for tuning_seed, dimension, alpha in grid_points
         ]
 
     def next_cells_or_outcome(
@@ -392,39 +392,45 @@ def with_tuned_settings(suite: Suite, store: Store) -> Suite:
 
 def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[str]:
     """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
-    lines = []
+    range_remarks = []
     chosen_setting = {} if chosen_trial is None else trials[chosen_trial]
     for name, chosen_value in chosen_setting.items():
         tried_values: set[Any] = {
-            trial.get(name)
-            for trial in trials
-            if isinstance(trial.get(name), (int, float))
+            trial_setting.get(name)
+            for trial_setting in trials
+            if isinstance(trial_setting.get(name), (int, float))
         }
         if len(tried_values) > 2 and chosen_value in (
             min(tried_values),
             max(tried_values),
         ):
-            extreme = "smallest" if chosen_value == min(tried_values) else "largest"
-            lines.append(
-                f"the {extreme} {name} that was tried, {chosen_value:g}, was chosen: widen its range"
+            smallest_or_largest = (
+                "smallest" if chosen_value == min(tried_values) else "largest"
             )
-    return lines
+            range_remarks.append(
+                f"the {smallest_or_largest} {name} that was tried, {chosen_value:g}, was chosen: widen its range"
+            )
+    return range_remarks
 
 
 def range_end_remarks(suite: Suite, store: Store) -> list[str]:
     """Return remarks on tuned settings of a suite that lie at the end of their range."""
-    lines = []
+    range_remarks = []
     for search in _selected_searches(suite):
-        choice = read_choice(search, store) if search.labels in suite.choices else None
+        stored_choice = (
+            read_choice(search, store) if search.labels in suite.choices else None
+        )
         if (
-            choice is not None
-            and choice["digest"] == suite.choices[search.labels].tuning["search"]
+            stored_choice is not None
+            and stored_choice["digest"] == suite.choices[search.labels].tuning["search"]
         ):
-            lines += [
-                f"{': '.join(search.labels)}: {line}"
-                for line in range_ends(choice["trials"], choice["chosen"])
+            range_remarks += [
+                f"{': '.join(search.labels)}: {range_remark}"
+                for range_remark in range_ends(
+                    stored_choice["trials"], stored_choice["chosen"]
+                )
             ]
-    return lines
+    return range_remarks
 
 
 def choice_of(search: Search, stored_outcome: SearchResult) -> TunedAlgorithm:

@@ -76,7 +76,7 @@ of the ninth digit under a digest that fits goes unnoticed."""
 
 @dataclass
 class Verification:
-    """Outcome of a verification: how much was verified, and one line for each disagreement or missing file."""
+    """Outcome of a verification: how much was verified (``checked``), and one line for each disagreement or missing file."""
 
     checked: int = 0
     disagreements: list[str] = field(default_factory=list)
@@ -101,8 +101,8 @@ def verify_files(store: Store) -> Verification:
     verification.disagreements += store.complaints
     for file_stem, record in records.items():
         path = store.folder / f"{file_stem}.json"
-        verification.disagreements += plugin_warnings(
-            path, lambda p: indented_json(read_json(p)), path
+        verification.disagreements += changed_bytes_line(
+            path, lambda record_path: indented_json(read_json(record_path)), path
         )
         if isinstance(record.trajectory, LongTrajectory):
             earlier_complaints = len(store.complaints)
@@ -115,7 +115,7 @@ def verify_files(store: Store) -> Verification:
 
     folder = store.folder
     for path in sorted({*folder.glob("run.json"), *folder.glob("settings/*/run.json")}):
-        verification.add(plugin_warnings(path, shared_text, path.parent))
+        verification.add(changed_bytes_line(path, shared_text, path.parent))
     return verification
 
 
@@ -131,16 +131,19 @@ def run_json_differences(suite: Suite, folder: Path) -> list[str]:
     current_document = json_value(run_json_document(suite))
     field_names = ("suite", "title", "text", "overrides", "only", "run")
     stored_fields = {name: run_json.get(name) for name in field_names}
-    lines = differences(
+    difference_lines = differences(
         stored_fields, {name: current_document[name] for name in field_names}, 0.0
     )
-    return [f"{path}: {line}" for line in itertools.islice(lines, 3)]
+    return [
+        f"{path}: {difference_line}"
+        for difference_line in itertools.islice(difference_lines, 3)
+    ]
 
 
 def verify_choices(suite: Suite, store: Store) -> Verification:
     """Verify every choice of ``smimbench tune`` against the records of its trials and the settings of the cells."""
-    verification, trials = Verification(), trials_of(store)
-    log_errors = log_errors_of_trials(suite, trials)
+    verification, trial_store = Verification(), trials_of(store)
+    log_errors = log_errors_of_trials(suite, trial_store)
     for search in searches(suite):
         path, used_choice = choice_file(search, store), suite.choices.get(search.labels)
         stored_outcome = read_choice(search, store)
@@ -153,9 +156,11 @@ def verify_choices(suite: Suite, store: Store) -> Verification:
         unfinished_cells, repeated_outcome = search.next_cells_or_outcome(
             log_errors, stored_outcome["backend"]
         )
-        lines = []
+        complaint_lines = []
         if unfinished_cells:
-            lines = [f"{path}: {len(unfinished_cells)} runs of its trials are missing"]
+            complaint_lines = [
+                f"{path}: {len(unfinished_cells)} runs of its trials are missing"
+            ]
         elif (
             repeated_outcome is None
             or with_digest(
@@ -163,18 +168,22 @@ def verify_choices(suite: Suite, store: Store) -> Verification:
             )
             != stored_outcome
         ):
-            lines = [f"{path}: the records of its trials lead to another choice"]
+            complaint_lines = [
+                f"{path}: the records of its trials lead to another choice"
+            ]
         elif used_choice is not None and used_choice != choice_of(
             search, stored_outcome
         ):
-            lines = [
+            complaint_lines = [
                 f"{path}: the suite was run with another setting of {search.labels[1]}"
             ]
-        verification.add(lines)
+        verification.add(complaint_lines)
     return verification
 
 
-def plugin_warnings(path: Path, text: Callable[[Any], str], content: Any) -> list[str]:
+def changed_bytes_line(
+    path: Path, text: Callable[[Any], str], content: Any
+) -> list[str]:
     """Compare a file byte by byte with the ``text`` of its content; return one line if they differ."""
     try:
         is_same = text(content).encode() == path.read_bytes()
@@ -231,7 +240,9 @@ class StoredAnswer:
         return path.name == answer_name(self.kind, key, self.document["alpha"], version)
 
     def compare(self, repeated_answer: Any) -> list[str]:
-        """Return the differences between the stored result and one that was solved again, given as JSON."""
+        """Return the differences between the stored result and one that was solved again (``repeated_answer``), given as
+        JSON.
+        """
         repeated_answer = json.loads(one_line_json(repeated_answer))
         if isinstance(self.document["answer"], str) and isinstance(
             repeated_answer, str
@@ -254,14 +265,15 @@ class StoredAnswer:
         stored_answer, repeated_answer = map(
             _without_reason_texts, (self.document["answer"], repeated_answer)
         )
-        lines = differences(
+        difference_lines = differences(
             stored_answer,
             repeated_answer,
             relative_tolerance,
             absolute=absolute_tolerance,
         )
         return [
-            f"{self.path}: solved again, {line}" for line in itertools.islice(lines, 3)
+            f"{self.path}: solved again, {difference_line}"
+            for difference_line in itertools.islice(difference_lines, 3)
         ]
 
 
@@ -293,8 +305,11 @@ def verify_theory(
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     stored_by_problem: dict[str, list[StoredAnswer]] = {}
     outdated_count = foreign_count = 0
-    answers, nodes = folder.glob("[!.]*-*.json"), folder.glob("nodes/*/[!.]*.json")
-    for path in sorted([*answers, *nodes]):
+    answer_files, node_files = (
+        folder.glob("[!.]*-*.json"),
+        folder.glob("nodes/*/[!.]*.json"),
+    )
+    for path in sorted([*answer_files, *node_files]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
             answer = StoredAnswer(path, kind, read_answer(path))
@@ -309,11 +324,13 @@ def verify_theory(
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             byte_check.add([f"{path}: {error}"])
             continue
-        lines = plugin_warnings(path, one_line_json, with_digest(answer.document))
-        byte_check.add(lines)
+        byte_complaints = changed_bytes_line(
+            path, one_line_json, with_digest(answer.document)
+        )
+        byte_check.add(byte_complaints)
         if problem_json not in problems:
-            foreign_count += not lines
-        elif not lines:
+            foreign_count += not byte_complaints
+        elif not byte_complaints:
             stored_by_problem.setdefault(problem_json, []).append(answer)
     byte_check.remark(foreign_count, "of other suites")
     byte_check.remark(outdated_count, "of older versions, not read")
@@ -338,6 +355,7 @@ class _RepeatSolver:
     def __init__(
         self, problem: Problem, stored_answers: Sequence[StoredAnswer]
     ) -> None:
+        """Prepare to solve these stored answers of a problem again, with and without errors of prediction."""
         self.problem, self.stored = problem, stored_answers
         # Some answers have no errors of prediction.
         self.solvers = {
@@ -468,7 +486,7 @@ def verify_reruns(
         run_again = _rerun_with_time_limit if was_killed else rerun_without_time_limit
         for cell, repeated_record in run_again(chosen_cells, threads):
             for file_stem in stems_of_key[cell.key]:
-                lines = _record_differences(
+                difference_lines = _record_differences(
                     records[file_stem],
                     repeated_record,
                     store,
@@ -476,7 +494,10 @@ def verify_reruns(
                 )
                 prefix = f"{store.folder / file_stem}.json: run again"
                 verification.add(
-                    [f"{prefix}, {line}" for line in itertools.islice(lines, 3)]
+                    [
+                        f"{prefix}, {difference_line}"
+                        for difference_line in itertools.islice(difference_lines, 3)
+                    ]
                 )
     return verification
 
@@ -606,8 +627,8 @@ def _steps_before_time_limit(
     """
     recorded_iterations = set(full_run["trajectory"]["iteration"])
     common_fields = []
-    for fields in (stopped_run, full_run):
-        trajectory = fields["trajectory"]
+    for run_fields in (stopped_run, full_run):
+        trajectory = run_fields["trajectory"]
         common_rows = [
             index
             for index, iteration in enumerate(trajectory["iteration"])
@@ -618,7 +639,7 @@ def _steps_before_time_limit(
             name: [column[index] for index in common_rows]
             for name, column in trajectory.items()
         }
-        start_fields = {name: fields[name] for name in ("samples", "start", "cost")}
+        start_fields = {name: run_fields[name] for name in ("samples", "start", "cost")}
         common_fields.append({**start_fields, "trajectory": columns})
     metrics = stopped_run["metrics"]
     last_metrics = {
@@ -644,9 +665,12 @@ def differences(
         dict(_paths_and_leaves(repeated_document)),
     )
     absolute_tolerance = tolerance if absolute is None else absolute
-    for path in {**stored_leaves, **repeated_leaves}:
-        stored_leaf, repeated_leaf = stored_leaves.get(path), repeated_leaves.get(path)
-        is_same = stored_leaf == repeated_leaf
+    for leaf_path in {**stored_leaves, **repeated_leaves}:
+        stored_leaf, repeated_leaf = (
+            stored_leaves.get(leaf_path),
+            repeated_leaves.get(leaf_path),
+        )
+        leaves_agree = stored_leaf == repeated_leaf
         if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
             are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)
             is_close = math.isclose(
@@ -655,9 +679,9 @@ def differences(
                 rel_tol=tolerance,
                 abs_tol=absolute_tolerance,
             )
-            is_same = are_nan or is_close
-        if not is_same:
-            yield f"{path or 'it'} is {repeated_leaf!r}, stored is {stored_leaf!r}"
+            leaves_agree = are_nan or is_close
+        if not leaves_agree:
+            yield f"{leaf_path or 'it'} is {repeated_leaf!r}, stored is {stored_leaf!r}"
 
 
 def _paths_and_leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -695,7 +719,8 @@ def draw_checks(
     resolution: float = RESOLVED_DEVIATION,
     on_progress: OnProgress = lambda problem, progress: None,
 ) -> list[list[Check]]:
-    """Check the theory of a suite's problems by Monte Carlo draws at every point.
+    """Check the theory of a suite's problems by Monte Carlo draws at every point, down to a relative deviation
+    ``resolution``.
 
     Parameters
     ----------
@@ -720,23 +745,23 @@ def _checks_of_points(
     on_progress: OnProgress,
 ) -> Iterator[Check]:
     """Yield Monte Carlo checks of a problem's points of theory."""
-    for index, point in enumerate(points):
+    for point_index, point in enumerate(points):
         draw_count = 0
 
-        def on_draws(draws: int, index: int = index) -> None:
+        def on_draws(draws: int, point_index: int = point_index) -> None:
             """Report how many Monte Carlo draws were made at this point."""
             nonlocal draw_count
             draw_count += draws
             note = f"{draw_count} draws at this point"
-            on_progress(plan.problem, Progress(index, len(points), note=note))
+            on_progress(plan.problem, Progress(point_index, len(points), note=note))
 
-        on_progress(plan.problem, Progress(index, len(points)))
+        on_progress(plan.problem, Progress(point_index, len(points)))
         checks = verify_point(
             plan.problem, point, resolution, clock=time.perf_counter, on_draws=on_draws
         )
         for check in checks:
             yield replace(check, alpha=point.alpha, branch=point.branch)
-        on_progress(plan.problem, Progress(index + 1, len(points)))
+        on_progress(plan.problem, Progress(point_index + 1, len(points)))
 
 
 def _checks_of_assumptions(

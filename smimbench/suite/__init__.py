@@ -11,6 +11,7 @@ class SuiteError(ForeseenError, ValueError):
     """Raised for a mistake in a suite; the message names file and key, and says what would be right."""
 
     def __init__(self, file: str, key: str, message: str) -> None:
+        """Make the message from the suite's file, the key (path of names) and what is wrong with it."""
         file, key = printable(file, 300), printable(key, 200)
         message = printable(message, 1000)
         super().__init__(f"{file}: {key}: {message}" if key else f"{file}: {message}")

@@ -45,7 +45,8 @@ def read_algorithms(
     file: str,
     skip_or_raise: Callable[[ProblemError, str], None],
 ) -> tuple[AlgorithmPlan, ...]:
-    """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values.
+    """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values;
+    ``skip_or_raise`` handles an algorithm that cannot be built.
 
     Parameters
     ----------
@@ -59,8 +60,8 @@ def read_algorithms(
     SuiteError
     """
     algorithms: list[AlgorithmPlan] = []
-    for i, table in enumerate(tables):
-        key = f"algorithms[{i}]"
+    for table_index, table in enumerate(tables):
+        key = f"algorithms[{table_index}]"
         try:
             table_algorithms = _algorithms_of_table(table, key, problem_plans, file)
         except ProblemError as error:
@@ -188,14 +189,14 @@ def _refuse_repeated_algorithm(
 ) -> None:
     """Raise SuiteError if an earlier algorithm has the same label, or the same settings under another label."""
     run_signature = _run_signature(algorithm)
-    for j, earlier_algorithm in enumerate(algorithms):
+    for earlier_index, earlier_algorithm in enumerate(algorithms):
         if algorithm.label == earlier_algorithm.label:
             raise _repeated_label_error(file, key, algorithm.label)
         if run_signature == _run_signature(earlier_algorithm):
             raise SuiteError(
                 file,
                 key,
-                f"is the same algorithm as algorithms[{j}], {earlier_algorithm.label!r}; remove one of the two",
+                f"is the same algorithm as algorithms[{earlier_index}], {earlier_algorithm.label!r}; remove one of the two",
             )
 
 
@@ -291,15 +292,15 @@ def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
 
 def setting_text_of(setting: Setting) -> str:
     """Write a setting as short text for labels, such as ``learning_rate 0.3, beta1 0.8``."""
-    descriptions = []
+    parameter_texts = []
     for path, value in setting.items():
         if isinstance(value, float):
-            text = f"{value:.12g}"
+            value_text = f"{value:.12g}"
         else:
-            text = value if isinstance(value, str) else json.dumps(value)
+            value_text = value if isinstance(value, str) else json.dumps(value)
         prefix = "assumed " if path[0] == "assumed" else ""
-        descriptions.append(f"{prefix}{path[-1]} {text}")
-    return ", ".join(descriptions)
+        parameter_texts.append(f"{prefix}{path[-1]} {value_text}")
+    return ", ".join(parameter_texts)
 
 
 def sample_budgets(
@@ -332,12 +333,12 @@ def is_set_by_hand(
         other_parameters = {
             key: value for key, value in parameters.items() if key != name
         }
-        without_parameter, error = attempt(
+        algorithm_without_parameter, error = attempt(
             build, item_class, "algorithm", other_parameters
         )
         if error or (
-            without_parameter != algorithm
-            and sample_budgets(without_parameter, problem_plan)
+            algorithm_without_parameter != algorithm
+            and sample_budgets(algorithm_without_parameter, problem_plan)
             == sample_budgets(algorithm, problem_plan)
         ):
             return True
@@ -406,21 +407,21 @@ def _ranges_or_values(
     ``parent_tables`` are the names of the tables that enclose this one.
     """
     for name, value in table.items():
-        path = (*parent_tables, name)
-        key = ".".join(path)
+        parameter_path = (*parent_tables, name)
+        key = ".".join(parameter_path)
         if isinstance(value, list):
             try:
-                yield path, list(checked_distinct(value))
+                yield parameter_path, list(checked_distinct(value))
             except ValueError as error:
                 raise ParameterError(key, str(error)) from None
         elif not isinstance(value, dict):
             raise ParameterError(key, f"{LIST_OR_RANGE}, got {value!r}")
         elif not value.keys() & Range.model_fields.keys():
-            yield from _ranges_or_values(value, *path)
+            yield from _ranges_or_values(value, *parameter_path)
         else:
-            require_known_names(value, Range.model_fields, *path)
+            require_known_names(value, Range.model_fields, *parameter_path)
             try:
-                yield path, Range.model_validate(value)
+                yield parameter_path, Range.model_validate(value)
             except pydantic.ValidationError as error:
                 inner_key, message = explain_validation(error)
                 raise ParameterError(

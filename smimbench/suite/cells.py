@@ -45,6 +45,8 @@ from smimbench.suite.schema import (
 @dataclass(frozen=True)
 class ProblemPlan:
     """One problem of a suite, with the sample ratios and dimensions that it is run on.
+    ``seeds`` are the numbers of replicates at each dimension, ``theory_only`` is the reason why it cannot be run, ``key``
+    where the suite defines it, ``tables`` its items as the suite writes them.
 
     ``seeds`` are the numbers of replicates at each dimension, ``key`` is where the suite defines the problem, ``references`` are
     the published values and ``optima`` the optimal errors at finite dimension of exactly this problem, and ``theory_only`` is the
@@ -74,6 +76,8 @@ class FailedProblem(NamedTuple):
 @dataclass(frozen=True)
 class AlgorithmPlan:
     """One algorithm of a suite with one setting of its parameters.
+    ``spec`` is its name, version and all parameters, ``origin`` where the setting is from, ``table_label`` the label that
+    all settings of its table share.
 
     Attributes
     ----------
@@ -120,7 +124,9 @@ StoredItem = Annotated[
 
 
 class Tuning(TypedDict):
-    """Record of a tuning: the algorithm as the suite writes it, the search space, trials, runs and the digest of the search."""
+    """Record of a tuning: the algorithm as the suite writes it (``of``), the search space (``tune``), numbers of trials and
+    runs, and the digest of the search.
+    """
 
     of: StoredItem
     tune: dict[str, object]
@@ -212,6 +218,7 @@ def _meets_condition(key: str, wanted_value: str, cell_value: Any) -> bool:
 @dataclass(frozen=True)
 class Cell:
     """One run of one algorithm on one instance, described by names, parameters and seeds.
+    ``run`` are its run options, ``tuning`` records how its setting was tuned, ``origin`` says where the setting is from.
 
     A worker process rebuilds problem and algorithm from them. ``tuning`` is the record of how the setting was tuned (or None),
     ``origin`` says in a few words where the setting is from.
@@ -285,12 +292,12 @@ class Cell:
             metric_and_start_names.append(("algorithm", self.run.start))
         for kind, name in metric_and_start_names:
             try:
-                entry = get_registry().get(kind, name, model)
+                registry_entry = get_registry().get(kind, name, model)
             except RegistryError:  # reported in the record of the run
                 continue
-            distributions.add(entry.distribution)
-        for entry in assumed_entries(self.algorithm, model).values():
-            distributions.add(entry.distribution)
+            distributions.add(registry_entry.distribution)
+        for registry_entry in assumed_entries(self.algorithm, model).values():
+            distributions.add(registry_entry.distribution)
         return frozenset(distributions - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Algorithm]:
@@ -339,6 +346,8 @@ def _version_text(spec: Specification) -> str:
 @dataclass(frozen=True, repr=False)
 class Suite:
     """A validated suite: problems with their grids, algorithms, run options, and how the user changed or restricted it.
+    ``plans`` are its problems, ``overrides`` the ``--set`` assignments, ``only`` the ``--only`` conditions, ``choices`` the
+    tuned settings, ``item_failures`` errors of items whose code fails, ``plugins`` says whether ./plugins are loaded.
 
     ``choices`` are the settings chosen by ``smimbench tune``, by the labels of problem and algorithm; ``overrides`` the ``--set``
     assignments; ``only`` the ``--only`` conditions; ``item_failures`` the errors of items whose code fails.
@@ -365,7 +374,7 @@ class Suite:
     choices: Mapping[tuple[str, str], TunedAlgorithm] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        problems = ", ".join(plan.label for plan in self.chosen_plans)
+        problems = ", ".join(problem_plan.label for problem_plan in self.chosen_plans)
         algorithms = ", ".join(algorithm.label for algorithm in self.algorithms)
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 

@@ -136,7 +136,7 @@ def merge_with_base(
 
 
 def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
-    """Merge the tables of a suite into those of the suite that it extends.
+    """Merge the tables of a suite (``extension``) into those of the suite that it extends (``base``).
 
     Keys of tables override, problems replace those of the base, algorithms are appended. The duration of the base no longer
     holds; with other problems neither do published values and stored optima, which belong to the problems of the base.
@@ -240,8 +240,8 @@ def _require_problem_table(
     problems = document.get("problems")
     if key == "problem" and "problem" not in document and isinstance(problems, list):
         labels = [
-            problem.get("label", k) if isinstance(problem, dict) else k
-            for k, problem in enumerate(problems)
+            problem.get("label", position) if isinstance(problem, dict) else position
+            for position, problem in enumerate(problems)
         ]
         choices = ", ".join(f"problems.{label}" for label in labels)
         raise SuiteError(
@@ -265,8 +265,8 @@ def _table_at_path(
     An item that is given by its name alone becomes a table.
     """
     table: Any = document
-    for i, key in enumerate(keys):
-        key_path = ".".join(keys[: i + 1])
+    for depth, key in enumerate(keys):
+        key_path = ".".join(keys[: depth + 1])
         if isinstance(table, list):
             table = _table_in_list(table, key, f"--set {assignment}", key_path)
         else:

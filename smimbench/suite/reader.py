@@ -170,11 +170,11 @@ def _require_name(path: Path) -> None:
     name = path.stem
     is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
     if not is_folder_name or name in RESERVED:
-        reserved = ", ".join(map(repr, RESERVED))
+        reserved_text = ", ".join(map(repr, RESERVED))
         raise SuiteError(
             str(path),
             "",
-            f"the folder of results is named after the suite, so its name must not start with a dot or be one of {reserved}",
+            f"the folder of results is named after the suite, so its name must not start with a dot or be one of {reserved_text}",
         )
 
 
@@ -195,7 +195,8 @@ def _validated(tables: JsonObject, file: str) -> Document:
 
 @dataclass(frozen=True)
 class _ProblemVariant:
-    """One problem of a ``[problem]`` table that lists several values of parameters.
+    """One problem of a ``[problem]`` table that lists several values of parameters: its tables with one value each, these
+    values, and its dimensions with numbers of replicates (``seeds``).
 
     ``listed_values`` are its values of these parameters, by name.
     """
@@ -210,6 +211,9 @@ class _Reader:
     """Builder of a suite from a parsed document; checks its items and whether its keys agree with each other."""
 
     def __init__(self, path: Path, document: Document, from_results: bool) -> None:
+        """Prepare to build the suite of the file ``path`` from its checked tables; ``from_results`` marks a suite in stored
+        results.
+        """
         self.path, self.document, self.from_results = path, document, from_results
         self.file = str(path)
         self.remarks: list[str] = []
@@ -474,8 +478,8 @@ class _Reader:
             for alpha, dimension in itertools.product(
                 problem_plan.alphas, problem_plan.dimensions
             ):
-                point = (problem_plan.problem.identity, alpha, dimension)
-                first_label = label_of_point.setdefault(point, problem_plan.label)
+                grid_point = (problem_plan.problem.identity, alpha, dimension)
+                first_label = label_of_point.setdefault(grid_point, problem_plan.label)
                 if first_label != problem_plan.label:
                     raise self.suite_error(
                         problem_plan.key,

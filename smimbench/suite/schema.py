@@ -31,6 +31,7 @@ ORACLE = "oracle"
 @dataclass(frozen=True)
 class InKey:
     """Marker of a run option that can change a result and is therefore part of a cell's key.
+    With ``left_out_at_default`` it is left out of the key where it has its default.
 
     Attributes
     ----------
@@ -68,20 +69,20 @@ def checked_distinct(values: Sequence[Any]) -> Sequence[Any]:
     """
     if not values:
         raise ValueError("must list at least one value")
-    positions: dict[str, int] = {}
-    for i, value in enumerate(values):
+    first_positions: dict[str, int] = {}
+    for position, value in enumerate(values):
         is_integer = isinstance(value, int) and not isinstance(
             value, bool
         )  # 1 and 1.0 are one value
-        first_position = positions.setdefault(
+        first_position = first_positions.setdefault(
             json.dumps(
                 float(value) if is_integer else value, sort_keys=True, default=str
             ),
-            i,
+            position,
         )
-        if first_position != i:
+        if first_position != position:
             raise ValueError(
-                f"{value!r} is listed twice, as entries {first_position} and {i}; remove one of them"
+                f"{value!r} is listed twice, as entries {first_position} and {position}; remove one of them"
             )
     return values
 
@@ -591,9 +592,11 @@ class SearchSpace:
         sobol_points = uniform_points(len(self.parameters), self.trials - 1, "tuning")
         for sobol_point in sobol_points:
             setting: Setting = {}
-            for u, (path, choices) in zip(sobol_point, self.parameters.items()):
+            for uniform_number, (path, choices) in zip(
+                sobol_point, self.parameters.items()
+            ):
                 setting[path] = _value_at_quantile(
-                    choices, float(u), suite_setting.get(path)
+                    choices, float(uniform_number), suite_setting.get(path)
                 )
             settings.append(setting)
         return settings

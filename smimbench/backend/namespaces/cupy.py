@@ -46,21 +46,26 @@ class CupyBackend(Backend):
         """
         import cupy
 
-        key = seed.generate_state(2, np.uint64).view(np.int64)
-        offset = 0
+        philox_key = seed.generate_state(2, np.uint64).view(np.int64)
+        stream_offset = 0
 
         def draw(shape: tuple[int, ...]) -> Array:
             """Draw an array of normal numbers, and advance the stream."""
-            nonlocal offset
-            count = math.prod(shape)
-            normals = cupy.empty(count, dtype=np.float64)
-            if count:
-                groups_of_four = -(-count // 4)
-                arguments = (*key, np.int64(offset), np.int64(count), normals)
+            nonlocal stream_offset
+            number_count = math.prod(shape)
+            normals = cupy.empty(number_count, dtype=np.float64)
+            if number_count:
+                groups_of_four = -(-number_count // 4)
+                arguments = (
+                    *philox_key,
+                    np.int64(stream_offset),
+                    np.int64(number_count),
+                    normals,
+                )
                 _normal_kernel()(
                     (-(-groups_of_four // THREADS),), (THREADS,), arguments
                 )
-                offset += groups_of_four
+                stream_offset += groups_of_four
             return normals.reshape(shape)
 
         return draw
@@ -136,7 +141,7 @@ def normals_source() -> str:
     return files(__package__).joinpath("philox.cu").read_text(encoding="utf-8")
 
 
-def _set_tf32(allowed: bool) -> None:
+def _set_tf32(tf32_allowed: bool) -> None:
     """Allow or forbid TF32 in CuPy's float32 matrix products, for the whole process."""
     import importlib
 
@@ -144,7 +149,7 @@ def _set_tf32(allowed: bool) -> None:
     linalg_module.set_compute_type(
         np.float32,
         linalg_module.COMPUTE_TYPE_TF32
-        if allowed
+        if tf32_allowed
         else linalg_module.COMPUTE_TYPE_DEFAULT,
     )
 
@@ -196,14 +201,14 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
     cupy_and_usability, error = attempt(_load_cupy)
     if error is not None:
-        failure = (
+        import_failure = (
             "CuPy is not installed"
             if isinstance(error, ModuleNotFoundError)
             else "CuPy cannot be imported"
         )
         reason = " ".join(str(error).split())
         raise BackendError(
-            f"backend cupy: {failure} ({reason}); {cupy_advice()}"
+            f"backend cupy: {import_failure} ({reason}); {cupy_advice()}"
         ) from None
     cupy, is_usable = cupy_and_usability
     if not is_usable:
