@@ -56,7 +56,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _margin_shortfall(y: Array, z: Array) -> Array:
-    """Amount ``max(0, 1 - y z)`` by which a prediction falls short of a margin of 1."""
+    """Amount ``max(0, 1 - y z)`` by which the latent z of a label y falls short of a margin of 1."""
     shortfall = 1 - y * z
     return namespace(shortfall).maximum(
         shortfall, namespace(shortfall).zeros_like(shortfall)

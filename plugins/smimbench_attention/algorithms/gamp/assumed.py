@@ -260,9 +260,9 @@ class MismatchedRecursion:
         their negatives.
         """
         root_of_Q = symmetric_root(orders.Q)
-        mean_coefficients = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
+        coefficients_of_true_mean = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
         conditional_covariance = symmetric(
-            self.T - mean_coefficients @ mean_coefficients.T
+            self.T - coefficients_of_true_mean @ coefficients_of_true_mean.T
         )
         if (
             not np.isfinite(conditional_covariance).all()
@@ -278,7 +278,7 @@ class MismatchedRecursion:
         for white_fields in (self.latents[0], -self.latents[0]):
             omega, true_mean = (
                 root_of_Q @ white_fields,
-                mean_coefficients @ white_fields,
+                coefficients_of_true_mean @ white_fields,
             )
             rng = monte_carlo_rng("wrong assumptions: noise", self.seed)
             z = true_mean + symmetric_root(conditional_covariance) @ self.latents[1]
@@ -829,8 +829,8 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
     """
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
-    mean_coefficients = M.T @ np.linalg.inv(Q)
-    conditional_covariance = prior_moments(problem)[0] - mean_coefficients @ M
+    coefficients_of_true_mean = M.T @ np.linalg.inv(Q)
+    conditional_covariance = prior_moments(problem)[0] - coefficients_of_true_mean @ M
     batch_diagonals = []
     for batch_number in range(BATCHES):
         rng = monte_carlo_rng(
@@ -839,7 +839,9 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
         normal_draws = rng.standard_normal((2, DRAWS, P, sites))
         omega = symmetric_root(Q) @ normal_draws[0]
         true_deviation = symmetric_root(conditional_covariance) @ normal_draws[1]
-        y = problem.channel.forward(mean_coefficients @ omega + true_deviation, rng=rng)
+        y = problem.channel.forward(
+            coefficients_of_true_mean @ omega + true_deviation, rng=rng
+        )
         posterior = solution.assumed.channel.posterior(y, omega, V, rng=rng)
         g = np.linalg.inv(V) @ (np.asarray(posterior.mean) - omega)
         Qhat = sites * label_information(V, np.asarray(posterior.covariance))

@@ -478,7 +478,9 @@ class Descent(Algorithm):
     def _channel(
         self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
-        """Channel to differentiate at this point of the run (annealed softmax for hardmax), and warnings about it."""
+        """Channel to differentiate at this fraction of the run (for hardmax softmax of inverse temperature beta, annealed), and
+        warnings about it.
+        """
         channel_warnings = []
         if self.online:
             channel_warnings.append(
@@ -559,7 +561,9 @@ class MomentumDescent(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Update the velocity kept in ``memory`` and take step number ``count`` along it, at learning rate ``rate``."""
+        """Update the velocity kept in ``memory`` by the gradient and take step number ``count`` along it, at learning rate
+        ``rate``.
+        """
         if not self.momentum:
             return factor - rate * self.direction(gradient), ()
         velocity = self.momentum * memory[0] + gradient

@@ -233,21 +233,21 @@ def gram_after(
 def gram_after_noise(
     rule: DescentRule,
     gram: Host,
-    mean_coefficients: Host,
+    mean_gradient_coefficients: Host,
     noise_covariance: Host,
     step: int,
 ) -> Host:
-    """Gram matrix of the R vectors after a step whose gradient is ``mean_coefficients @ vectors`` plus noise that is orthogonal
-    to all vectors.
+    """Gram matrix of the R vectors after a step whose gradient is ``mean_gradient_coefficients @ vectors`` plus noise that is
+    orthogonal to all vectors; ``metric`` holds the inner products of vectors and noise.
 
     Parameters
     ----------
-    gram, mean_coefficients, noise_covariance : array (..., R, R), (..., P, R), (..., P, P)
+    gram, mean_gradient_coefficients, noise_covariance : array (..., R, R), (..., P, R), (..., P, P)
         ``noise_covariance`` is the covariance of the noise.
     """
     R, P = gram.shape[-1], noise_covariance.shape[-1]
     gradient = np.zeros((*gram.shape[:-2], P, R + P))
-    gradient[..., :R], gradient[..., R:] = mean_coefficients, np.eye(P)
+    gradient[..., :R], gradient[..., R:] = mean_gradient_coefficients, np.eye(P)
     metric = np.zeros((*gram.shape[:-2], R + P, R + P))
     metric[..., :R, :R], metric[..., R:, R:] = gram, noise_covariance
     vectors = np.broadcast_to(np.eye(R, R + P), (*gram.shape[:-1], R + P))
@@ -342,19 +342,25 @@ def solve(
     student_rows = slice(P, 2 * P)
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Gram matrix after one step of the mean recursion."""
+        """Gram matrix of teacher, student and velocity after one step of the mean recursion, from the coefficients of the mean
+        gradient in teacher and student.
+        """
         mean_gradient = field_averages(
             gram[..., student_rows, :P], gram[..., student_rows, student_rows]
         )
-        mean_coefficients = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
-        mean_coefficients[..., :P] = mean_gradient.on_teacher
-        mean_coefficients[..., student_rows] = mean_gradient.on_student
-        drift_covariance = mean_coefficients @ gram @ transposed(mean_coefficients)
+        mean_gradient_coefficients = np.zeros((*gram.shape[:-2], P, gram.shape[-1]))
+        mean_gradient_coefficients[..., :P] = mean_gradient.on_teacher
+        mean_gradient_coefficients[..., student_rows] = mean_gradient.on_student
+        drift_covariance = (
+            mean_gradient_coefficients @ gram @ transposed(mean_gradient_coefficients)
+        )
         noise_covariance = (
             mean_gradient.square / rule.batch_ratio
             + rule.inverse_batch_rows * drift_covariance
         )
-        return gram_after_noise(rule, gram, mean_coefficients, noise_covariance, step)
+        return gram_after_noise(
+            rule, gram, mean_gradient_coefficients, noise_covariance, step
+        )
 
     initial_grams_of_sets = np.stack([initial_grams] * evaluation_count(problem, loss))
     return iterate_grams(next_gram, initial_grams_of_sets, P, recorded_steps, 1.0)

@@ -75,8 +75,8 @@ def solve_features(
     initial_grams: Host,
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
-    """Solve the equations of single features for the overlaps of the latents (P components) at given steps, from mean products
-    of the R vectors of teacher, student and velocity.
+    """Solve the equations of single features for the overlaps of the latents (P components, ``sites`` tokens, label noise of
+    this variance) at given steps, from mean products of the R vectors of teacher, student and velocity.
 
     Products of features k weigh ``lambda_k / D``.
 
@@ -184,8 +184,8 @@ def draw_signs(
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> OverlapPath:
-    """Simulate random draws of ``signsgd`` with P components in D dimensions and return the overlaps of the latents at given
-    steps.
+    """Simulate random draws of ``signsgd`` with P components in D dimensions, for labels with this variance of noise, and return
+    the overlaps of the latents at given steps.
 
     Parameters
     ----------

@@ -155,9 +155,14 @@ class Nuclear(LinearRegression):
             remark += f"; regularisation {penalty:.4g}, the best by theory"
         else:
             penalty = float(self.regularisation)
-        lipschitz = least_squares.lipschitz(rng)
+        lipschitz_constant = least_squares.lipschitz(rng)
         return _initial_nuclear_state(
-            initial_estimate, least_squares, lipschitz, penalty, remark, initial_penalty
+            initial_estimate,
+            least_squares,
+            lipschitz_constant,
+            penalty,
+            remark,
+            initial_penalty,
         )
 
     def step(
@@ -315,7 +320,9 @@ class Nuclear(LinearRegression):
         initial_estimate: Array,
         rng: np.random.Generator,
     ) -> float:
-        """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small."""
+        """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small, for labels with
+        this linear observation.
+        """
         xp = namespace(data.inputs)
         training_set, validation_set = LinearRegression.split_for_validation(
             problem, data, observation
@@ -326,13 +333,16 @@ class Nuclear(LinearRegression):
         largest_penalty = float(
             xp.max(xp.abs(spectrum(slope_at_zero, is_symmetric(problem.model))))
         )
-        lipschitz = training_set.lipschitz(rng)
+        lipschitz_constant = training_set.lipschitz(rng)
         best_penalty_so_far = largest_penalty * PENALTY_FRACTIONS[0]
         lowest_validation_error = math.inf
         estimate = initial_estimate
         for penalty_fraction in PENALTY_FRACTIONS:
             state = _initial_nuclear_state(
-                estimate, training_set, lipschitz, largest_penalty * penalty_fraction
+                estimate,
+                training_set,
+                lipschitz_constant,
+                largest_penalty * penalty_fraction,
             )
             for _ in range(60):
                 state, relative_step_length = self._proximal_step(state)
@@ -355,12 +365,14 @@ class Nuclear(LinearRegression):
 def _initial_nuclear_state(
     initial_estimate: Array,
     least_squares: LeastSquares,
-    lipschitz: float,
+    lipschitz_constant: float,
     penalty: float,
     remark: str = "",
     initial_penalty: float = 0.0,
 ) -> NuclearState:
-    """Initial state at an estimate, with the slope (minus the gradient) and the loss of the zero matrix."""
+    """Initial state at an estimate, with the slope (minus the gradient) and the loss of the zero matrix and the gradient's
+    Lipschitz constant.
+    """
     slope_at_zero, weighted_square = least_squares.normal_product(
         namespace(initial_estimate).zeros_like(initial_estimate), targets=True
     )
@@ -376,7 +388,7 @@ def _initial_nuclear_state(
         math.inf,
         least_squares,
         slope_and_loss_at_zero,
-        lipschitz,
+        lipschitz_constant,
         penalty,
         max(initial_penalty, penalty),
         remark,

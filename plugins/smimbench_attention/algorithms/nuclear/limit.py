@@ -120,8 +120,8 @@ def _spectral_means(
 def shrunk_matrix(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> ShrunkMatrix:
-    r"""Error, overlap and norms in the limit of the shrinkage denoiser f of ``R = S + sqrt(noise) Z``, noise > 0; S is positive
-    semidefinite if ``positive``.
+    r"""Error, overlap and norms in the limit of the shrinkage denoiser f, with a soft threshold, of ``R = S + sqrt(noise) Z``,
+    noise > 0; S is positive semidefinite if ``positive``.
 
     The prior needs a ``law`` with ``spectral_means``.
 
@@ -164,8 +164,8 @@ def shrunk_matrix(
 def shrunk_histogram(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, object]:
-    """Eigenvalue histogram of the denoised matrix f(R): ``mass`` between 61 ``edges``, and the mass of ``zeros``; no negative
-    eigenvalues if ``positive``.
+    """Eigenvalue histogram of the denoised matrix f(R) of ``R = S + sqrt(noise) Z``: ``mass`` between 61 ``edges``, and the mass
+    of ``zeros``; no negative eigenvalues if ``positive``.
     """
     upper_spectral_edge = spectral_edge(prior, noise, 1) - threshold
     lower_spectral_edge = (

@@ -46,8 +46,8 @@ def spectral_estimate(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralEstimate:
-    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing, made of label
-    matrices G; V is the predicted error.
+    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing, of a matrix of
+    this kind made of label matrices G; V is the predicted error.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
