@@ -472,16 +472,19 @@ def _problems_with_theory(
             continue
         alpha, sizes = RUNS_BY_DIMENSION[model.rank]
         problems = [p for p in context.problems(model) if not context.item.refuses(p)]
-        for problem in sorted(problems, key=_is_uninformative_at_start)[:1]:
-            branches = TheorySolver().points(problem, [alpha])[0]
-            points = tuple(point.document() for point in branches)
-            conditions = Conditions(dimension=max(sizes), points=points)
-            prediction = own_theory(context.item, problem, alpha, conditions)
-            if isinstance(prediction, str):
-                reason = prediction
-            else:
-                checked_count += 1
-                yield problem, conditions
+        if not problems:
+            continue
+        informative = (p for p in problems if not _is_uninformative_at_start(p))
+        problem = next(informative, problems[0])
+        branches = TheorySolver().points(problem, [alpha])[0]
+        points = tuple(point.document() for point in branches)
+        conditions = Conditions(dimension=max(sizes), points=points)
+        prediction = own_theory(context.item, problem, alpha, conditions)
+        if isinstance(prediction, str):
+            reason = prediction
+        else:
+            checked_count += 1
+            yield problem, conditions
     if not checked_count:
         raise CheckSkipped(
             f"the algorithm has no theory for the problems of this check: {reason}"
