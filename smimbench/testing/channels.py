@@ -28,7 +28,7 @@ from smimbench.testing.core import (
     expect_array,
     published,
 )
-from smimbench.theory.item_tests import require_likelihood
+from smimbench.theory.consistency import require_likelihood
 
 OVERLAP, ERROR = 0.8, 0.4
 """Overlap and posterior variance of a component in the tests; any such numbers do."""

@@ -14,20 +14,24 @@ reported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.interfaces import Host
+from smimbench.interfaces import Array, Host
+from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
+from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.information import inverse_map, prior_moments
 from smimbench.theory.item_tests import (
     ROUNDING,
+    SUSPECT_Z,
     ChannelTest,
     PriorTest,
-    require_likelihood,
+    standard_error_of,
 )
 from smimbench.theory.types import NEGLIGIBLE
 
@@ -38,6 +42,8 @@ REPORTED_SECONDS, REPORTED_POINTS = 4.0, 16
 """Time that tests at reported points may take, and how many are tested; doubled, more points are tested."""
 TOKEN_SAMPLES, TOKEN_DIMENSION = 2000, 20
 """Size of the draw of inputs, where they may have any dimension; doubled, their variance is known 1.4 times better."""
+LIKELIHOOD_LABELS = 1 << 16
+"""Labels with which a likelihood is tested; doubled, errors 1.4 times smaller are found."""
 SMALLEST_UNKNOWN_SHARE = 1e-3
 """Unknown share of the signal below which points are not tested, where labels hardly tell anything; doubled, fewer are."""
 
@@ -87,6 +93,85 @@ def require_consistent(
                 (1 - known_share) * second_moment,
                 draw_index,
             )
+
+
+def require_likelihood(problem: Problem, seed: int = 0) -> None:
+    r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z, by the
+    mean of likelihood ratios at shifted latents.
+
+    For any latents ``z`` and ``z'``, whatever the normalization in y,
+
+    .. math:: E_{y \sim p(y | z)} [p(y | z') / p(y | z)] = 1,
+
+    or less where some labels are impossible.
+
+    Raises
+    ------
+    ProblemError
+    """
+    if problem.channel.log_likelihood is None:
+        return
+    channel_test = ChannelTest(problem, lambda: 0.0, seed)
+    shape = (LIKELIHOOD_LABELS, problem.components, problem.model.sites)
+    second_moment_root = symmetric_root(prior_moments(problem)[0])
+    for suffix in ("", ", again"):
+        rng = channel_test.rng(f"likelihood{suffix}")
+        z = second_moment_root @ rng.standard_normal(shape)
+        shift_direction = second_moment_root @ rng.choice([-1.0, 1.0], shape)
+        y = channel_test.call(
+            "forward", z, rng=channel_test.rng(f"labels of the likelihood{suffix}")
+        )
+        log_likelihood_at_z, shift_step = _log_likelihood(channel_test, y, z), 0.1
+        if not np.isfinite(log_likelihood_at_z).all():
+            raise channel_test.fail(
+                "log_likelihood is -inf for the latents from which forward drew the label"
+            )
+        # Until ratios differ, but not so much that a few of them are the mean.
+        for _ in range(5):
+            log_ratio = (
+                _log_likelihood(channel_test, y, z + shift_step * shift_direction)
+                - log_likelihood_at_z
+            )
+            finite_log_ratios = log_ratio[np.isfinite(log_ratio)]
+            log_ratio_deviation = (
+                float(np.std(finite_log_ratios)) if len(finite_log_ratios) else math.inf
+            )
+            shift_step = min(shift_step / max(log_ratio_deviation, 0.1), 1.0)
+        log_ratio = (
+            _log_likelihood(channel_test, y, z + shift_step * shift_direction)
+            - log_likelihood_at_z
+        )
+        likelihood_ratios = np.exp(np.minimum(log_ratio, 700))
+        mean_ratio, mean_ratio_error = (
+            float(likelihood_ratios.mean()),
+            standard_error_of(likelihood_ratios),
+        )
+        tolerance = SUSPECT_Z * mean_ratio_error + ROUNDING
+        lower_bound = 1 - tolerance if np.isfinite(log_ratio).all() else 0.0
+        is_certain = effective_sample_size(likelihood_ratios) >= FEWEST_EFFECTIVE
+        if lower_bound <= mean_ratio <= 1 + tolerance or not is_certain:
+            return
+    raise channel_test.fail(
+        "log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is "
+        f"{mean_ratio:.4g} +- {mean_ratio_error:.1g} but should be 1; check the sign and the noise"
+    )
+
+
+def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
+    """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
+    with np.errstate(all="ignore"):
+        log_likelihoods = np.asarray(
+            channel_test.call("log_likelihood", y, z), dtype=float
+        )
+    has_expected_shape = log_likelihoods.shape == (len(z),)
+    if not has_expected_shape or not (log_likelihoods < math.inf).all():
+        returned = (
+            "nan or inf" if has_expected_shape else f"shape {log_likelihoods.shape}"
+        )
+        raise channel_test.fail(
+            f"log_likelihood must return numbers of shape ({len(z)},), or -inf, got {returned}"
+        )
+    return log_likelihoods
 
 
 def _require_prior(prior_test: PriorTest, P: int) -> None:

@@ -29,8 +29,6 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import overlap_error_at, prior_moments
 
-LIKELIHOOD_LABELS = 1 << 16
-"""Labels with which a likelihood is tested; doubled, errors 1.4 times smaller are found."""
 LARGEST_Z, SUSPECT_Z = 6.0, 4.0
 """Standard errors that chance is allowed: of a mean over few draws, and where a test is repeated with other samples before it
 counts (chance is that far off twice once in 10^8 tests). Doubled, errors twice as large pass."""
@@ -47,7 +45,8 @@ Failures = dict[str, str]
 
 
 class ItemTest:
-    """Base class of the tests of one item: compares the values of its methods with means over random draws.
+    """Base class of the tests of one item: compares the values of its methods with means over random draws. ``min_draws``,
+    ``max_draws`` and ``seconds`` limit the draws.
 
     Identities are tested with ``min_draws`` to ``max_draws`` draws, as time allows.
     """
@@ -62,6 +61,7 @@ class ItemTest:
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
+        """Set the problem whose item is tested; ``share`` is the share of the usual time to spend."""
         self.problem, self.clock, self.seed, self.share = problem, clock, seed, share
         self.item = getattr(problem, self.kind)
         self.name = problem.spec[self.kind]["name"]
@@ -73,10 +73,12 @@ class ItemTest:
 
     def call(self, method: str, *arguments: object, **options: object) -> Any:
         """Call a method of the item; an exception becomes a one-line ProblemError."""
-        answer, error = attempt(getattr(self.item, method), *arguments, **options)
+        method_result, error = attempt(
+            getattr(self.item, method), *arguments, **options
+        )
         if error is not None:
             raise self.fail(f"{method} raised {error_line(error)}") from error
-        return answer
+        return method_result
 
     def fail(self, complaint: str) -> ProblemError:
         """Create a ProblemError that names the item."""
@@ -93,7 +95,9 @@ class ItemTest:
         allowance: float,
         remark: str = "",
     ) -> Failures:
-        """Error messages for those means that differ significantly from 0."""
+        """Error messages for those means that differ significantly from 0, by fault; ``place`` says at which overlap they
+        were drawn.
+        """
         failures = {}
         for fault, (mean, error) in means.items():
             is_zero = np.abs(mean) <= largest_z * error + allowance + ROUNDING
@@ -112,11 +116,13 @@ class ItemTest:
         error: Array,
         allowed_difference: Array,
     ) -> None:
-        """Raise a ProblemError if a formula differs from random draws by more than is allowed."""
-        excess = np.abs(stated - drawn) - allowed_difference
-        if not (excess <= 0).all():
+        """Raise a ProblemError if a formula differs from random draws by more than is allowed. ``quantity`` names the
+        number, ``stated`` is the formula's value and ``drawn`` that of the draws.
+        """
+        excess_difference = np.abs(stated - drawn) - allowed_difference
+        if not (excess_difference <= 0).all():
             stated, drawn, error = (
-                float(np.ravel(array)[np.argmax(excess)])
+                float(np.ravel(array)[np.argmax(excess_difference)])
                 for array in (stated, drawn, error)
             )
             raise self.fail(
@@ -129,9 +135,11 @@ class ItemTest:
         """Convert to an array and raise a ProblemError unless it is finite and has this shape."""
         array = np.asarray(numbers, dtype=float)
         if array.shape != shape or not np.isfinite(array).all():
-            got = "nan or inf" if array.shape == shape else f"shape {array.shape}"
+            description = (
+                "nan or inf" if array.shape == shape else f"shape {array.shape}"
+            )
             raise self.fail(
-                f"{quantity} must be finite numbers of shape {shape}, got {got}"
+                f"{quantity} must be finite numbers of shape {shape}, got {description}"
             )
         return array
 
@@ -140,11 +148,13 @@ class ItemTest:
     ) -> tuple[Host, Host]:
         """Value and error of a closed form that the item returned as ``Uncertain``."""
         if not isinstance(formula, Uncertain):
-            kind = type(formula).__name__
-            raise self.fail(f"{quantity} must return a smimbench.Uncertain, got {kind}")
-        mean = formula.value if shape else np.reshape(formula.value, ())
+            type_name = type(formula).__name__
+            raise self.fail(
+                f"{quantity} must return a smimbench.Uncertain, got {type_name}"
+            )
+        stated_value = formula.value if shape else np.reshape(formula.value, ())
         error = np.asarray(formula.error, dtype=float)
-        return self.require_finite(quantity, mean, shape), error
+        return self.require_finite(quantity, stated_value, shape), error
 
     def run_growing(
         self, failures_of: Callable[[int, str], tuple[Failures, object]]
@@ -175,7 +185,9 @@ class ChannelTest(ItemTest):
     """Test of a channel: its posterior, information and generalization errors."""
 
     def check(self, Q: Host, V: Host, point: int) -> None:
-        """Test the channel at an overlap Q and error V; ``point`` selects the random draws."""
+        """Test the channel at an overlap Q and error V; ``point`` selects the random draws. ``place`` describes the overlap
+        in messages.
+        """
         second_moments = np.diagonal(prior_moments(self.problem)[0])
         unknown_share = float(np.max(np.diagonal(V) / second_moments))
         place = f"at V = {unknown_share:.1g} of the second moment"
@@ -197,11 +209,11 @@ class ChannelTest(ItemTest):
         if not is_fast:
             return
         sampled = sampled_moments(self.item, self.problem.model.sites, Q, V)[0]
-        scale = np.sqrt(np.outer(np.diagonal(V), np.diagonal(V)))
+        information_unit = np.sqrt(np.outer(np.diagonal(V), np.diagonal(V)))
         allowed_difference = LARGEST_Z * (
             sampled.error + error
         ) + FORMULA_TOLERANCE * np.abs(formula_value)
-        allowed_difference = allowed_difference + ROUNDING / scale
+        allowed_difference = allowed_difference + ROUNDING / information_unit
         self.require(
             f"information {place}",
             formula_value,
@@ -214,7 +226,7 @@ class ChannelTest(ItemTest):
         """Test generalization errors in closed form against sampled ones."""
         formulas = self.call("generalization_error", Q, V)
         sampled = sampled_errors(self.problem, Q, V)
-        scale = abs(sampled["constant"].value)
+        constant_error = abs(sampled["constant"].value)
         for kind in KINDS:
             quantity, sampled_error = f"generalization_error ({kind})", sampled[kind]
             is_dict = isinstance(formulas, dict)
@@ -222,7 +234,7 @@ class ChannelTest(ItemTest):
             formula_value, error = self.value_and_error(quantity, formula, ())
             allowed_difference = (
                 LARGEST_Z * (sampled_error.error + error)
-                + FORMULA_TOLERANCE * scale
+                + FORMULA_TOLERANCE * constant_error
                 + ROUNDING
             )
             self.require(
@@ -236,7 +248,8 @@ class ChannelTest(ItemTest):
     def _failures(
         self, Q: Host, V: Host, place: str, point: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
-        r"""Failures of the posterior's tests, with the drawn latents and their means omega.
+        r"""Failures of the posterior's tests, with the drawn latents z and their means omega; u and h are standard normal,
+        and a test is a product f of zero mean with the error of the posterior mean.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -272,67 +285,80 @@ class ChannelTest(ItemTest):
         bounded_label = np.tanh(
             (bounded_label - bounded_label.mean()) / (bounded_label.std() + 1e-300)
         )[:, None]
-        direction = rng.standard_normal(C)
-        omega_along = omega @ direction
+        site_direction = rng.standard_normal(C)
+        omega_along = omega @ site_direction
         omega_weight = 1 + omega_along / np.std(
             omega_along, axis=0
         )  # where labels see none, omega has it
-        constant, is_large = np.ones_like(u), np.abs(u) > 1
-        functions = {
-            "on average": constant,
+        constant_function, is_large = np.ones_like(u), np.abs(u) > 1
+        test_functions = {
+            "on average": constant_function,
             "along omega": u,
             "where |omega| is large, along omega": u * (u * u - 3),
         }
 
         def site_average(a: Array, b: Array) -> Array:
-            """Means of products over the sites, (n, P)."""
+            """Means over the sites of products of a and b (n, P, C), (n, P)."""
             return np.asarray(np.einsum("npc,npc->np", a, b) / C)
 
-        zero_mean_controls = [site_average(h * h - 1, f) for f in (constant, is_large)]
-        zero_mean_controls += [site_average(h, f) for f in functions.values()]
+        zero_mean_controls = [
+            site_average(h * h - 1, f) for f in (constant_function, is_large)
+        ]
+        zero_mean_controls += [site_average(h, f) for f in test_functions.values()]
         mean_fault = "the mean is not the posterior mean of the distribution that labels are drawn from"
         covariance_fault = "the covariance differs from that of the errors of the mean"
-        tests = {
+        test_products = {
             mean_fault: site_average(mean_step, mean_error),
             f"{mean_fault}, where |omega| is large": site_average(
                 mean_step * is_large, mean_error
             ),
         }
-        for name, f in functions.items():
-            tests[f"{mean_fault}, {name}"] = site_average(mean_error, f)
-        covariance_with_label = (mean_error @ direction) * bounded_label * omega_weight
-        tests["the mean ignores information in the label"] = covariance_with_label
+        for name, f in test_functions.items():
+            test_products[f"{mean_fault}, {name}"] = site_average(mean_error, f)
+        covariance_with_label = (
+            (mean_error @ site_direction) * bounded_label * omega_weight
+        )
+        test_products["the mean ignores information in the label"] = (
+            covariance_with_label
+        )
         covariance, covariance_difference = np.asarray(posterior.covariance), 0.0
         if second_moment is not None:
             predicted_square = np.einsum(
-                "npcpd,c,d->np", second_moment, direction, direction
+                "npcpd,c,d->np", second_moment, site_direction, site_direction
             )
-            squared_latent = (z @ direction) ** 2
+            squared_latent = (z @ site_direction) ** 2
             covariance_with_label = (
                 (squared_latent - predicted_square)
                 * (1 + bounded_label + bounded_label**2)
                 / np.diagonal(V)
             )
-            tests["the second moment ignores information in the label"] = (
+            test_products["the second moment ignores information in the label"] = (
                 covariance_with_label
             )
             outer_product = posterior.mean @ np.swapaxes(posterior.mean, 1, 2)
             covariances = (np.einsum("npcqc->npq", second_moment) - outer_product) / C
-            gap = inverse_V_root @ (covariances.mean(0) - covariance) @ inverse_V_root
-            covariance_difference = float(np.abs(gap).max())
+            covariance_gap = (
+                inverse_V_root @ (covariances.mean(0) - covariance) @ inverse_V_root
+            )
+            covariance_difference = float(np.abs(covariance_gap).max())
             variances = np.diagonal(
                 inverse_V_root @ covariances @ inverse_V_root, axis1=1, axis2=2
             )
-            tests[covariance_fault] = site_average(mean_error, mean_error) - variances
-            tests[
+            test_products[covariance_fault] = (
+                site_average(mean_error, mean_error) - variances
+            )
+            test_products[
                 f"{covariance_fault}, and from the part of V that labels leave unexplained"
             ] = site_average(h, h) - site_average(mean_step, mean_step) - variances
-        means = _means(tests, zero_mean_controls)
+        means = _means(test_products, zero_mean_controls)
         if second_moment is None:
             # The scatter of an averaged covariance is not known, nor how it follows others.
-            variance = np.diagonal(inverse_V_root @ covariance @ inverse_V_root)
+            claimed_variance = np.diagonal(inverse_V_root @ covariance @ inverse_V_root)
             means |= _means(
-                {covariance_fault: site_average(mean_error, mean_error) - variance}
+                {
+                    covariance_fault: site_average(mean_error, mean_error)
+                    - claimed_variance
+                }
             )
         mean_square = np.maximum(site_average(mean_step, mean_step).mean(0), 1e-300)
         percent = 100 * DETECTED * float(np.max(means[mean_fault][1] / mean_square))
@@ -391,6 +417,7 @@ class ChannelTest(ItemTest):
                 )
 
         def mean(count: int, purpose: str = "alone") -> tuple[Array, float]:
+            """Posterior mean of the first ``count`` samples, and its stated error."""
             y = self.item.forward(z, rng=self.rng("labels", point))
             rng = self.rng(purpose, point)
             posterior = self.item.posterior(y[:count], omega[:count], V, rng=rng)
@@ -423,7 +450,8 @@ SECOND_MOMENT_FAULT = "second_moment differs from that of drawn signals"
 
 
 class PriorTest(ItemTest):
-    """Test of a prior: its moments, its denoiser and its state-evolution map.
+    """Test of a prior: its moments, its denoiser and its state-evolution map. The limits of the draws are those of
+    ``ItemTest``.
 
     As many vectors are drawn as time allows, or ten matrices. With five draws, chance is beyond ``LARGEST_Z`` standard errors
     once in 250 comparisons; with ten, once in 5,000.
@@ -439,6 +467,7 @@ class PriorTest(ItemTest):
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
+        """Set the problem, and fewer draws for matrices than for vectors."""
         super().__init__(problem, clock, seed, share)
         self.is_low_rank = problem.model.rank == "low"
         self.min_draws, self.max_draws = (
@@ -462,7 +491,7 @@ class PriorTest(ItemTest):
         if not np.allclose(Q + V, second_moment, rtol=1e-6, atol=1e-9):
             raise self.fail("overlap: Q + V must be the second moment of the signal")
         standard_error, finite_size_allowance = (
-            _standard_error(claimed_errors),
+            standard_error_of(claimed_errors),
             self.allowance / dimension,
         )
         allowance = (
@@ -487,7 +516,8 @@ class PriorTest(ItemTest):
     def _failures(
         self, Qhat: Host, place: str, point: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
-        r"""Failures of the prior's tests, the stated error (draws, P) in units of ``_unit``, and the dimension.
+        r"""Failures of the prior's tests, the stated error (draws, P) in units of ``_unit``, and the dimension; R is a noisy
+        observation, and a test is a product f of zero mean with the error of the estimate.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -496,16 +526,17 @@ class PriorTest(ItemTest):
         model, P = self.problem.model, len(Qhat)
         second_moment, prior_mean_overlap = prior_moments(self.problem, P)
         error_unit, second_moments = self._unit(Qhat), np.diagonal(second_moment)
-        root = symmetric_root(np.linalg.inv(Qhat))
+        noise_root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
         linear_estimator = (
             np.linalg.inv(np.linalg.inv(second_moment - prior_mean_overlap) + Qhat)
             @ Qhat
         )
-        mean = np.asarray(self.call("mean", P, dimension), dtype=float)
-        constant = np.ones_like(mean) if self.is_low_rank else mean
+        prior_mean = np.asarray(self.call("mean", P, dimension), dtype=float)
+        constant = np.ones_like(prior_mean) if self.is_low_rank else prior_mean
 
         def product(factor: Array, summand: Array) -> Array:
+            """Inner products (draws, P) of a factor, such as an error, with a summand, over groups of entries."""
             total = summand.sum(0)
             if self.is_low_rank:
                 # A mean over a few entries is as good a sample as an entry.
@@ -520,30 +551,32 @@ class PriorTest(ItemTest):
         for k in range(self.signal_draws):
             rng = self.rng(f"signal{suffix}", point, k)
             signal = np.asarray(self.call("sample", rng, P, dimension), dtype=float)
-            R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
+            R = signal + np.tensordot(
+                noise_root, model.draw_noise(rng, P, dimension), axes=1
+            )
             denoised = self.denoised(R, Qhat)
             estimate = denoised.estimate
-            estimate_error, deviation = signal - estimate, signal - mean
+            estimate_error, signal_deviation = signal - estimate, signal - prior_mean
             claimed_errors.append(np.asarray(denoised.V).sum(1) / error_unit)
-            functions = {
+            test_functions = {
                 "the estimate is not the posterior mean of the distribution that signals are drawn from": estimate
-                - mean,
+                - prior_mean,
                 "the response of the estimate to its input is not V Qhat": np.tensordot(
-                    linear_estimator, R - mean, axes=1
+                    linear_estimator, R - prior_mean, axes=1
                 ),
             }
             if self.is_low_rank:
-                functions[
+                test_functions[
                     "the mean of the estimate differs from that of the signal"
                 ] = constant
                 scaled_input = R / np.sqrt(second_moments)[:, None]
                 bounded_input = np.tanh(scaled_input)
-                functions["the estimate ignores information in its input"] = (
+                test_functions["the estimate ignores information in its input"] = (
                     bounded_input
                 )
             test_values = {
                 name: product(estimate_error, f) / error_unit
-                for name, f in functions.items()
+                for name, f in test_functions.items()
             }
             test_values[
                 "the returned error V differs from the true error of the estimate"
@@ -555,11 +588,13 @@ class PriorTest(ItemTest):
                 product(signal, signal) - second_moment.sum(1)
             ) / second_moments
             test_values["mean differs from that of drawn signals"] = (
-                product(deviation, constant) / second_moments
+                product(signal_deviation, constant) / second_moments
             )
             test_values[
                 "mean_overlap differs from the overlap of the prior mean with itself"
-            ] = (product(mean, mean) - prior_mean_overlap.sum(1)) / second_moments
+            ] = (
+                product(prior_mean, prior_mean) - prior_mean_overlap.sum(1)
+            ) / second_moments
             values_per_draw.append(test_values)
         means = _means(
             {
@@ -568,10 +603,12 @@ class PriorTest(ItemTest):
             }
         )
         # A moment that is simulated has the error of the map where nothing is known.
-        signal_moment, error = means[SECOND_MOMENT_FAULT]
+        signal_moment, moment_error = means[SECOND_MOMENT_FAULT]
         vanishing_Qhat = 1e-9 * np.linalg.inv(second_moment - prior_mean_overlap)
-        error = np.hypot(error, overlap_error_at(self.problem, vanishing_Qhat))
-        means[SECOND_MOMENT_FAULT] = signal_moment, error
+        moment_error = np.hypot(
+            moment_error, overlap_error_at(self.problem, vanishing_Qhat)
+        )
+        means[SECOND_MOMENT_FAULT] = signal_moment, moment_error
         largest_z, allowance = (
             SUSPECT_Z if self.is_low_rank else LARGEST_Z,
             self.allowance / dimension,
@@ -582,91 +619,19 @@ class PriorTest(ItemTest):
     def denoised(self, R: Array, Qhat: Array) -> Any:
         """Call the denoiser, check shapes and data types, and return its estimate and error."""
         P = len(Qhat)
-        denoised = self.call("denoise", R, Qhat)
+        denoiser_output = self.call("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
-            array = getattr(denoised, name, None)
+            array = getattr(denoiser_output, name, None)
             self.require_finite(f"denoise: {name}", array, shape)
             dtype = getattr(array, "dtype", type(array))
             if dtype not in (np.float32, np.float64):
                 raise self.fail(
                     f"denoise: {name} must be float32 or float64, got {dtype}"
                 )
-        return denoised
+        return denoiser_output
 
 
-def require_likelihood(problem: Problem, seed: int = 0) -> None:
-    r"""Test that ``log_likelihood`` describes the distribution of the labels that ``forward`` draws.
-
-    For any latents ``z`` and ``z'``, whatever the normalization in y,
-
-    .. math:: E_{y \sim p(y | z)} [p(y | z') / p(y | z)] = 1,
-
-    or less where some labels are impossible.
-
-    Raises
-    ------
-    ProblemError
-    """
-    if problem.channel.log_likelihood is None:
-        return
-    channel_test = ChannelTest(problem, lambda: 0.0, seed)
-    shape = (LIKELIHOOD_LABELS, problem.components, problem.model.sites)
-    second_moment_root = symmetric_root(prior_moments(problem)[0])
-    for suffix in ("", ", again"):
-        rng = channel_test.rng(f"likelihood{suffix}")
-        z = second_moment_root @ rng.standard_normal(shape)
-        direction = second_moment_root @ rng.choice([-1.0, 1.0], shape)
-        y = channel_test.call(
-            "forward", z, rng=channel_test.rng(f"labels of the likelihood{suffix}")
-        )
-        log_likelihood_at_z, step = _log_likelihood(channel_test, y, z), 0.1
-        if not np.isfinite(log_likelihood_at_z).all():
-            raise channel_test.fail(
-                "log_likelihood is -inf for the latents from which forward drew the label"
-            )
-        # Until ratios differ, but not so much that a few of them are the mean.
-        for _ in range(5):
-            log_ratio = (
-                _log_likelihood(channel_test, y, z + step * direction)
-                - log_likelihood_at_z
-            )
-            finite_log_ratios = log_ratio[np.isfinite(log_ratio)]
-            log_ratio_deviation = (
-                float(np.std(finite_log_ratios)) if len(finite_log_ratios) else math.inf
-            )
-            step = min(step / max(log_ratio_deviation, 0.1), 1.0)
-        log_ratio = (
-            _log_likelihood(channel_test, y, z + step * direction) - log_likelihood_at_z
-        )
-        ratio = np.exp(np.minimum(log_ratio, 700))
-        mean, error = float(ratio.mean()), _standard_error(ratio)
-        tolerance = SUSPECT_Z * error + ROUNDING
-        lower_bound = 1 - tolerance if np.isfinite(log_ratio).all() else 0.0
-        is_certain = effective_sample_size(ratio) >= FEWEST_EFFECTIVE
-        if lower_bound <= mean <= 1 + tolerance or not is_certain:
-            return
-    raise channel_test.fail(
-        "log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is "
-        f"{mean:.4g} +- {error:.1g} but should be 1; check the sign and the noise"
-    )
-
-
-def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
-    """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
-    with np.errstate(all="ignore"):
-        log_likelihood = np.asarray(
-            channel_test.call("log_likelihood", y, z), dtype=float
-        )
-    has_shape = log_likelihood.shape == (len(z),)
-    if not has_shape or not (log_likelihood < math.inf).all():
-        returned = "nan or inf" if has_shape else f"shape {log_likelihood.shape}"
-        raise channel_test.fail(
-            f"log_likelihood must return numbers of shape ({len(z)},), or -inf, got {returned}"
-        )
-    return log_likelihood
-
-
-def _standard_error(samples: Array) -> Array:
+def standard_error_of(samples: Array) -> Array:
     """Standard error of the mean of samples (n, ...)."""
     return samples.std(0, ddof=1) / math.sqrt(len(samples))
 
@@ -686,11 +651,11 @@ def _means(
     controls = (
         np.stack(zero_mean_controls) if zero_mean_controls else np.zeros((0, n, P))
     )
-    groups, means_and_errors = min(n, DRAW_GROUPS), []
+    group_count, means_and_errors = min(n, DRAW_GROUPS), []
     for a in range(P):
         sample_columns = samples[:, :, a].T, controls[:, :, a].T
         means_and_errors.append(
-            controlled_mean(*(np.array_split(c, groups) for c in sample_columns))
+            controlled_mean(*(np.array_split(c, group_count) for c in sample_columns))
         )
     means, errors = np.swapaxes(means_and_errors, 0, 1)
     return {name: (means[:, k], errors[:, k]) for k, name in enumerate(test_values)}

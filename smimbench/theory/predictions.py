@@ -45,7 +45,7 @@ NODES_PER_PART = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """Curve of fixed points of a problem, by the appropriate solver; computed once per problem.
+    """Curve of fixed points of a problem, by the appropriate solver; computed once per problem. ``make`` builds it.
 
     Raises
     ------
@@ -55,6 +55,7 @@ def curve_of(problem: Problem) -> Curve:
     problem.require_theory()
 
     def make() -> Curve:
+        """Build the curve of fixed points by the appropriate solver."""
         return (
             scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
         )
@@ -90,7 +91,8 @@ def thresholds(problem: Problem) -> Thresholds:
 def independent_parts(
     problem: Problem, alphas: Sequence[float]
 ) -> list[tuple[str, list[float]]]:
-    """Split the theory of a problem into independent parts for ``solve_part``: nodes of a curve, or sample ratios.
+    """Split the theory of a problem into independent parts for ``solve_part``: nodes of a curve, or sample ratios. A part is
+    its kind and numbers.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
@@ -126,31 +128,33 @@ def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) 
 def theory_point(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
 ) -> TheoryPoint:
-    """Combine a prediction and its generalization errors to a reported theory point."""
-    overlap = np.asarray(prediction.Q)
-    point = TheoryPoint(
+    """Combine a prediction and its generalization errors to a reported theory point. ``errors`` are keyed by the kind of
+    predictor.
+    """
+    overlap_matrix = np.asarray(prediction.Q)
+    combined_point = TheoryPoint(
         prediction.alpha,
         prediction.mse,
         prediction.error,
         np.broadcast_to(prediction.alpha_error, prediction.error.shape),
-        overlap,
+        overlap_matrix,
         prediction.branch,
         prediction.method,
         free_entropy=prediction.free_entropy,
     )
     if errors:
-        point = replace(
-            point,
+        combined_point = replace(
+            combined_point,
             generalization_error={kind: e.value for kind, e in errors.items()},
             generalization_error_error={kind: e.error for kind, e in errors.items()},
             generalization_error_method=next(iter(errors.values())).method,
         )
     second_moment = np.diagonal(prior_moments(problem)[0])
     if problem.model.rank != "low" or np.allclose(second_moment, 1, rtol=0, atol=1e-9):
-        return point
+        return combined_point
     return replace(
-        point,
-        squared_cosine=(np.diagonal(overlap) / second_moment).tolist(),
+        combined_point,
+        squared_cosine=(np.diagonal(overlap_matrix) / second_moment).tolist(),
         squared_cosine_error=(np.asarray(prediction.error) / second_moment).tolist(),
     )
 
@@ -165,7 +169,8 @@ MAX_SAMPLED_OVERLAPS = 32
 
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
-    """Align overlaps: apply the symmetry operation that brings the estimate closest to the signal.
+    """Align overlaps (truth: signal with itself, cross: estimate with signal, gram: estimate with itself): apply the
+    symmetry operation that brings the estimate closest to the signal.
 
     A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
     those of a run. Leading axes are a batch.
@@ -182,11 +187,11 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
             signs[..., None] * gram * signs[..., None, :],
         )
     if cross.ndim > 2:
-        batch = [
+        aligned_batch = [
             aligned(problem, Overlaps(*overlap_matrices))
             for overlap_matrices in zip(truth, cross, gram)
         ]
-        return Overlaps(*(np.stack(matrices) for matrices in zip(*batch)))
+        return Overlaps(*(np.stack(matrices) for matrices in zip(*aligned_batch)))
     signal_and_estimate = symmetric_root(
         np.block([[truth, cross.T], [cross, gram]])
     ) * np.sqrt(2 * P)
@@ -207,7 +212,8 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
-    r"""Compute MSE and squared cosine (P,) from aligned overlaps; leading axes are a batch.
+    r"""Compute MSE and squared cosine (P,) from aligned overlaps, with diagonals T of the signal, M of signal and estimate,
+    and Q of the estimate; leading axes are a batch.
 
     ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
     with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
@@ -239,7 +245,8 @@ def limit_point(
     V: Host | None = None,
     prediction: bool = True,
 ) -> AlgorithmPrediction:
-    """Build the prediction for an algorithm that is not Bayes-optimal, from its overlaps in the limit.
+    """Build the prediction for an algorithm that is not Bayes-optimal, from its overlaps in the limit, for every evaluation
+    and start; ``uncertain`` are errors of the overlaps.
 
     Parameters
     ----------
@@ -264,40 +271,49 @@ def limit_point(
         matrices = [[overlaps[k] for overlaps in starts] for starts in evaluations]
         overlap_arrays.append(np.array(matrices, dtype=float))
     overlaps = aligned(problem, Overlaps(*overlap_arrays))
-    metrics = {name: value.mean(axis=1) for name, value in scores(overlaps).items()}
-    values = {name: value.mean(axis=0) for name, value in metrics.items()}
-    errors = {name: np.zeros_like(value) for name, value in values.items()}
+    metrics_of_evaluations = {
+        name: value.mean(axis=1) for name, value in scores(overlaps).items()
+    }
+    metric_means = {
+        name: value.mean(axis=0) for name, value in metrics_of_evaluations.items()
+    }
+    metric_errors = {name: np.zeros_like(value) for name, value in metric_means.items()}
     for k, error in enumerate(uncertain or ()):
         shifted_overlaps = [
             matrix + error if k == index else matrix
             for index, matrix in enumerate(overlaps)
         ]
         for name, value in scores(Overlaps(*shifted_overlaps)).items():
-            errors[name] += np.abs(value.mean(axis=1).mean(axis=0) - values[name])
-    count = len(evaluations)
-    if count > 1:
-        for name, value in metrics.items():
-            errors[name] = np.hypot(
-                np.std(value, axis=0, ddof=1) / np.sqrt(count), errors[name]
+            metric_errors[name] += np.abs(
+                value.mean(axis=1).mean(axis=0) - metric_means[name]
             )
-    names = ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
-    document: JsonObject = {name: values[name].tolist() for name in names}
-    document |= {f"{name}_error": errors[name].tolist() for name in names}
+    evaluation_count = len(evaluations)
+    if evaluation_count > 1:
+        for name, value in metrics_of_evaluations.items():
+            metric_errors[name] = np.hypot(
+                np.std(value, axis=0, ddof=1) / np.sqrt(evaluation_count),
+                metric_errors[name],
+            )
+    cosine_names = (
+        ("cosine", "squared_cosine") if problem.model.rank == "low" else ("cosine",)
+    )
+    document: JsonObject = {name: metric_means[name].tolist() for name in cosine_names}
+    document |= {f"{name}_error": metric_errors[name].tolist() for name in cosine_names}
     document |= {
         "alpha": float(alpha),
-        "overlap_error": per_component(errors["overlap"]),
+        "overlap_error": per_component(metric_errors["overlap"]),
     }
     document["calibration"] = (
         None
         if V is None
-        else (np.diagonal(V) / np.maximum(values["mse"], 1e-300)).tolist()
+        else (np.diagonal(V) / np.maximum(metric_means["mse"], 1e-300)).tolist()
     )
     if prediction:
         document |= _generalization_errors(problem, overlaps, V)
     cross, gram = (matrix.mean(axis=1).mean(axis=0) for matrix in overlaps[1:])
     return AlgorithmPrediction(
-        values["mse"],
-        errors["mse"],
+        metric_means["mse"],
+        metric_errors["mse"],
         cross,
         method,
         branch,
@@ -309,10 +325,12 @@ def limit_point(
 def _generalization_errors(
     problem: Problem, overlaps: Overlaps, V: Host | None
 ) -> JsonObject:
-    """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P)."""
-    starts = overlaps.truth.shape[1]
+    """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P). T, M and Q are the
+    overlaps of truth, cross and estimate, and V the claimed error.
+    """
+    start_count = overlaps.truth.shape[1]
     sampled_overlaps = [
-        matrix[: max(1, MAX_SAMPLED_OVERLAPS // starts), :MAX_SAMPLED_OVERLAPS]
+        matrix[: max(1, MAX_SAMPLED_OVERLAPS // start_count), :MAX_SAMPLED_OVERLAPS]
         for matrix in overlaps
     ]
     evaluations = [
@@ -321,21 +339,25 @@ def _generalization_errors(
     ]
     # Evaluations differ by chance, starts do not, unless only some of them are looked at.
     groups = evaluations
-    if starts > MAX_SAMPLED_OVERLAPS:
+    if start_count > MAX_SAMPLED_OVERLAPS:
         groups = [[errors] for errors in evaluations[0]]
     document: JsonObject = {
         "generalization_error": {},
         "generalization_error_error": {},
     }
     for kind in evaluations[0][0]:
-        means = [np.mean([errors[kind].value for errors in group]) for group in groups]
+        group_means = [
+            np.mean([errors[kind].value for errors in group]) for group in groups
+        ]
         standard_error = (
-            np.std(means, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
+            np.std(group_means, ddof=1) / np.sqrt(len(group_means))
+            if len(group_means) > 1
+            else 0.0
         )
         sampling_error = np.mean(
             [errors[kind].error for group in evaluations for errors in group]
         )
-        document["generalization_error"][kind] = float(np.mean(means))
+        document["generalization_error"][kind] = float(np.mean(group_means))
         document["generalization_error_error"][kind] = float(
             np.hypot(standard_error, sampling_error)
         )
@@ -364,22 +386,22 @@ def own_theory(
     theory_method = algorithm.theory
     if theory_method is None:
         return NO_THEORY
-    options = {}
+    theory_options = {}
     if (
         isinstance(algorithm, AlgorithmWithAssumption)
         and (assumed := algorithm.assumed(problem)).is_assumed
     ):
         if not takes(theory_method, "assumed"):
             return f"no theory of {algorithm.name} with wrong assumptions is known"
-        options = {"assumed": assumed}
+        theory_options = {"assumed": assumed}
     takes_conditions = (
         len(inspect.signature(theory_method).parameters.keys() - {"assumed"}) > 2
     )
     prediction: AlgorithmPrediction | str | None
     prediction = (
-        theory_method(problem, alpha, conditions, **options)
+        theory_method(problem, alpha, conditions, **theory_options)
         if takes_conditions
-        else theory_method(problem, alpha, **options)
+        else theory_method(problem, alpha, **theory_options)
     )
     if prediction is None:
         return NO_THEORY
@@ -391,18 +413,28 @@ def own_theory(
 
 
 def _why_invalid(prediction: object, P: int) -> str | None:
-    """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid."""
+    """Describe what is wrong with a prediction that ``theory`` returned; None if it is valid. ``P`` is the number of
+    components.
+    """
     if not isinstance(prediction, AlgorithmPrediction):
-        kind = type(prediction).__name__
-        return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"
+        type_name = type(prediction).__name__
+        return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {type_name}"
     if np.shape(prediction.overlap) != (P, P):
         return f"must give an overlap of shape ({P}, {P}), got {np.shape(prediction.overlap)}"
     for name in ("mse", "mse_error"):
-        values = np.atleast_1d(getattr(prediction, name))
-        if values.shape != (P,) or not (np.isfinite(values) & (values >= 0)).all():
+        component_values = np.atleast_1d(getattr(prediction, name))
+        if (
+            component_values.shape != (P,)
+            or not (np.isfinite(component_values) & (component_values >= 0)).all()
+        ):
             return f"must give {P} finite numbers >= 0 as {name}, got {getattr(prediction, name)}"
     if isinstance(prediction.trajectory, dict):
-        lengths = {name: len(values) for name, values in prediction.trajectory.items()}
-        if len(set(lengths.values())) > 1:
-            return f"has a trajectory of lists of different lengths: {lengths}"
+        trajectory_lengths = {
+            name: len(component_values)
+            for name, component_values in prediction.trajectory.items()
+        }
+        if len(set(trajectory_lengths.values())) > 1:
+            return (
+                f"has a trajectory of lists of different lengths: {trajectory_lengths}"
+            )
     return None

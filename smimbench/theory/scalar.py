@@ -65,7 +65,9 @@ SMALL_QHAT = 4e-4
 
 
 class ScalarCurve(Curve):
-    """Parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap.
+    """Parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap. Nodes are values
+    of log Qhat, ``nodes_per_decade`` between ``lowest_qhat`` and ``highest_qhat``; ``small_qhats`` give the limit of alpha
+    without overlap, and ``smallest_error`` is a share of the prior variance.
 
     Attributes
     ----------
@@ -83,6 +85,9 @@ class ScalarCurve(Curve):
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
+        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` is how the information is
+        obtained.
+        """
         self.problem, self.method = problem, method
         self.kappa, self.identity = (
             float(problem.model.kappa),
@@ -94,20 +99,22 @@ class ScalarCurve(Curve):
         self.prior_variance = (
             self.second_moment - self.prior_mean_overlap
         )  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
-        count = (
+        node_count = (
             round(
                 np.log10(self.highest_qhat / self.lowest_qhat) * self.nodes_per_decade
             )
             + 1
         )
-        nodes = np.linspace(np.log(self.lowest_qhat), np.log(self.highest_qhat), count)
-        end = resolved_count(
+        nodes = np.linspace(
+            np.log(self.lowest_qhat), np.log(self.highest_qhat), node_count
+        )
+        resolved_end = resolved_count(
             self._overlap(nodes)[1], nodes, self.prior_variance, self.smallest_error
         )
-        self.log_qhat = self._resolved_nodes(nodes, end)
+        self.log_qhat = self._resolved_nodes(nodes, resolved_end)
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
-        """Nodes at which double precision still resolves the MSE."""
+        """Nodes of log Qhat, the first ``end`` of them, at which double precision still resolves the MSE."""
         return nodes[:end]
 
     @cached_property
@@ -130,7 +137,7 @@ class ScalarCurve(Curve):
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
         """Information on one component at overlap Q and error V."""
         matrices = (
-            np.asarray(values)[..., None, None] * self.identity for values in (Q, V)
+            np.asarray(scalars)[..., None, None] * self.identity for scalars in (Q, V)
         )
         information = information_at(self.problem, *matrices)
         return Uncertain(
@@ -149,64 +156,68 @@ class ScalarCurve(Curve):
         information = self._information_at(*self._overlap(log_qhat))
         with np.errstate(divide="ignore", invalid="ignore"):
             alpha = np.exp(log_qhat) / (self.kappa * information.value)
-            relative = np.abs(information.error / information.value)
+            relative_error = np.abs(information.error / information.value)
         alpha = np.where(information.value > 0, alpha, np.inf)
-        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(
-            np.isfinite(alpha), alpha, 0
-        ) + 0.0
+        return alpha, np.where(
+            np.isfinite(relative_error), relative_error, 1.0
+        ) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
 
     def _alpha_at(self, log_qhat: float) -> float:
-        """Sample ratio alpha(Qhat) at one log Qhat."""
+        """Sample ratio alpha(Qhat) at one log Qhat, as a float."""
         return float(self.alpha_of(np.array([log_qhat]))[0][0])
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
         """Nodes of log Qhat and their alpha, including turning points, so that alpha is monotonic in between."""
-        extrema = [(x, point.threshold.value) for x, point in self._extrema]
-        nodes, ratios = np.hstack(
-            [[self.nodes, self.alpha], np.reshape(extrema, (-1, 2)).T]
+        extremum_positions = [(x, point.threshold.value) for x, point in self._extrema]
+        nodes, node_alphas = np.hstack(
+            [[self.nodes, self.alpha], np.reshape(extremum_positions, (-1, 2)).T]
         )
-        order = np.argsort(nodes)
-        return nodes[order], ratios[order]
+        node_order = np.argsort(nodes)
+        return nodes[node_order], node_alphas[node_order]
 
     # -- branches -----------------------------------------------------------------------------------------------
 
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """Predict the fixed point of one branch at every sample ratio."""
+        """Predict the fixed point of one branch at every sample ratio. The position on the curve is log Qhat, infinite
+        beyond its ends.
+        """
         requested_ratios = np.asarray(alphas, dtype=float)
-        nodes, ratios = self._monotonic_nodes
-        upper_node = branch_crossings(ratios, requested_ratios, branch)
+        nodes, node_alphas = self._monotonic_nodes
+        upper_node = branch_crossings(node_alphas, requested_ratios, branch)
         if branch == "informed" and self.perfect is not None:
             upper_node[requested_ratios >= self.perfect.value] = len(
-                ratios
+                node_alphas
             )  # counting says where V = 0 is stable, whatever the last node is
-        has_node_pair = (upper_node > 0) & (upper_node < len(ratios))
+        has_node_pair = (upper_node > 0) & (upper_node < len(node_alphas))
         log_qhat = np.where(upper_node == 0, -np.inf, np.inf)
         if has_node_pair.any():
-            targets, upper_index = (
+            log_targets, upper_index = (
                 np.log(requested_ratios[has_node_pair]),
                 upper_node[has_node_pair],
             )
             log_qhat[has_node_pair] = bracketed_roots(
                 lambda position, index: (
-                    np.log(self.alpha_of(position)[0]) - targets[index]
+                    np.log(self.alpha_of(position)[0]) - log_targets[index]
                 ),
                 nodes[upper_index - 1],
                 nodes[upper_index],
                 values=(
-                    np.log(ratios[upper_index - 1]) - targets,
-                    np.log(ratios[upper_index]) - targets,
+                    np.log(node_alphas[upper_index - 1]) - log_targets,
+                    np.log(node_alphas[upper_index]) - log_targets,
                 ),
                 tolerance=ROUNDING,
             )
-        on_curve = np.isfinite(log_qhat)
+        is_position_on_curve = np.isfinite(log_qhat)
         predictions = iter(
             self._predict_on_curve(
-                requested_ratios[on_curve], log_qhat[on_curve], branch
+                requested_ratios[is_position_on_curve],
+                log_qhat[is_position_on_curve],
+                branch,
             )
-            if on_curve.any()
+            if is_position_on_curve.any()
             else ()
         )
         return [
@@ -214,14 +225,16 @@ class ScalarCurve(Curve):
             if is_on_curve
             else self._predict_beyond_curve(alpha, bool(position > 0), branch)
             for alpha, position, is_on_curve in zip(
-                requested_ratios, log_qhat, on_curve
+                requested_ratios, log_qhat, is_position_on_curve
             )
         ]
 
     def _predict_beyond_curve(
         self, alpha: float, beyond_last_node: bool, branch: str
     ) -> Prediction:
-        """Build the prediction at a sample ratio beyond either end of the curve."""
+        """Build the prediction at a sample ratio beyond either end of the curve. Below it, the information is that at the
+        prior mean.
+        """
         if beyond_last_node:
             Q, V = self._overlap(self.nodes[-1])
             if self.perfect is not None:
@@ -251,17 +264,17 @@ class ScalarCurve(Curve):
     ) -> list[Prediction]:
         """Build predictions at points of the curve (alpha, log Qhat); errors of V follow from those of log alpha."""
         Q, V = self._overlap(log_qhats)
-        step = 1e-3
-        neighbors = log_qhats + step * np.array([-1.0, 1.0])[:, None]
-        alpha, errors = (
-            values.reshape(neighbors.shape)
-            for values in self.alpha_of(neighbors.ravel())
+        log_qhat_step = 1e-3
+        neighbors = log_qhats + log_qhat_step * np.array([-1.0, 1.0])[:, None]
+        alpha, neighbor_errors = (
+            neighbor_V.reshape(neighbors.shape)
+            for neighbor_V in self.alpha_of(neighbors.ravel())
         )
-        relative_error = np.max(errors / alpha, axis=0)
-        values = self._overlap(neighbors.ravel())[1].reshape(neighbors.shape)
+        relative_error = np.max(neighbor_errors / alpha, axis=0)
+        neighbor_V = self._overlap(neighbors.ravel())[1].reshape(neighbors.shape)
         alpha_slope, V_response = (
-            (neighbor_pair[1] - neighbor_pair[0]) / (2 * step)
-            for neighbor_pair in (np.log(alpha), values)
+            (neighbor_pair[1] - neighbor_pair[0]) / (2 * log_qhat_step)
+            for neighbor_pair in (np.log(alpha), neighbor_V)
         )
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
         # What that makes of the information is an error of alpha, too.
@@ -300,15 +313,15 @@ class ScalarCurve(Curve):
         relative_error: Array,
         branch: str,
     ) -> Prediction:
-        """Build the prediction at an overlap Q; ``relative`` is the error of log alpha there."""
-        each_component = np.ones(len(self.identity))
+        """Build the prediction at an overlap Q; ``relative_error`` is the error of log alpha there."""
+        ones_per_component = np.ones(len(self.identity))
         error, ratio_error = (
-            float(error) * each_component,
-            float(alpha * relative_error) * each_component,
+            float(error) * ones_per_component,
+            float(alpha * relative_error) * ones_per_component,
         )
-        matrices = float(Q) * self.identity, float(V) * self.identity
+        Q_and_V = float(Q) * self.identity, float(V) * self.identity
         return Prediction(
-            float(alpha), *matrices, error, branch, self.method, alpha_error=ratio_error
+            float(alpha), *Q_and_V, error, branch, self.method, alpha_error=ratio_error
         )
 
     def segments(self) -> list[Segment]:
@@ -319,15 +332,15 @@ class ScalarCurve(Curve):
             self.nodes,
             self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0),
         )
-        each_component = np.ones((1, len(self.identity)))
+        ones_per_component = np.ones((1, len(self.identity)))
         V = np.minimum.accumulate(self._overlap(log_qhat)[1])
         return [
             Segment(
                 log_qhat,
                 np.log(self.alpha_of(log_qhat)[0]),
                 relative_error,
-                np.exp(log_qhat)[:, None] * each_component,
-                V[:, None] * each_component,
+                np.exp(log_qhat)[:, None] * ones_per_component,
+                V[:, None] * ones_per_component,
             )
         ]
 
@@ -335,48 +348,62 @@ class ScalarCurve(Curve):
 
     def thresholds(self) -> Thresholds:
         """Critical sample ratios of the problem."""
-        weak = self.weak_limit()
+        weak_recovery = self.weak_limit()
         reasons = {
             "weak_recovery": PRIOR_OVERLAP if self.prior_mean_overlap > 0 else NEVER
         }
-        sequential = [Bifurcation(0, weak.value, weak.error)] if weak else []
+        sequential = (
+            [Bifurcation(0, weak_recovery.value, weak_recovery.error)]
+            if weak_recovery
+            else []
+        )
         if len(self.identity) > 1:
             sequential = []
             reasons["sequential"] = (
                 "components are learned at once: labels do not see rotations of them"
             )
         return thresholds_with_reasons(
-            weak, self.perfect, sequential, self.hard_phase(), reasons
+            weak_recovery, self.perfect, sequential, self.hard_phase(), reasons
         )
 
     def weak_limit(self) -> Threshold | None:
-        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap.
+        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap, which is
+        held (stays the lowest) up to some Qhat for some priors.
 
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
         information, P = self._information_at_prior_mean, self.problem.components
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
-        is_held = self._overlap(np.log(SMALL_QHAT))[1] >= self.prior_variance
-        if not is_held and information.value > max(NEGLIGIBLE, 3 * information.error):
+        is_overlap_held = self._overlap(np.log(SMALL_QHAT))[1] >= self.prior_variance
+        if not is_overlap_held and information.value > max(
+            NEGLIGIBLE, 3 * information.error
+        ):
             return None if self.prior_mean_overlap > 0 else Threshold(0.0, 0.0)
-        if is_held or (
+        if is_overlap_held or (
             self.prior_mean_overlap == 0
             and P == 1
             and self.problem.channel.susceptibility is not None
         ):
             ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(P), [])
-            value, relative = (
+            limit_alpha, relative_error = (
                 float(np.exp(log_ratio[0])),
-                float(error[0] + (0.0 if is_held else ratios.response_error[0])),
+                float(
+                    error[0] + (0.0 if is_overlap_held else ratios.response_error[0])
+                ),
             )
-            return Threshold(value, value * relative) if np.isfinite(value) else None
+            return (
+                Threshold(limit_alpha, limit_alpha * relative_error)
+                if np.isfinite(limit_alpha)
+                else None
+            )
         log_overlaps = np.log(self.small_qhats)
-        limit = limit_of([self._alpha_at(x) for x in log_overlaps])
+        extrapolated_limit = limit_of([self._alpha_at(x) for x in log_overlaps])
         return replace(
-            limit,
-            error=limit.error + limit.value * float(self._rounding(log_overlaps[-1])),
+            extrapolated_limit,
+            error=extrapolated_limit.error
+            + extrapolated_limit.value * float(self._rounding(log_overlaps[-1])),
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
@@ -398,22 +425,27 @@ class ScalarCurve(Curve):
             )  # a discrete signal: once known, it stays known at any sample ratio
         # A prior may not know more than rounding allows: the sequence ends where it does.
         end_qhat = min(1e10, float(np.exp(self.nodes[-1])))
-        (end_ratio, earlier_ratio), (error, _) = self.alpha_of(
+        (end_ratio, earlier_ratio), (end_error, _) = self.alpha_of(
             np.log(end_qhat / np.array([1.0, RECOVERY_QHAT_FACTOR]))
         )
         if not end_ratio <= max(
-            LARGEST_RATIO_RISE * earlier_ratio, earlier_ratio + 3 * error
+            LARGEST_RATIO_RISE * earlier_ratio, earlier_ratio + 3 * end_error
         ):
             return None  # noise decides at last, however little there is of it
-        ratios = [self._alpha_at(np.log(end_qhat / 10**k)) for k in range(5, -1, -1)]
-        if not (np.isfinite(ratios).all() and ratios[-1] <= 1.5 * ratios[-4]):
+        end_ratios = [
+            self._alpha_at(np.log(end_qhat / 10**k)) for k in range(5, -1, -1)
+        ]
+        if not (
+            np.isfinite(end_ratios).all() and end_ratios[-1] <= 1.5 * end_ratios[-4]
+        ):
             return None
-        limit = limit_of(ratios)
+        extrapolated_limit = limit_of(end_ratios)
         # A smooth sequence does not show an error of the prior's map that all of its terms share.
         return replace(
-            limit,
-            error=limit.error
-            + limit.value * overlap_error_at(self.problem, end_qhat * self.identity),
+            extrapolated_limit,
+            error=extrapolated_limit.error
+            + extrapolated_limit.value
+            * overlap_error_at(self.problem, end_qhat * self.identity),
         )
 
     @cached_property
@@ -429,35 +461,39 @@ class ScalarCurve(Curve):
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
         """Turning points: local extrema of alpha(Qhat), empty if the branch is unique."""
-        points = [point for _, point in self._extrema]
-        has_peak = any(point.is_peak for point in points)
-        weak = (
+        extrema = [point for _, point in self._extrema]
+        has_peak = any(point.is_peak for point in extrema)
+        weak_recovery = (
             None if has_peak or self.alpha[-1] >= self.alpha[0] else self.weak_limit()
         )
-        if weak and weak.value > 0 and self.alpha[-1] < weak.value:
+        if (
+            weak_recovery
+            and weak_recovery.value > 0
+            and self.alpha[-1] < weak_recovery.value
+        ):
             # The curve falls from the very beginning: the prior mean itself is the branch that is stuck.
-            return [TurningPoint(weak, True), *points]
-        return points
+            return [TurningPoint(weak_recovery, True), *extrema]
+        return extrema
 
     @cached_property
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
         """Positions (log Qhat) and values of the local extrema of alpha."""
-        finite = np.isfinite(self.alpha)
-        nodes, alpha, error = (
-            self.nodes[finite],
-            self.alpha[finite],
-            self.alpha_error[finite],
+        is_finite = np.isfinite(self.alpha)
+        nodes, alpha, alpha_error = (
+            self.nodes[is_finite],
+            self.alpha[is_finite],
+            self.alpha_error[is_finite],
         )
-        noise = 3 * error + (1e-9 + self._rounding(nodes)) * alpha
+        noise_of_alpha = 3 * alpha_error + (1e-9 + self._rounding(nodes)) * alpha
         return [
-            self._extremum(nodes, alpha, error, index, is_peak)
-            for index, is_peak in local_extrema(alpha, noise)
+            self._extremum(nodes, alpha, alpha_error, index, is_peak)
+            for index, is_peak in local_extrema(alpha, noise_of_alpha)
         ]
 
     def _extremum(
         self, nodes: Host, alpha: Host, error: Host, index: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
-        """Refine the local extremum of alpha next to node j."""
+        """Refine the local extremum of alpha next to the node of this index; return log Qhat and the turning point."""
         from scipy.optimize import minimize_scalar
 
         sign = -1.0 if is_peak else 1.0
@@ -467,13 +503,18 @@ class ScalarCurve(Curve):
             method="bounded",
             options={"xatol": 1e-9},
         )
-        value = float(sign * minimum.fun)
-        value_error = float(self.alpha_of(np.array([minimum.x]))[1][0]) + 1e-12 * value
-        return float(minimum.x), TurningPoint(Threshold(value, value_error), is_peak)
+        extreme_alpha = float(sign * minimum.fun)
+        extreme_alpha_error = (
+            float(self.alpha_of(np.array([minimum.x]))[1][0]) + 1e-12 * extreme_alpha
+        )
+        return float(minimum.x), TurningPoint(
+            Threshold(extreme_alpha, extreme_alpha_error), is_peak
+        )
 
 
 class GridCurve(ScalarCurve):
-    """Curve of one overlap whose information is sampled at nodes and interpolated between them.
+    """Curve of one overlap whose information is sampled at nodes and interpolated between them. The settings are those of
+    ``ScalarCurve``.
 
     Sampling costs thousands of times more than a formula. The fit through sampled values of a channel is smooth, and is none.
     """
@@ -485,13 +526,14 @@ class GridCurve(ScalarCurve):
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
         """Nodes of the curve whose information exceeds rounding; beyond them labels no longer change the posterior mean."""
         resolved_nodes, next_node = nodes[:end], nodes[end : end + 1]
-        resolution = self.smallest_error * self.prior_variance
-        if not len(next_node) or self._overlap(next_node)[1][0] >= resolution:
+        smallest_V = self.smallest_error * self.prior_variance
+        if not len(next_node) or self._overlap(next_node)[1][0] >= smallest_V:
             return resolved_nodes
 
         def log_V_over_resolution(x: Host, index: Host) -> Host:
+            """Logarithm of V over the smallest V that is resolved, at log Qhat = x."""
             V: Host = np.maximum(self._overlap(x)[1], 1e-300)
-            return np.log(V / resolution)
+            return np.log(V / smallest_V)
 
         # The error of a discrete signal falls by many orders of magnitude from one node to the next.
         return np.append(
@@ -501,7 +543,9 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes with alpha and its error, refined until the interpolation is accurate."""
+        """Nodes with alpha and its error, refined until the interpolation is accurate. The table holds log Qhat, alpha and
+        its error, row by row.
+        """
         alpha, error = super().alpha_of(self.log_qhat)
         resolved_indices = np.flatnonzero(
             np.isfinite(alpha) & (error < LARGEST_RELATIVE_ERROR * alpha)
@@ -532,14 +576,14 @@ class GridCurve(ScalarCurve):
         """Interpolants of log alpha and of its error over log Qhat."""
         from scipy.interpolate import CubicSpline
 
-        finite = np.isfinite(self.alpha)
-        nodes, alpha, error = (
-            self.nodes[finite],
-            self.alpha[finite],
-            self.alpha_error[finite],
+        is_finite = np.isfinite(self.alpha)
+        nodes, alpha, alpha_error = (
+            self.nodes[is_finite],
+            self.alpha[is_finite],
+            self.alpha_error[is_finite],
         )
         return CubicSpline(nodes, np.log(alpha)), lambda log_qhat: np.interp(
-            log_qhat, nodes, error / alpha
+            log_qhat, nodes, alpha_error / alpha
         )
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
@@ -579,20 +623,21 @@ def limit_of(values: Sequence[float]) -> Threshold:
 
 
 def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
-    """Find the interior local extrema of a sequence: pairs of an index and whether it is a maximum.
+    """Find the interior local extrema of a sequence: pairs of an index and whether it is a maximum. Changes within the
+    ``noise`` of the values do not count.
 
     From each of them it moves away by more than its noise on both sides.
     """
     extrema: list[tuple[int, bool]] = []
-    direction, extreme_index = 1, 0
+    search_direction, extreme_index = 1, 0
     for index in range(1, len(values)):
-        if direction * (values[index] - values[extreme_index]) > 0:
+        if search_direction * (values[index] - values[extreme_index]) > 0:
             extreme_index = index
         elif abs(values[index] - values[extreme_index]) > max(
             noise[index], noise[extreme_index]
         ):
-            extrema.append((extreme_index, direction > 0))
-            direction, extreme_index = -direction, index
+            extrema.append((extreme_index, search_direction > 0))
+            search_direction, extreme_index = -search_direction, index
     # The first may be the beginning itself, or no further from it than noise.
     if extrema and abs(values[extrema[0][0]] - values[0]) <= max(
         noise[extrema[0][0]], noise[0]
@@ -606,15 +651,15 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
 
     Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
     """
-    errors, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
-    log_qhat, log_alpha = nodes[finite], np.log(alpha[finite])
+    errors, finite_nodes = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
+    log_qhat, log_alpha = nodes[finite_nodes], np.log(alpha[finite_nodes])
     for index in range(1, len(log_qhat) - 1):
         neighbors = [
             neighbor
             for neighbor in range(max(0, index - 2), min(len(log_qhat), index + 3))
             if neighbor != index
         ]
-        errors[finite[index]] = (
+        errors[finite_nodes[index]] = (
             abs(
                 float(
                     interpolated_value(

@@ -31,7 +31,8 @@ COORDINATE_SHIFT = 0.02
 
 @dataclass(frozen=True)
 class TracingAccuracy:
-    """Numerical settings for tracing a curve of fixed points.
+    """Numerical settings for tracing a curve of fixed points. Steps are along the curve, in coordinates of log Qhat;
+    mismatch and gap are in log alpha, and corrections in coordinates.
 
     Lengths are in coordinates of Qhat (logarithms).
 
@@ -94,6 +95,7 @@ SAMPLED = TracingAccuracy(
 
 class ComponentRatios:
     """Sample ratios ``alpha_a`` of all components as functions of coordinates x of Qhat, for decoupled components.
+    ``critical_a`` is the largest Qhat at which the overlap of component a still has its lowest value.
 
     The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + s) -
     sqrt(s)``, ``l = log(1 + Qhat_aa - critical_a)`` and ``s = COORDINATE_SHIFT``: beyond weak recovery alpha rises steeply at
@@ -116,6 +118,9 @@ class ComponentRatios:
     """
 
     def __init__(self, problem: Problem) -> None:
+        """Compute the response of every component's overlap to a small Qhat, extrapolated to zero, and the critical Qhat
+        where that vanishes.
+        """
         self.problem = problem
         self.kappa = float(problem.model.kappa)
         self.second_moment, self.prior_mean_overlap = (
@@ -150,15 +155,16 @@ class ComponentRatios:
         return overlap_gain
 
     def _critical_qhat_of(self, a: int) -> float:
-        """Largest Qhat at which a component's overlap still has its lowest value."""
+        """Largest Qhat at which the overlap of component a still has its lowest value."""
         from scipy.optimize import brentq
 
         def sign_of_growth(log_qhat: float) -> float:
+            """1 if the overlap of component a has grown at this log Qhat, else -1."""
             Q = self.overlap(np.full(len(self.prior_mean_overlap), np.exp(log_qhat)))[0]
             return 1.0 if Q[a, a] > self.prior_mean_overlap[a] else -1.0
 
         log_qhat_grid = np.linspace(np.log(1e-9), np.log(1e15), 193)
-        first_grown = next(
+        first_grown_index = next(
             (
                 k
                 for k, log_qhat in enumerate(log_qhat_grid)
@@ -170,8 +176,8 @@ class ComponentRatios:
             np.exp(
                 brentq(
                     sign_of_growth,
-                    log_qhat_grid[first_grown - 1],
-                    log_qhat_grid[first_grown],
+                    log_qhat_grid[first_grown_index - 1],
+                    log_qhat_grid[first_grown_index],
                     xtol=1e-15,
                 )
             )
@@ -214,7 +220,8 @@ class ComponentRatios:
     def log_ratios(
         self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
-        """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable.
+        """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable. The
+        rate of a component is its information over Qhat, or the growth of its overlap if it is unlearned.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.
@@ -248,7 +255,8 @@ class ComponentRatios:
 
 
 def components_decouple(problem: Problem) -> bool:
-    """Whether components decouple: diagonal overlaps stay diagonal, and unlearned components stay unlearned.
+    """Whether components decouple: diagonal overlaps stay diagonal, and unlearned components stay unlearned. Component a is
+    learned alone to see what it tells of others.
 
     The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
     and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims
@@ -261,15 +269,23 @@ def components_decouple(problem: Problem) -> bool:
         return False
 
     def information_at_qhat(qhat_diagonal: Host) -> Uncertain:
+        """Information at the overlap that a diagonal Qhat (P,) gives."""
         return information_at(problem, *overlap_at(problem, np.diag(qhat_diagonal)))
 
     if P > 1 and problem.channel.susceptibility is None:
-        value, error = diagonals(information_at_qhat(np.zeros(P)))
-        is_uninformative = value <= np.maximum(NEGLIGIBLE, 4 * error)
+        information_values, information_error = diagonals(
+            information_at_qhat(np.zeros(P))
+        )
+        is_uninformative = information_values <= np.maximum(
+            NEGLIGIBLE, 4 * information_error
+        )
         for a in range(P):
-            value, error = diagonals(information_at_qhat(identity[a]))
+            information_values, information_error = diagonals(
+                information_at_qhat(identity[a])
+            )
             gains_information = is_uninformative & (
-                value > 4 * error + 1e-4 * value.max()
+                information_values
+                > 4 * information_error + 1e-4 * information_values.max()
             )
             if np.delete(gains_information, a).any():
                 return False
@@ -280,9 +296,17 @@ def components_decouple(problem: Problem) -> bool:
         0.7 * 1.9 ** np.arange(P),
         5.0 / 1.7 ** np.arange(P),
     ):
-        value, error, _ = information_at_qhat(qhat_diagonal)
-        scale = np.sqrt(np.outer(np.diagonal(value), np.diagonal(value)))
-        if np.any((np.abs(value) > 4 * error + 1e-6 * scale + 1e-12) & (identity == 0)):
+        information_values, information_error, _ = information_at_qhat(qhat_diagonal)
+        information_scale = np.sqrt(
+            np.outer(np.diagonal(information_values), np.diagonal(information_values))
+        )
+        if np.any(
+            (
+                np.abs(information_values)
+                > 4 * information_error + 1e-6 * information_scale + 1e-12
+            )
+            & (identity == 0)
+        ):
             return False
     return True
 
@@ -293,7 +317,8 @@ Interpolant = Callable[..., Host]
 
 @dataclass
 class Node:
-    """Node of a traced curve: one computed fixed point.
+    """Node of a traced curve, one computed fixed point: coordinates x of Qhat, ``log alpha_a`` and its error by component,
+    Jacobian ``d log alpha_a / dx``, and log alpha of the curve.
 
     Attributes
     ----------
@@ -326,7 +351,8 @@ class Node:
 
 @dataclass(eq=False)
 class Stage:
-    """Stage of a traced curve: the part between two bifurcations, on which the same components are learned.
+    """Stage of a traced curve: the part between two bifurcations, on which the same components are learned. ``step`` is the
+    next step along the curve, and ``direction`` the direction at its start.
 
     ``new_components`` determine its initial direction. Among the learned components,
     ``recovered_components`` have reached perfect recovery before the others and keep their coordinates. ``nodes_ahead``, the
@@ -361,18 +387,19 @@ class Stage:
         if len(positions) == 2:
             positions = np.insert(positions, 1, positions.mean())
             node_values = np.insert(node_values, 1, node_values.mean(0), axis=0)
-        monotone = PchipInterpolator(positions, node_values)
+        monotone_cubic = PchipInterpolator(positions, node_values)
         if len(positions) <= 3:
-            return monotone, monotone
+            return monotone_cubic, monotone_cubic
         # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
-        local = LocalCubic(positions, node_values)
-        spline = CubicSpline(positions, node_values)
-        return spline, monotone if len(positions) == 4 else local
+        local_cubic = LocalCubic(positions, node_values)
+        cubic_spline = CubicSpline(positions, node_values)
+        return cubic_spline, monotone_cubic if len(positions) == 4 else local_cubic
 
 
 @dataclass
 class LocalCubic:
-    """Local interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nearest nodes.
+    """Local interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nearest nodes. Positions ``s`` are arc
+    lengths.
 
     At the ends it is a parabola through three nodes.
     """
@@ -382,8 +409,8 @@ class LocalCubic:
 
     def __call__(self, position: float) -> Host:
         """Interpolate the values at one position."""
-        k = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
-        neighbors = slice(max(0, k - 2), k + 2)
+        next_node = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
+        neighbors = slice(max(0, next_node - 2), next_node + 2)
         return interpolated_value(self.s[neighbors], self.values[neighbors], position)
 
 
@@ -423,15 +450,17 @@ class Corrector:
     """
 
     def __init__(self, ratios: ComponentRatios) -> None:
+        """Set the sample ratios of the components as functions of the coordinates."""
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
         """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences; return the log alpha_a there.
+        Coordinates of component a are shifted by ``difference_step``.
 
         Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
         computed so, only the columns of new components are added.
         """
-        step, use_rough = (
+        difference_step, use_rough = (
             self.ratios.accuracy.difference_step,
             self.ratios.has_rough_information,
         )
@@ -446,7 +475,7 @@ class Corrector:
             else stage.new_components
         ):
             x = node.x.copy()
-            x[a] += step
+            x[a] += difference_step
             node.jacobian[:, a] = (
                 finite_change(
                     base_log_ratios,
@@ -454,7 +483,7 @@ class Corrector:
                         x, stage.learned_components, rough=use_rough
                     )[0],
                 )
-                / step
+                / difference_step
             )
         return base_log_ratios
 
@@ -491,11 +520,13 @@ class Corrector:
         """Standard error of a correction across the curve, from the standard error of the log alpha_a."""
         if len(moving_components) < 2:
             return 0.0
-        inverse = np.linalg.pinv(
+        inverse_system = np.linalg.pinv(
             self._correction_system(moving_components, jacobian, tangent), rcond=1e-10
         )[:, :-1]
-        weights = np.hstack([inverse.sum(axis=1, keepdims=True), -inverse])
-        return float(np.sqrt((weights**2 @ error[moving_components] ** 2).max()))
+        error_weights = np.hstack(
+            [inverse_system.sum(axis=1, keepdims=True), -inverse_system]
+        )
+        return float(np.sqrt((error_weights**2 @ error[moving_components] ** 2).max()))
 
     def _correction(
         self,
@@ -507,34 +538,37 @@ class Corrector:
         """Newton step perpendicular to the curve that makes the moving components agree."""
         correction = np.zeros(len(log_ratios))
         if len(moving_components) > 1:
-            differences = np.append(
+            log_ratio_differences = np.append(
                 log_ratios[moving_components[0]] - log_ratios[moving_components[1:]],
                 0.0,
             )
             correction[moving_components] = np.linalg.lstsq(
                 self._correction_system(moving_components, jacobian, tangent),
-                differences,
+                log_ratio_differences,
                 rcond=1e-10,
             )[0]
         return correction
 
-    def step_within_bounds(self, stage: Stage, start: Host, end: Host) -> Host:
-        """Limit a step so that a learned component moves at most two thirds of the way back to its lowest overlap."""
+    def step_within_bounds(self, stage: Stage, start: Host, bounded_end: Host) -> Host:
+        """Limit a step so that a learned component moves at most two thirds of the way back to its lowest overlap. The step
+        is from x = ``start`` to ``bounded_end``; component a is bounded if it starts without information.
+        """
         bounded_components = [
             a
             for a in stage.moving_components
             if a not in self.ratios.informative_components
         ]
-        end = end.copy()
-        end[bounded_components] = np.maximum(
-            end[bounded_components], start[bounded_components] / 3
+        bounded_end = bounded_end.copy()
+        bounded_end[bounded_components] = np.maximum(
+            bounded_end[bounded_components], start[bounded_components] / 3
         )
-        return end
+        return bounded_end
 
     def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Find the point of the curve near ``x``; return it and the largest correction beyond noise.
+        """Find the point of the curve near ``x``; return it and the largest correction beyond noise. Newton steps use the
+        Jacobian of the node ``origin``, updated on the way or measured again from rough values.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
@@ -578,10 +612,10 @@ class Corrector:
                         x + correction * min(1.0, 1.0 / max(correction_size, 1e-300)),
                     ),
                 )
-        for trial in range(6):  # then the step is halved
+        for halving in range(6):  # then the step is halved
             log_ratios, error = self.ratios.log_ratios(x, stage.learned_components)
             x_change = x - last_x
-            if is_jacobian_measured and trial == 0:
+            if is_jacobian_measured and halving == 0:
                 if rough_ratios is None:
                     rough_ratios = self.differentiate(
                         stage, Node(x, log_ratios, error, jacobian, np.nan)
@@ -610,9 +644,9 @@ class Corrector:
             if correction_size <= tolerance:
                 break
             last_x, last_ratios = x, log_ratios
-            target = x + correction * min(1.0, 1.0 / correction_size)
-            x = self.step_within_bounds(stage, x, target)
-            if (x != target).any() and len(stage.nodes) == 1:
+            corrected_x = x + correction * min(1.0, 1.0 / correction_size)
+            x = self.step_within_bounds(stage, x, corrected_x)
+            if (x != corrected_x).any() and len(stage.nodes) == 1:
                 # Back to the lowest overlap where it has just been left: noise, for this step is too short.
                 correction, largest_correction, x = (
                     np.zeros_like(correction),

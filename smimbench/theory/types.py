@@ -30,7 +30,9 @@ def per_component(values: Sequence[float] | Host) -> float | list[float]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of state evolution at one sample ratio: overlap, MSE and numerical errors.
+    """Prediction of state evolution at one sample ratio: overlap, MSE and numerical errors. Fields: sample ratio, overlap Q,
+    error V, numerical errors of V and of alpha, branch, how the information was obtained (``method``), and free entropy
+    relative to the prior mean.
 
     Attributes
     ----------
@@ -71,7 +73,8 @@ PER_COMPONENT = ("mse", "mse_error", "alpha_error")
 
 @dataclass(frozen=True, eq=False)
 class TheoryPoint:
-    """Theory point: a fixed point of state evolution at one sample ratio with all reported numbers.
+    """Theory point: a fixed point of state evolution at one sample ratio with all reported numbers. Fields whose name ends
+    in ``_error`` are numerical errors; ``method`` says how numbers were obtained.
 
     Attributes
     ----------
@@ -107,22 +110,26 @@ class TheoryPoint:
     @classmethod
     def read(cls, document: JsonObject) -> Self:
         """Read a theory point from its JSON object."""
-        values = {
+        field_values = {
             field.name: document[field.name]
             for field in fields(cls)
             if field.name in document
         }
         for name in PER_COMPONENT:
-            values[name] = np.atleast_1d(np.asarray(values[name], dtype=float))
-        values["overlap"] = np.asarray(values["overlap"], dtype=float)
-        if values.get("free_entropy", 0.0) is None:
-            values["free_entropy"] = math.inf
-        return cls(**values)
+            field_values[name] = np.atleast_1d(
+                np.asarray(field_values[name], dtype=float)
+            )
+        field_values["overlap"] = np.asarray(field_values["overlap"], dtype=float)
+        if field_values.get("free_entropy", 0.0) is None:
+            field_values["free_entropy"] = math.inf
+        return cls(**field_values)
 
     def document(self) -> JsonObject:
         """Convert the theory point to JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        document = {name: value for name, value in values.items() if value is not None}
+        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        document = {
+            name: value for name, value in field_values.items() if value is not None
+        }
         for name in PER_COMPONENT:
             document[name] = per_component(document[name])
         document["overlap"] = self.overlap.tolist()
@@ -154,7 +161,8 @@ HARD_PHASE = ("spinodal", "information_theoretic", "algorithmic")
 
 @dataclass(frozen=True)
 class HardPhase:
-    """Hard phase: range of sample ratios in which an informed and an uninformed branch compete.
+    """Hard phase: range of sample ratios in which an informed and an uninformed branch compete. It starts at the spinodal,
+    the informed branch is optimal from the information-theoretic threshold, and algorithms fail up to the algorithmic one.
 
     Attributes
     ----------
@@ -172,7 +180,9 @@ class HardPhase:
 
     @property
     def ends(self) -> list[float]:
-        """Ends of the hard phase, where the Bayes-optimal error is not reached from an uninformed start."""
+        """Ends of the hard phase, the information-theoretic and the algorithmic threshold, between which the Bayes-optimal
+        error is not reached from an uninformed start.
+        """
         return [self.information_theoretic.value, self.algorithmic.value]
 
 
@@ -199,7 +209,8 @@ class Bifurcation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of a problem: weak recovery, perfect recovery, sequential learning, hard phase.
+    """Thresholds of a problem: weak recovery, perfect recovery, sequential learning, hard phase. ``reasons`` says why a
+    threshold does not exist.
 
     Attributes
     ----------
@@ -222,17 +233,24 @@ class Thresholds:
     @property
     def late_recovery(self) -> Threshold | None:
         """Sample ratio where the uninformed branch reaches zero error, if later than where zero error becomes stable."""
-        hard, perfect = self.hard_phase, self.perfect_recovery
-        is_late = hard and perfect and hard.algorithmic.value > perfect.value
-        return hard.algorithmic if hard and is_late else None
+        hard_phase, perfect_recovery = self.hard_phase, self.perfect_recovery
+        is_late = (
+            hard_phase
+            and perfect_recovery
+            and hard_phase.algorithmic.value > perfect_recovery.value
+        )
+        return hard_phase.algorithmic if hard_phase and is_late else None
 
     def by_name(self) -> dict[str, Threshold | None]:
         """Thresholds by their names in the JSON; perfect recovery is the one of the uninformed branch."""
-        hard = self.hard_phase
+        hard_phase = self.hard_phase
         return {
             "weak_recovery": self.weak_recovery,
             "perfect_recovery": self.late_recovery or self.perfect_recovery,
-            **{name: getattr(hard, name) if hard else None for name in HARD_PHASE},
+            **{
+                name: getattr(hard_phase, name) if hard_phase else None
+                for name in HARD_PHASE
+            },
         }
 
     @classmethod
@@ -258,7 +276,7 @@ class Thresholds:
         )
 
     def document(self) -> JsonObject:
-        """Convert the thresholds to JSON.
+        """Convert the thresholds to JSON. ``informed_threshold`` is where zero error becomes stable.
 
         ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
         the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a

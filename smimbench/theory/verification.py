@@ -70,7 +70,8 @@ DECISIVE_QUANTITIES = ("MSE", "unlearned", "perfect recovery")
 
 @dataclass(frozen=True)
 class Check:
-    """Check of one reported number against its Monte Carlo value.
+    """Check of one reported number (printed, with its error) against its Monte Carlo value (drawn, with its standard error);
+    ``bound`` marks an upper bound, and ``effective`` is the effective number of draws.
 
     Attributes
     ----------
@@ -116,7 +117,7 @@ class Check:
 
     @property
     def excludes(self) -> float | None:
-        """Smallest relative error of the printed number that this check would detect with probability 0.9."""
+        """Smallest relative error of the printed number that this check detects with probability 0.9; None for a bound."""
         return (
             DETECTED * self.combined_error / abs(self.printed)
             if self.has_enough_draws and self.printed
@@ -136,8 +137,10 @@ class Check:
         """Difference (z-score) in units of the combined error; 0 below a bound or if there are too few draws."""
         if not self.has_enough_draws:
             return 0.0
-        gap = self.drawn - self.printed
-        return 0.0 if self.bound and gap < 0 else gap / self.combined_error
+        difference = self.drawn - self.printed
+        return (
+            0.0 if self.bound and difference < 0 else difference / self.combined_error
+        )
 
     @property
     def agrees(self) -> bool:
@@ -148,29 +151,29 @@ class Check:
         """Factor by which the number of draws must grow to detect a relative deviation ``resolve``; 1 if it suffices."""
         if not self.has_enough_draws:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
-        largest_error = resolve * abs(self.printed) / DETECTED
+        allowed_error = resolve * abs(self.printed) / DETECTED
         # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
-        largest_error = max(
-            math.sqrt(max(largest_error**2 - self.error**2, 0.0)), self.error / 2
+        allowed_error = max(
+            math.sqrt(max(allowed_error**2 - self.error**2, 0.0)), self.error / 2
         )
         is_bound_satisfied = (
             self.bound and self.printed - self.drawn > DETECTED * self.standard_error
         )
         return (
             1.0
-            if is_bound_satisfied or self.standard_error <= largest_error
-            else (self.standard_error / largest_error) ** 2
+            if is_bound_satisfied or self.standard_error <= allowed_error
+            else (self.standard_error / allowed_error) ** 2
         )
 
     def document(self) -> JsonObject:
         """Convert the check to JSON; components count from 1."""
-        numbers = asdict(self)
-        point = {name: numbers.pop(name) for name in ("alpha", "branch")}
-        del numbers["effective"]
+        check_fields = asdict(self)
+        point = {name: check_fields.pop(name) for name in ("alpha", "branch")}
+        del check_fields["effective"]
         if self.component is not None:
-            numbers["component"] += 1
+            check_fields["component"] += 1
         z = self.z if self.has_enough_draws else None
-        return {**point, **numbers, "z": z, "excludes": self.excludes}
+        return {**point, **check_fields, "z": z, "excludes": self.excludes}
 
 
 def compare(
@@ -180,11 +183,11 @@ def compare(
     error: float,
     samples: Host,
     stated: float = 0.0,
-    **options: Any,
+    **check_options: Any,
 ) -> Check:
     """Compare a printed number with the mean of independent samples (n,) of systematic error ``stated``."""
     standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
-    options = {"effective": effective_sample_size(samples)} | options
+    check_options = {"effective": effective_sample_size(samples)} | check_options
     return Check(
         quantity,
         component,
@@ -192,7 +195,7 @@ def compare(
         float(error),
         float(samples.mean()),
         standard_error,
-        **options,
+        **check_options,
     )
 
 
@@ -205,7 +208,8 @@ def verify_point(
     clock: Callable[[], float] = lambda: 0.0,
     on_draws: Callable[[int], None] = lambda count: None,
 ) -> list[Check]:
-    """Verify every number of a reported theory point by Monte Carlo draws.
+    """Verify every number of a reported theory point by Monte Carlo draws. ``resolve`` is the relative deviation to detect,
+    and ``seconds`` the time allowed.
 
     A first set of draws tells how many are needed; the second one starts with the same draws.
 
@@ -251,10 +255,10 @@ def verify_point(
         needed_draws = draws * max(
             (check.draws_factor(resolve) for check in decisive_checks), default=1.0
         )
-        end = clock()
+        end_time = clock()
         possible_draws = (
-            draws * (seconds - (end - start_time)) / (end - iteration_start)
-            if end > iteration_start
+            draws * (seconds - (end_time - start_time)) / (end_time - iteration_start)
+            if end_time > iteration_start
             else math.inf
         )
         largest_draws = min(possible_draws, MAX_DRAWS)
@@ -275,6 +279,7 @@ class PointByDraws:
         point: TheoryPoint,
         on_draws: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """Set the point, and find its learned components, whose overlap exceeds that of the prior mean."""
         self.problem, self.point, self.draws, self.on_draws = (
             problem,
             point,
@@ -331,10 +336,10 @@ class PointByDraws:
         resample = None if channel.sampling is None else channel.sampling.resampled
         chunk_draws = CHUNK_DRAWS if resample is None else DRAWS_PER_SAMPLER
         for chunk, start in enumerate(range(0, self.draws, chunk_draws)):
-            normal = self._rng("latents", chunk).standard_normal(
+            normals = self._rng("latents", chunk).standard_normal(
                 (2, min(chunk_draws, self.draws - start), *shape)
             )
-            omega, z_minus_omega = root_Q @ normal[0], root_V @ normal[1]
+            omega, z_minus_omega = (root_Q @ normals[0], root_V @ normals[1])
             y = channel.forward(omega + z_minus_omega, rng=self._rng("labels", chunk))
             sampler = channel if resample is None else resample(chunk)
             yield (
@@ -347,7 +352,9 @@ class PointByDraws:
             self.on_draws(len(omega))
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
-        """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P), whose means are the information."""
+        """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P), whose means are the information, with ``g = V^-1
+        (<z> - omega)`` and ``h = V^-1 (z - omega)``; the last result is the error of the posterior.
+        """
         V_inverse = np.linalg.inv(V)
         by_posterior, by_teacher, posterior_error = [], [], 0.0
         for omega, z_minus_omega, posterior in self._posteriors(Q, V):
@@ -368,12 +375,13 @@ class PointByDraws:
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
         """Entries (rows, columns) of Qhat that are compared; off-diagonal ones only if labels depend on signs."""
-        learned_components, diagonal = (
+        learned_components, qhat_diagonal = (
             np.array(self.learned_components),
             np.diagonal(self.qhat),
         )
         has_off_diagonal = (
-            np.abs(self.qhat - np.diag(diagonal)).max() > 1e-6 * diagonal.max()
+            np.abs(self.qhat - np.diag(qhat_diagonal)).max()
+            > 1e-6 * qhat_diagonal.max()
         )
         rows, columns = (
             learned_components[np.array(np.triu_indices(len(learned_components)))]
@@ -389,6 +397,7 @@ class PointByDraws:
         channel: Any = self.problem.channel
 
         def information_and_mse(step: Host) -> Host:
+            """Information at the compared entries and MSE, at Qhat shifted by ``step`` in these entries."""
             qhat = self.qhat.copy()
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
             Q, V = overlap_at(self.problem, qhat)
@@ -416,15 +425,17 @@ class PointByDraws:
         return derivatives[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
-        """Check that the point is a fixed point: Qhat against two Monte Carlo means, MSE by a Newton step."""
-        (by_posterior, by_teacher, bias), (rows, columns) = (
+        """Check that the point is a fixed point: Qhat against two Monte Carlo means, MSE by a Newton step. The sources are
+        the posterior and the teacher.
+        """
+        (by_posterior, by_teacher, posterior_bias), (rows, columns) = (
             self.draw(self.Q, self.V),
             self._entries,
         )
         relative_alpha_error = self.point.alpha_error / self.alpha
         checks = []
         for source, samples, bias_of_source in (
-            ("posterior", by_posterior, bias),
+            ("posterior", by_posterior, posterior_bias),
             ("teacher", by_teacher, 0.0),
         ):
             for a, b in zip(rows.tolist(), columns.tolist()):
@@ -442,13 +453,13 @@ class PointByDraws:
                 effective_draws = min(
                     effective_sample_size(samples[:, c, c]) for c in (a, b)
                 )
-                name, drawn_qhat = (
+                check_name, drawn_qhat = (
                     f"Qhat{entry_label} ({source})",
                     self.information_factor * samples[:, a, b],
                 )
                 checks.append(
                     compare(
-                        name,
+                        check_name,
                         component,
                         self.qhat[a, b],
                         error,
@@ -478,7 +489,9 @@ class PointByDraws:
         ]
 
     def _unlearned(self) -> list[Check]:
-        """Check that unlearned components are stable at this sample ratio."""
+        """Check that unlearned components are stable at this sample ratio. Held components have zero response below a
+        critical Qhat, the others may grow at a rate.
+        """
         unlearned = [a for a in range(len(self.V)) if a not in self.learned_components]
         if (
             not unlearned
@@ -493,17 +506,17 @@ class PointByDraws:
         held_components = [a for a in unlearned if ratios.critical_qhat[a] > 0]
         checks = []
         if held_components:
-            by_posterior, _, bias = self.draw(self.Q, self.V)
+            by_posterior, _, posterior_bias = self.draw(self.Q, self.V)
             for a in held_components:
-                scale = self.information_factor / ratios.critical_qhat[a]
+                growth_factor = self.information_factor / ratios.critical_qhat[a]
                 checks.append(
                     compare(
                         "unlearned",
                         a,
                         1,
                         0,
-                        scale * by_posterior[:, a, a],
-                        scale * bias / self.V[a, a],
+                        growth_factor * by_posterior[:, a, a],
+                        growth_factor * posterior_bias / self.V[a, a],
                         bound=True,
                     )
                 )
@@ -554,13 +567,13 @@ class PointByDraws:
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
         Q = self.second_moment - V
-        by_posterior, _, bias = self.draw(Q, V)
+        by_posterior, _, information_bias = self.draw(Q, V)
         weight = (
             self.information_factor
             * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V))))
             / len(V)
         )
-        rate_bias = bias * float(np.trace(weight @ np.linalg.inv(V)))
+        rate_bias = information_bias * float(np.trace(weight @ np.linalg.inv(V)))
         check = compare(
             "perfect recovery",
             None,
@@ -582,7 +595,9 @@ class PointByDraws:
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
     def _signal(self) -> list[Check]:
-        """Check the error of the denoised signal at the printed Qhat."""
+        """Check the error of the denoised signal at the printed Qhat; matrices are drawn at two dimensions D and
+        extrapolated in 1/D.
+        """
         prior, model, P = (
             self.problem.prior,
             self.problem.model,
@@ -590,7 +605,7 @@ class PointByDraws:
         )
         if why_theory_only(prior, P):
             return []
-        low = model.rank == "low"
+        has_low_rank = model.rank == "low"
         root = inverse_root(self.qhat, 1e-12)
 
         def squared_errors_of(dimension: int, index: int) -> Host:
@@ -598,23 +613,23 @@ class PointByDraws:
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
-            gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
-            has_single_entries = low and self.problem.features is None
+            estimate_error = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
+            has_single_entries = has_low_rank and self.problem.features is None
             return (
-                np.asarray(gap * gap)
+                np.asarray(estimate_error * estimate_error)
                 if has_single_entries
-                else np.diagonal(model.inner(gap, gap))[:, None]
+                else np.diagonal(model.inner(estimate_error, estimate_error))[:, None]
             )
 
-        options: dict[str, float] = {}
-        bias = np.zeros(P)
+        check_options: dict[str, float] = {}
+        finite_size_bias = np.zeros(P)
         if self.problem.features is not None:  # weighted, and of its own size
             D = len(self.problem.features)
             samples = np.concatenate(
                 [squared_errors_of(D, k) for k in range(max(2, self.draws // D))],
                 axis=1,
             )
-        elif low:
+        elif has_low_rank:
             samples = squared_errors_of(self.draws, 0)
         else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
             small_D_errors, large_D_errors = (
@@ -624,7 +639,7 @@ class PointByDraws:
                 )
                 for factor in (1, 2)
             )
-            samples, bias, options = (
+            samples, finite_size_bias, check_options = (
                 2 * large_D_errors - small_D_errors,
                 np.abs((large_D_errors - small_D_errors).mean(1)),
                 {"effective": math.inf},
@@ -632,21 +647,29 @@ class PointByDraws:
         prior_error = overlap_error_at(self.problem, self.qhat) * self.mse
         return [
             compare(
-                "signal", a, self.mse[a], prior_error[a], samples[a], bias[a], **options
+                "signal",
+                a,
+                self.mse[a],
+                prior_error[a],
+                samples[a],
+                finite_size_bias[a],
+                **check_options,
             )
             for a in self.learned_components
         ]
 
     def _predictions(self) -> list[Check]:
-        """Check generalization errors with two posterior draws, one of which serves as the truth."""
-        printed = self.point.generalization_error
-        if not printed:
+        """Check generalization errors with two posterior draws, one of which serves as the truth. Each loss is of two label
+        predictions with independent noise.
+        """
+        printed_errors = self.point.generalization_error
+        if not printed_errors:
             return []
         P, C = self.problem.components, self.problem.model.sites
         root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
         normal_numbers = self._rng("prediction").standard_normal((3, self.draws, P, C))
         omega = root_Q @ normal_numbers[0] + VANISHING_ESTIMATE * normal_numbers[0]
-        truth, posterior_draw, plugin = (
+        true_labels, posterior_labels, plugin_labels = (
             [
                 np.asarray(y, dtype=float).reshape(self.draws, -1)
                 for y in predict_twice(self.problem.channel, z)
@@ -657,10 +680,10 @@ class PointByDraws:
                 omega,
             )
         )
-        constant = [y.mean(0) for y in truth]
+        mean_labels = [y.mean(0) for y in true_labels]
         bayes_losses, plugin_losses, constant_losses = (
-            ((truth[0] - labels[0]) * (truth[1] - labels[1])).sum(1)
-            for labels in (posterior_draw, plugin, constant)
+            ((true_labels[0] - labels[0]) * (true_labels[1] - labels[1])).sum(1)
+            for labels in (posterior_labels, plugin_labels, mean_labels)
         )
         losses = {
             "bayes": bayes_losses / 2,
@@ -670,17 +693,17 @@ class PointByDraws:
         errors = self.point.generalization_error_error or {}
         return [  # of balanced labels the first term vanishes, and what is left is of second order
             compare(
-                f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws
+                f"generalization {kind}", None, printed_errors[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws
             )
             for kind, loss in losses.items()
-            if kind in printed
+            if kind in printed_errors
         ]  # fmt: skip
 
 
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
-    """Jacobian by central finite differences, one column per variable."""
-    columns = [
+    """Jacobian of a function at zero by central finite differences with these steps, one column per variable."""
+    derivative_columns = [
         (function(step) - function(-step)) / (2 * step_size)
         for step, step_size in zip(np.diag(steps), steps)
     ]
-    return np.stack(columns, axis=1)
+    return np.stack(derivative_columns, axis=1)
