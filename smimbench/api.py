@@ -422,6 +422,8 @@ def plot(
     results: str | Path = "results",
     backends: Sequence[str] = ("numpy",),
     width: str | None = None,
+    title: bool = True,
+    output: str | Path | None = None,
 ) -> object:
     """Draw a metric of all stored runs with its theory, which is solved if it is not stored.
 
@@ -430,7 +432,12 @@ def plot(
     against : str
         ``"alpha"``, the sample ratio; ``"samples"`` or ``"seconds"``: learning curves against samples processed or time.
     width : str or None
-        ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column for one panel, a page for several.
+        A length such as ``"3.3in"`` or ``"84mm"``, or ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column
+        for one panel, a page for several.
+    title : bool
+        False leaves out the title and the note, which a caption replaces; several panels keep their titles.
+    output : path or None
+        File to write as well, ``.png``, ``.svg`` or ``.pdf``, with its data as ``.csv`` next to it.
 
     Returns
     -------
@@ -467,7 +474,7 @@ def plot(
     if chart is None:
         drawn = "problem" if against == "alpha" else f"learning curve of {metric}"
         raise ValueError(f"suite {suite.name} has no {drawn} to draw")
-    return charts.show(chart, width)
+    return charts.show(chart, width, title, output)
 
 
 AXES = ("alpha", "samples", "seconds")

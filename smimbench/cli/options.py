@@ -194,11 +194,44 @@ AGAINST = option(
     metavar="ALGORITHM",
 )
 FULL = flag("Show all rows of all tables.", "--full")
-WIDTH = option(
-    "Width of figures: 3.4 or 7 inches [default: column for one panel, page for several].",
-    "--width",
-    type=click.Choice(["column", "page"]),
+
+
+def _check_figure_option(
+    ctx: click.Context, param: click.Parameter, text_or_path: str | Path | None
+) -> str | Path | None:
+    """Refuse a width that no figure can have, and a file of another kind than figures are written as."""
+    from smimbench.report.style import file_type, width_in_inches
+
+    try:
+        if isinstance(text_or_path, Path):
+            file_type(text_or_path)
+        elif text_or_path is not None:
+            width_in_inches(text_or_path)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return text_or_path
+
+
+FIGURE = (
+    option(
+        "Width of figures: 3.3in, 84mm, 240pt, column (3.4in), page (7in) [default: column for one panel, else page].",
+        "--width",
+        metavar="LENGTH",
+        callback=_check_figure_option,
+    ),
+    flag(
+        "Leave out title and note of figures, which a caption replaces; several panels keep theirs.",
+        "--no-title",
+    ),
+    option(
+        "File of the figure, .png, .svg or .pdf, with its data as .csv; further figures stand next to it, as FILE-NAME.",
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        callback=_check_figure_option,
+    ),
 )
+"""Options of all commands that draw."""
 RESULTS = option(
     "Folder that holds results.",
     "--results",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smimbench.cli.options import (
+    FIGURE,
     JSON,
     NOT_OK,
     OK,
@@ -52,6 +53,7 @@ QUICK_POINTS = 8
         "--workers",
         type=click.IntRange(1),
     ),
+    *FIGURE,
     RESULTS,
     JSON,
 )
@@ -62,6 +64,7 @@ def reproduce(
     quick: bool,
     dry_run: bool,
     workers: int | None,
+    **drawing: Any,
 ) -> int:
     """Reproduce a figure from one of the papers, and compare it with the published numbers.
 
@@ -100,7 +103,7 @@ def reproduce(
             )
     if campaign is not None:
         run_with_progress(campaign, request)
-    our_lines, image_paths = _solve_and_draw(request, suite, lines, workers)
+    our_lines, image_paths = _solve_and_draw(request, suite, lines, workers, drawing)
     comparison: JsonObject = {"curves": []}
     if published:
         agreements = [compare(line, points) for line, points in zip(lines, our_lines)]
@@ -148,9 +151,13 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
 
 
 def _solve_and_draw(
-    request: Request, suite: Suite, lines: Sequence[PublishedLine], workers: int | None
+    request: Request,
+    suite: Suite,
+    lines: Sequence[PublishedLine],
+    workers: int | None,
+    drawing: dict[str, Any],
 ) -> tuple[list[Line], list[Path]]:
-    """Solve the theory of a figure and draw it; return our points of every line, and the files."""
+    """Solve the theory of a figure and draw it as the options say; return our points of every line, and the files."""
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.published import figure_chart, line_questions, our_points
@@ -205,7 +212,7 @@ def _solve_and_draw(
         )
     chart = figure_chart(suite, answers, rows, lines, our_lines)
     folder = settings_folder(suite, store) / "figures"
-    return our_lines, draw_figures([chart], folder, request)
+    return our_lines, draw_figures([chart], folder, request, **drawing)
 
 
 def _print_figures(console: Console, figures: list[ShippedFigure]) -> None:

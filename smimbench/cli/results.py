@@ -409,16 +409,25 @@ def draw_figures(
     request: Request,
     *,
     file_types: Sequence[str] = ("png", "svg", "pdf"),
+    output: Path | None = None,
     width: str | None = None,
+    no_title: bool = False,
 ) -> list[Path]:
-    """Draw figures into a folder and print their paths, or a remark if matplotlib is missing."""
+    """Draw figures into a folder and print their paths, or a remark if matplotlib is missing.
+
+    ``output`` is the file of the first figure instead; the names of others follow its name.
+    """
     from smimbench.cli.progress import figures_progress
     from smimbench.report.charts import save
 
+    stem = ""
+    if output is not None:
+        folder, file_types, stem = output.parent, (output.suffix[1:],), output.stem
     paths: list[Path] = []
     try:
         for chart in figures_progress(charts, silent=request.silent):
-            paths += save(chart, folder, file_types, width)
+            name = f"{stem}-{chart.name}" if stem and paths else stem
+            paths += save(chart, folder, file_types, width, not no_title, name)
     except ImportError:
         print_message("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
     if not request.silent:

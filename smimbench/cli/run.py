@@ -15,6 +15,7 @@ import click
 from smimbench.cli.options import (
     AGAINST,
     DURATION,
+    FIGURE,
     INCOMPLETE,
     JSON,
     NOT_OK,
@@ -93,6 +94,7 @@ CELL_MEMORY = option(
         "--dry-run",
     ),
     flag("Draw no figure.", "--no-figure"),
+    *FIGURE,
     AGAINST,
     JSON,
 )
@@ -121,6 +123,9 @@ def run(
         raise click.UsageError(
             "--timing measures this machine; it cannot be combined with --dask"
         )
+    drawing = {name: settings.pop(name) for name in ("width", "no_title", "output")}
+    if no_figure and drawing["output"]:
+        raise click.UsageError("choose one of --no-figure and --output")
     suite = request.suite()
     store = request.store(suite)
     _refuse_unknown_algorithm(against, suite, store)
@@ -160,7 +165,8 @@ def run(
         for file_type in ("svg", "pdf"):  # of an earlier table
             (folder / f"{metric}.{file_type}").unlink(missing_ok=True)
         # PNG is the quickest of the kinds.
-        draw_figures([chart] if chart else [], folder, request, file_types=("png",))
+        charts = [chart] if chart else []
+        draw_figures(charts, folder, request, file_types=("png",), **drawing)
     if solver.is_late and not missing_count:
         request.remark(
             "time budget exhausted before all theory was solved; rerun to continue"

@@ -6,12 +6,13 @@ import importlib.util
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from smimbench.cli.options import (
     AGAINST,
+    FIGURE,
     FULL,
     JSON,
     NOT_OK,
@@ -19,7 +20,6 @@ from smimbench.cli.options import (
     PERCENT,
     RESULTS,
     SUITE_OR_FOLDER,
-    WIDTH,
     Request,
     command,
     complete_suite,
@@ -109,7 +109,7 @@ def _sample_ratios(
         default="2%",
     ),
     flag("Draw the curves with their thresholds, under --results.", "--figure"),
-    WIDTH,
+    *FIGURE,
     flag("Do not compute thresholds.", "--no-thresholds"),
     flag(
         "Also compute generalization errors (always with --json, --verify, or if a metric needs them).",
@@ -133,13 +133,13 @@ def theory(
     inputs: str | None,
     alphas: list[float],
     figure: bool,
-    width: str | None,
     no_thresholds: bool,
     predictions: bool,
     workers: int,
     retry: bool,
     verify: bool,
     resolve: float,
+    **drawing: Any,
 ) -> int:
     """Compute the Bayes-optimal curve and thresholds with their errors; no simulation.
 
@@ -170,6 +170,7 @@ def theory(
         )
     if request.as_json and request.as_csv:
         raise click.UsageError("choose one of --json and --csv")
+    figure = figure or drawing["output"] is not None
     suite = request.suite()
     if not suite.chosen_plans and not suite.failed_problems:
         raise click.UsageError("--only excludes every problem of this suite")
@@ -226,7 +227,7 @@ def theory(
     if figure and all_solved:
         folder = settings_folder(suite, request.store(suite)) / "figures"
         charts = theory_charts(suite, answers, ratios)
-        draw_figures(charts, folder, request, width=width)
+        draw_figures(charts, folder, request, **drawing)
     return OK if all_solved and all_agree else NOT_OK
 
 
@@ -349,7 +350,7 @@ def _solve_theory_of_runs(request: Request, suite: Suite) -> None:
     flag(
         "Also draw all figures (PNG, SVG, PDF) and write their data (CSV).", "--figures"
     ),
-    WIDTH,
+    *FIGURE,
     AGAINST,
     FULL,
     JSON,
@@ -361,9 +362,9 @@ def show(
     backends: tuple[str, ...],
     pack: Path | None,
     figures: bool,
-    width: str | None,
     against: str | None,
     full: bool,
+    **drawing: Any,
 ) -> int:
     """Show the verdict, then tables of errors against theory and of runtimes.
 
@@ -375,6 +376,11 @@ def show(
 
     if request.as_json + request.as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")
+    figures = figures or drawing["output"] is not None
+    if figures and (request.as_csv or markdown or latex):
+        raise click.UsageError(
+            "--csv, --markdown and --latex draw no figure; leave out --figures and --output"
+        )
     table, run_document, folder, results = _read_table(request, backends)
     if (pack or figures) and results is None:
         raise click.UsageError(
@@ -402,7 +408,7 @@ def show(
         return OK
     exit_code = present_table(table, request, folder, full=full)
     if figures and results:
-        draw_figures(charts_of(results), folder / "figures", request, width=width)
+        draw_figures(charts_of(results), folder / "figures", request, **drawing)
     return exit_code
 
 

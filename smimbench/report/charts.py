@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,11 +15,12 @@ import numpy as np
 
 from smimbench.files import printable, write_atomically
 from smimbench.report.style import (
+    FILE_TYPES,
     add_legend_and_note,
-    escape_for_matplotlib,
+    file_type,
     floor_ticks,
     log_ticks,
-    make_room_for_labels,
+    math_text,
     new_figure,
     plain_matplotlib,
     svg_text,
@@ -58,11 +59,13 @@ class Series:
     constant_columns : dict or None
         Constant columns of the CSV; None: the series is not in the CSV.
     kind : str
-        Kind of series; vertical lines are named by the column ``algorithm``.
+        Kind of series; vertical lines are named by the column ``threshold``.
     style : dict
         Further Matplotlib options, apart from the color.
     algorithm : str
         Label of the algorithm that it belongs to; the page hides both together.
+    component : str
+        Name of the component that its color stands for, which is a legend entry of its own.
     """
 
     name: str
@@ -72,6 +75,12 @@ class Series:
     color: Any = "black"
     style: Mapping[str, Any] = field(default_factory=dict)
     algorithm: str = ""
+    component: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The legend entry with the component, where there are several."""
+        return ", ".join(filter(None, (self.name, self.component)))
 
     @property
     def rows(self) -> list[CsvRow]:
@@ -134,6 +143,13 @@ class Chart:
             "  ", " "
         ).strip()
 
+    def without_title(self) -> Chart:
+        """Return the figure without title and note, for a caption that says both; several panels keep their titles."""
+        panels = self.panels
+        if len(panels) == 1:
+            panels = [replace(panels[0], title="")]
+        return replace(self, title="", note="", panels=panels)
+
     @property
     def rows(self) -> list[CsvRow]:
         """The rows of the figure's CSV."""
@@ -174,31 +190,47 @@ def draw(
     for panel in panels:
         for series in panel.series:
             if series.kind == "vertical":
-                vertical_line_names.update(dict.fromkeys(series.columns["algorithm"]))
+                vertical_line_names.update(dict.fromkeys(series.columns["threshold"]))
     dash_patterns = {
         name: VERTICAL_DASHES[index % len(VERTICAL_DASHES)]
         for index, name in enumerate(vertical_line_names)
     }
     for panel_axes, panel in zip(axes, panels):
         _draw_panel(panel_axes, panel, dash_patterns)
-    add_legend_and_note(figure, axes, chart.note)
+    component_colors: dict[str, Any] = {}
+    colors_by_name: dict[str, set[Any]] = {}
+    for series in itertools.chain(*(panel.series for panel in panels)):
+        if series.component:
+            component_colors[series.component] = series.color
+        colors_by_name.setdefault(series.name, set()).add(series.color)
+    shared_names = [name for name, colors in colors_by_name.items() if len(colors) > 1]
+    add_legend_and_note(figure, axes, chart.note, component_colors, shared_names)
     return figure
 
 
 def save(
     chart: Chart | None,
     folder: Path,
-    file_types: Sequence[str] = ("png", "svg", "pdf"),
+    file_types: Sequence[str] = FILE_TYPES,
     width: str | None = None,
+    title: bool = True,
+    name: str = "",
 ) -> list[Path]:
     """Write a chart as reproducible image files of these kinds and as CSV; write nothing for None.
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
+
+    Parameters
+    ----------
+    title : bool
+        Whether there is a title, and a note below.
+    name : str
+        Name of the files without suffix; default: that of the chart.
     """
     if chart is None:
         return []
-    figure, paths = draw(chart, width=width), []
-    caption = printable(chart.caption)
+    figure, paths = draw(chart if title else chart.without_title(), width=width), []
+    name, caption = name or chart.name, printable(chart.caption)
     metadata = {
         "png": {"Description": caption},
         "svg": {"Date": None, "Description": caption},
@@ -206,30 +238,41 @@ def save(
     }
     with plain_matplotlib():
         # One layout for all files: most of the time would go into finding the same one again.
-        make_room_for_labels(figure)
         figure.set_layout_engine(None)
-        for file_type in file_types:
-            paths.append(folder / f"{chart.name}.{file_type}")
+        for suffix in file_types:
+            paths.append(folder / f"{name}.{suffix}")
+            kind = suffix.lower()
             write_image = functools.partial(
-                figure.savefig, format=file_type, dpi=300, metadata=metadata[file_type]
+                figure.savefig, format=kind, dpi=300, metadata=metadata[kind]
             )
             write_atomically(paths[-1], write_image)
     if rows := chart.rows:
-        paths.append(folder / f"{chart.name}.csv")
+        paths.append(folder / f"{name}.csv")
         column_names = dict.fromkeys(column_name for row in rows for column_name in row)
         text = csv_text(rows, list(column_names))
         write_atomically(paths[-1], text.encode(), durable_name=False)
     return paths
 
 
-def show(chart: Chart, width: str | None = None) -> Any:
-    """Draw a chart with pyplot, in a notebook or a window; return its axes, an array of axes for several panels."""
+def show(
+    chart: Chart,
+    width: str | None = None,
+    title: bool = True,
+    output: str | Path | None = None,
+) -> Any:
+    """Draw a chart with pyplot, in a notebook or a window; return its axes, an array of axes for several panels.
+
+    With ``output``, also write it to this file, with its data as CSV.
+    """
     from matplotlib import pyplot
 
+    if output is not None:
+        path = Path(output)
+        save(chart, path.parent, (file_type(path),), width, title, path.stem)
     # Before the style: a notebook changes settings here.
     figure = pyplot.figure(layout="constrained", dpi=150)
     with plain_matplotlib():
-        draw(chart, width=width, figure=figure)
+        draw(chart if title else chart.without_title(), width=width, figure=figure)
         figure.draw_without_rendering()  # ticks that are made later have another style
     axes = figure.axes[: len(chart.panels)]
     return axes[0] if len(axes) == 1 else np.array(axes)
@@ -259,12 +302,10 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
     for series in panel.series:
         if series.kind != "vertical":
             continue
-        for x, name in zip(series.columns[panel.x_column], series.columns["algorithm"]):
+        for x, name in zip(series.columns[panel.x_column], series.columns["threshold"]):
             if x_min < x < x_max:
-                line_style = {"color": "0.5", "lw": 0.9, "zorder": 0}
-                axis.axvline(
-                    x, ls=dashes[name], label=escape_for_matplotlib(name), **line_style
-                )
+                line_style = {"color": series.color, "lw": 0.9, "zorder": 0}
+                axis.axvline(x, ls=dashes[name], label=math_text(name), **line_style)
     if panel.hard_phase:
         hard_start, hard_end = panel.hard_phase
         # A band that cannot be seen would have a name only.
@@ -273,15 +314,10 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
                 hard_start, hard_end, color="0.9", zorder=0, label="hard phase"
             )
     axis.set_xlim(x_min, x_max)
-    panel_width = (
-        axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols
-    )
     if panel.xlog:
         log_ticks(axis.xaxis)
     else:
-        # Sample ratios that differ in late digits have long labels.
-        has_long_labels = x_max - x_min < (0.1 if panel_width > 3 else 0.5) * x_max
-        axis.locator_params(axis="x", nbins=3 if has_long_labels else 6)
+        axis.locator_params(axis="x", nbins=6)
     if panel.axis_floor:
         floor_ticks(axis.yaxis, panel.axis_floor)
     elif panel.ylog:
@@ -294,18 +330,13 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
             xytext=(0, 3 + 6 * triangle_counts[x]),
             textcoords="offset points",
             ha="center",
-            fontsize=8,
             # A threshold may stand behind it.
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )
-    title_text = escape_for_matplotlib(panel.title).replace(
-        " = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
-    )
-    title = textwrap.fill(title_text, int(11.5 * panel_width))
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
-    axis.set_title(title, fontsize=8, y=1.0)
-    axis.set_xlabel(escape_for_matplotlib(panel.xlabel))
-    axis.set_ylabel(escape_for_matplotlib(panel.ylabel))
+    axis.set_title(math_text(panel.title), y=1.0)
+    axis.set_xlabel(math_text(panel.xlabel))
+    axis.set_ylabel(math_text(panel.ylabel))
 
 
 def _draw_series(
@@ -316,7 +347,7 @@ def _draw_series(
     x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
     artist_style = {
         "color": color,
-        "label": escape_for_matplotlib(series.name) or "_",
+        "label": math_text(series.name) or "_",
         **series.style,
     }
     y_lower = y_upper = y
@@ -443,7 +474,9 @@ def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> Pag
     svg_points = (
         to_svg(axis.transData.transform(points[finite_indices])).round(1).tolist()
     )
-    return PageSeries(series.name, printable(series.algorithm), svg_points, columns)
+    return PageSeries(
+        series.full_name, printable(series.algorithm), svg_points, columns
+    )
 
 
 def _rounded_cell(cell: object) -> str | float | None:

@@ -448,11 +448,17 @@ class _MetricPanel:
         )
         marks = threshold_marks(thresholds, component_name)
         vertical_lines = {
-            "algorithm": [name for _, name in marks],
+            "threshold": [name for _, name in marks],
             "alpha": [alpha for alpha, _ in marks],
         }
         series.append(
-            Series("", vertical_lines, self._constant_columns("threshold"), "vertical")
+            Series(
+                "",
+                vertical_lines,
+                self._constant_columns("threshold"),
+                "vertical",
+                "0.5",
+            )
         )
         title = plan.label
         if self.component is not None:

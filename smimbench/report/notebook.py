@@ -319,13 +319,24 @@ class Theory:
                 )
         return frame(rows)
 
-    def plot(self, metric: str = "mse", width: str | None = None) -> Any:
+    def plot(
+        self,
+        metric: str = "mse",
+        width: str | None = None,
+        title: bool = True,
+        output: str | Path | None = None,
+    ) -> Any:
         """Draw a metric against the sample ratio, with thresholds and the hard phase.
 
         Parameters
         ----------
         width : str or None
-            ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column for one panel, a page for several.
+            A length such as ``"3.3in"`` or ``"84mm"``, or ``"column"`` (3.4 inches) or ``"page"`` (7 inches); default: a column
+            for one panel, a page for several.
+        title : bool
+            False leaves out the title and the note, which a caption replaces; several panels keep their titles.
+        output : path or None
+            File to write as well, ``.png``, ``.svg`` or ``.pdf``, with its data as ``.csv`` next to it.
 
         Returns
         -------
@@ -366,7 +377,7 @@ class Theory:
         )
         chart = metric_chart(suite, [], answers, metric, self.alphas)
         assert chart is not None
-        return show(chart, width)
+        return show(chart, width, title, output)
 
     def __repr__(self) -> str:
         from smimbench.report.columns import plain_text

@@ -315,8 +315,8 @@ class _LearningPanel:
             panel.ylog, panel.axis_cap = True, 3.0 * largest_start_error
         if panel.x_column == "samples":
             line_names = ["every sample once"]
-            columns = {"samples": [self.sample_count], "algorithm": line_names}
-            panel.series.append(Series("", columns, None, "vertical"))
+            columns = {"samples": [self.sample_count], "threshold": line_names}
+            panel.series.append(Series("", columns, None, "vertical", "0.5"))
             samples, ratios = _fresh_sample_grid(problem, dimension, runs)
             if ratios:
                 self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)

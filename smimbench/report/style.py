@@ -9,12 +9,13 @@ import io
 import itertools
 import math
 import os
+import re
 import sys
 import textwrap
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,12 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     from smimbench.report.row import Row
     from smimbench.suite.cells import Suite
 
 WIDTHS = {"column": 3.4, "page": 7.0}
 """Widths of figures in print, in inches; doubled, letters are too small to read in print."""
+INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
+"""Inches in each unit of length; points are those in which LaTeX states the width of a column."""
+NARROWEST, WIDEST = 1.5, 40.0
+"""Smallest and largest width of a figure, in inches."""
+PANEL_WIDTH = 2.2
+"""Width in inches that a panel needs next to others; halved, labels fill it."""
+FILE_TYPES = ("png", "svg", "pdf")
+"""Kinds of image files."""
 
 COLORS = [
     "#0072B2",
@@ -93,6 +103,37 @@ def plain_matplotlib() -> Iterator[None]:
         # The picture shows a box, and the SVG the letter.
         warnings.filterwarnings("ignore", "Glyph .* missing")
         yield
+
+
+def width_in_inches(width: str) -> float:
+    """Return the width of a figure in inches, from a length such as ``3.3in`` or from one of the names in ``WIDTHS``.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, or a length that no figure can have.
+    """
+    text = width.strip().lower()
+    match = re.fullmatch(r"(\d{1,9}\.?\d{0,9}|\.\d{1,9})\s*([a-z]+)", text)
+    inches = WIDTHS.get(text, 0.0)
+    if match and match[2] in INCHES:
+        inches = float(match[1]) * INCHES[match[2]]
+    if not NARROWEST <= inches <= WIDEST:
+        raise ValueError(
+            f"width must be {', '.join(WIDTHS)} or a length from {NARROWEST:g} to {WIDEST:g} inches in "
+            f"{', '.join(INCHES)}, such as 3.3in or 84mm, got {width!r}"
+        )
+    return inches
+
+
+def file_type(path: Path) -> str:
+    """Return the kind of an image file, which is its suffix; raise ValueError for other kinds than ``FILE_TYPES``."""
+    suffix = path.suffix[1:].lower()
+    if suffix not in FILE_TYPES:
+        raise ValueError(
+            f"the name of a figure must end in .png, .svg or .pdf, got {str(path)!r}"
+        )
+    return suffix
 
 
 class Look(NamedTuple):
@@ -173,6 +214,16 @@ def escape_for_matplotlib(text: str) -> str:
     return f"\N{ZERO WIDTH SPACE}{escaped}" if escaped.startswith("_") else escaped
 
 
+def math_text(text: str) -> str:
+    """Escape a text for Matplotlib, with Greek letters, and letters before " = " or after " / ", in math italics."""
+    spaced = re.sub(" ([=/]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
+    return re.sub(
+        r"[α-ω]|\b[A-Za-zΔ]\b(?=\N{NO-BREAK SPACE}=)|(?<=/\N{NO-BREAK SPACE})[A-Za-z]\b",
+        r"$\g<0>$",
+        escape_for_matplotlib(spaced),
+    )
+
+
 def line_name(name: str, component_name: str, component: int | None) -> str:
     """Return the legend entry of a line, for one component (counted from 0) or for all together (None)."""
     return name if component is None else f"{name}, {component_name} {component + 1}"
@@ -188,20 +239,14 @@ def new_figure(
 ) -> tuple[Figure, Any]:
     """Create a figure with this number of panels, or fill an empty one.
 
-    ``width`` is one of ``WIDTHS``; default: a column for one panel, a page for several.
+    ``width`` is a length or one of ``WIDTHS``; default: a column for one panel, a page for several.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if width not in (None, *WIDTHS):
-        raise ValueError(f"width must be one of {', '.join(WIDTHS)}, got {width!r}")
-    if width is None:
-        width = "column" if panel_count == 1 else "page"
-    width_inches = WIDTHS[width]
-    columns = (
-        {1: 1, 4: 2}.get(panel_count, min(3, panel_count)) if width == "page" else 1
-    )
-    rows = -(-panel_count // columns)
+    width_inches = width_in_inches(width or ("column" if panel_count == 1 else "page"))
+    rows = -(-panel_count // max(1, int(width_inches / PANEL_WIDTH)))
+    columns = -(-panel_count // rows)
     if figure is None:
         figure = Figure(layout=None if without_layout else "constrained")
         FigureCanvasAgg(figure)
@@ -212,11 +257,9 @@ def new_figure(
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[panel_count:]:
         axis.set_visible(False)
-    if panel_count > 1:
-        figure.suptitle(
-            textwrap.fill(escape_for_matplotlib(title), int(14 * width_inches)),
-            fontsize=9,
-        )
+    figure.align_ylabels()
+    if title and panel_count > 1:
+        figure.suptitle(math_text(title), fontsize=8)
     return figure, axes[:panel_count]
 
 
@@ -255,60 +298,128 @@ PREDICTED = ", predicted"
 """Suffix that follows the name of an algorithm in the legend entry of its prediction."""
 
 
-def add_legend_and_note(figure: Figure, axes: Iterable[Axes], note: str = "") -> None:
-    """Add a common legend, without duplicates, and a note below all panels."""
-    legend_entries: dict[str, Artist] = {}
+LEGEND_GRAY = "0.35"
+"""Color of a legend entry whose lines or marks have several colors."""
+
+
+def add_legend_and_note(
+    figure: Figure,
+    axes: Iterable[Axes],
+    note: str = "",
+    component_colors: Mapping[str, str] | None = None,
+    shared_names: Collection[str] = (),
+) -> None:
+    """Add a common legend, without duplicates, and a note below all panels.
+
+    Parameters
+    ----------
+    component_colors : dict or None
+        Colors of components by their names, which have entries of their own.
+    shared_names : collection of str
+        Entries whose lines or marks have several colors, and are gray in the legend.
+    """
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Artist] = {
+        name: Patch(color=color) for name, color in (component_colors or {}).items()
+    }
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
-            legend_entries.setdefault(label, handle)
-    predicted_labels = [label for label in legend_entries if label.endswith(PREDICTED)]
+            entries.setdefault(label, handle)
+    predicted_labels = [label for label in entries if label.endswith(PREDICTED)]
     if len(predicted_labels) > 1:  # one entry for all
-        shared_entry: Any = copy.copy(legend_entries[predicted_labels[0]])
-        shared_entry.set_color("0.5")
-        legend_entries[PREDICTED[2:]] = shared_entry
+        entries[PREDICTED[2:]] = entries[predicted_labels[0]]
         for label in predicted_labels:
-            del legend_entries[label]
+            del entries[label]
+    for label in {PREDICTED[2:], *map(math_text, shared_names)}.intersection(entries):
+        gray_entry: Any = copy.copy(entries[label])
+        gray_entry.set_color(LEGEND_GRAY)
+        entries[label] = gray_entry
     width_inches = figure.get_figwidth()
-    column_count = max(
-        1, int(15.5 * width_inches / (max(map(len, legend_entries), default=0) + 8))
-    )
-    note_text = textwrap.fill(escape_for_matplotlib(note), int(16.5 * width_inches))
-    if legend_entries:
-        legend_position: dict[str, Any] = {
-            "loc": "upper center",
-            "bbox_to_anchor": (0.5, 0),
-        }
-        if figure.get_layout_engine():
-            # Below the panels, which keep their height however many entries there are.
-            line_count = -(-len(legend_entries) // column_count) + len(
-                note_text.splitlines()
-            )
-            figure.set_figheight(figure.get_figheight() + 0.16 * (line_count - 1))
-            legend_position = {"loc": "outside lower center"}
-        figure.legend(
-            legend_entries.values(),
-            legend_entries,
+    note_text = textwrap.fill(math_text(note), int(16.5 * width_inches))
+    labels = [
+        textwrap.fill(label, max(12, int(17 * width_inches - 8))) for label in entries
+    ]
+    position: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
+    if figure.get_layout_engine():
+        # Below the panels, which keep their height however many entries there are.
+        position = {"loc": "outside lower center"}
+    for column_count in range(len(entries), 0, -1):
+        legend = figure.legend(
+            entries.values(),
+            labels,
             ncol=column_count,
-            fontsize=8,
-            frameon=False,
             handlelength=2.4,
             title=note_text or None,
             title_fontproperties={"size": 8},
-            **legend_position,
+            **position,
         )
+        extent = legend.get_window_extent()
+        if extent.width <= figure.bbox.width or column_count == 1:
+            break
+        legend.remove()
+    if entries and figure.get_layout_engine():
+        legend_height = extent.height / figure.dpi
+        figure.set_figheight(figure.get_figheight() + max(0.0, legend_height - 0.25))
     make_room_for_labels(figure)
 
 
 def make_room_for_labels(figure: Figure) -> None:
-    """Make room for all labels of a figure.
+    """Make room for all labels of a figure, which are broken into lines and left out where they would meet.
 
-    Ticks depend on the size of a panel and that on the width of its ticks: a second call, as saving makes it,
-    knows both, or labels are cut.
+    Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut.
     """
     engine = figure.get_layout_engine()
+    for _ in range(2):
+        if engine is not None:
+            engine.execute(figure)
+        for axes in figure.axes:
+            if axes.get_visible():
+                _break_lines(axes.title, axes.bbox.width)
+                _break_lines(axes.xaxis.label, axes.bbox.width)
+                _break_lines(axes.yaxis.label, axes.bbox.height)
+                _thin_ticks(axes.xaxis)
+                _thin_ticks(axes.yaxis)
+        for text in figure.texts:
+            _break_lines(text, figure.bbox.width)
     if engine is not None:
         engine.execute(figure)
 
+
+def _break_lines(label: Text, length: float) -> None:
+    """Break a horizontal or vertical text into lines that are at most ``length`` pixels long."""
+    words = " ".join(label.get_text().split("\n"))
+    for character_count in range(len(words), 4, -1):
+        label.set_text(textwrap.fill(words, character_count, break_long_words=False))
+        extent = label.get_window_extent()
+        if max(extent.width, extent.height) <= length:
+            return
+
+
+def _thin_ticks(axis: Axis) -> None:
+    """Label only every second tick, or every third and so on, where labels would meet."""
+    lowest, highest = sorted(axis.get_view_interval())
+    labels = [
+        (location, label)
+        for label, location in zip(axis.get_ticklabels(), axis.get_majorticklocs())
+        if lowest <= location <= highest and label.get_text()
+    ]
+    is_horizontal = axis is axis.axes.xaxis
+    for step in range(1, len(labels)):
+        extents = [label.get_window_extent() for _, label in labels[::step]]
+        gaps = [
+            other.x0 - one.x1 - 0.9 * one.height if is_horizontal else other.y0 - one.y1
+            for one, other in itertools.pairwise(extents)
+        ]
+        if min(gaps, default=0.0) >= 0:
+            break
+    if labels and step > 1:
+        kept = [(location, label.get_text()) for location, label in labels[::step]]
+        axis.set_ticks(*map(list, zip(*kept)))
+
+
+PAGE_MARGIN = 0.4
+"""Inches left of a panel on the page, for its labels."""
 
 ToSvg = Callable[[Any], Any]
 """Function from pixel coordinates (..., 2) of a figure to coordinates (..., 2) in its SVG."""
@@ -316,9 +427,17 @@ ToSvg = Callable[[Any], Any]
 
 def svg_text(figure: Figure) -> tuple[str, ToSvg]:
     """Convert a figure to a transparent, cropped SVG, and return the map from pixels to its coordinates, too."""
+    from matplotlib.transforms import Bbox
+
     buffer = io.StringIO()
     with plain_matplotlib():
-        bounding_box = figure.get_tightbbox().padded(0.03)  # inches
+        # Inches; all equally wide, or those next to each other on a page would have letters of different sizes.
+        bounding_box = Bbox.union(
+            [
+                figure.get_tightbbox().padded(0.03),
+                Bbox.from_extents(-PAGE_MARGIN, 1, figure.get_figwidth() + 0.05, 1),
+            ]
+        )
         svg_options: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
         figure.savefig(buffer, format="svg", bbox_inches=bounding_box, **svg_options)
     top_left = np.array([bounding_box.x0, bounding_box.y1])

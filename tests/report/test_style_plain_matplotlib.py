@@ -99,7 +99,7 @@ def test_settings_of_a_process_that_has_matplotlib_change_nothing(tmp_path):
 def test_a_label_is_drawn_as_it_is_written(tmp_path, label):
     series = Series(label, {"alpha": [1.0, 2.0], "value": [0.1, 0.2]})
     upright = Series(
-        "", {"alpha": [1.5], "algorithm": [f"threshold of {label}"]}, None, "vertical"
+        "", {"alpha": [1.5], "threshold": [f"threshold of {label}"]}, None, "vertical"
     )
     chart = Chart("figure", label, [Panel(label, label, label, [series, upright])] * 2)
     path, *_ = save(chart, tmp_path, ("svg",))
