@@ -218,7 +218,7 @@ class MismatchedRecursion:
         self, problem: Problem, assumed: Problem, alpha: float, seed: int
     ) -> None:
         """Draw the random points of one set, ``seed``, for P components and C sites: white latents, and signal entries for low
-        rank.
+        rank. ``assumed`` is the problem that GAMP assumes.
         """
         self.problem, self.assumed, self.seed = problem, assumed, seed
         self.scale = problem.model.kappa * alpha
@@ -685,8 +685,8 @@ def mismatched_theory(
 def _ridge_fixed_point(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
-    """Closed-form fixed point (M, Q, V and Qhat, m, chi) where GAMP is ridge regression: linear labels and an assumed Gaussian
-    signal.
+    """Closed-form fixed point (M, Q, V and Qhat, m, chi) where GAMP is ridge regression: linear labels, and a Gaussian signal in
+    the problem ``assumed`` by GAMP.
 
     None for other problems, and where components have penalties of their own.
 
@@ -860,7 +860,11 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
     """True and claimed error (2, BATCHES, 2, P) of signals denoised from random observations R at conjugate order parameters
     Qhat, m and chi, at half and full dimension D.
     """
-    problem, assumed, (Qhat, m, chi) = solution.problem, solution.assumed, conjugates
+    problem, assumed_problem, (Qhat, m, chi) = (
+        solution.problem,
+        solution.assumed,
+        conjugates,
+    )
     model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
     true_and_claimed_errors = []
@@ -873,9 +877,9 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
             noise = model.draw_noise(rng, P, D)
             R = np.tensordot(Qhat_inverse @ m, signal, 1)
             R = R + np.tensordot(Qhat_inverse @ symmetric_root(chi), noise, 1)
-            estimate = np.asarray(denoise_step(assumed.prior, R, Qhat).estimate)
+            estimate = np.asarray(denoise_step(assumed_problem.prior, R, Qhat).estimate)
             probe = model.draw_noise(rng, P, D)
-            claimed_error = measured_variance(assumed, R, Qhat, estimate, probe)
+            claimed_error = measured_variance(assumed_problem, R, Qhat, estimate, probe)
             true_error = model.inner(signal - estimate, signal - estimate)
             true_and_claimed_errors.append(
                 [np.diagonal(true_error), np.diagonal(claimed_error)]

@@ -212,9 +212,11 @@ def _prediction_at_end(
     problem: Problem,
     alpha: float,
     online_prediction: OnlinePrediction,
-    is_drawn_signs: bool,
+    is_signsgd: bool,
 ) -> AlgorithmPrediction:
-    """Prediction (errors, overlaps) at the last step of the run."""
+    """Prediction (errors, overlaps) at the last step of the run; for ``signsgd``, which is drawn, errors of prediction are those
+    of mean overlaps.
+    """
     overlap_path, _, method = online_prediction
     prediction = limit_point(
         problem,
@@ -222,9 +224,9 @@ def _prediction_at_end(
         _final_overlaps(overlap_path),
         method=method,
         branch="online descent",
-        prediction=not is_drawn_signs,
+        prediction=not is_signsgd,
     )
-    if is_drawn_signs:
+    if is_signsgd:
         # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
         sets_of_draws = [
             np.array_split(matrices[:, -1, 0], online_fields.ACCURACY.signsgd_draw_sets)
