@@ -66,16 +66,20 @@ def list_items(request: Request, kind: str | None) -> int:
 
 
 @command(
-    click.Argument(["topic"], type=click.Choice(["columns"])),
+    click.Argument(["topic"], type=click.Choice(["verdict", "columns"])),
     JSON,
     name="help",
     of_a_suite=False,
 )
 def explain(request: Request, topic: str) -> int:
-    """Explain the columns of the tables."""
+    """Explain what a verdict says, or the columns of the tables."""
     from smimbench.report.columns import columns_document, print_columns
+    from smimbench.report.wording import VERDICT_HELP, print_phrases
 
-    request.print_document(columns_document(), print_columns)
+    if topic == "verdict":
+        request.print_document(VERDICT_HELP, print_phrases)
+    else:
+        request.print_document(columns_document(), print_columns)
     return OK
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -193,7 +193,7 @@ AGAINST = option(
     "--against",
     metavar="ALGORITHM",
 )
-FULL = flag("Show all rows of all tables.", "--full")
+FULL = flag("Show all tables, with all rows.", "--full")
 
 
 def _check_figure_option(
@@ -268,7 +268,10 @@ _OF_A_SUITE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options shared by commands: the suite with its changes, the plugins, and the form of the output."""
+    """Options shared by commands: the suite with its changes, the plugins, and the form of the output.
+
+    ``notes``: remarks on the suite and its runs, which follow the verdict; commands without a verdict end with them.
+    """
 
     quiet: bool
     as_json: bool = False
@@ -278,6 +281,7 @@ class Request:
     only: tuple[str, ...] = ()
     results: Path = Path("results")
     suite_text: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def silent(self) -> bool:
@@ -294,7 +298,7 @@ class Request:
             suite = self._read_suite()
         finally:  # plugins in ./plugins are loaded if the suite asks for them
             print_plugin_messages(plugins[count_before:], quiet=self.quiet)
-        self.remark(*suite.remarks)
+        self.notes.extend(suite.remarks)
         return suite
 
     def _read_suite(self) -> Suite:
@@ -466,7 +470,11 @@ def command(
                     for field_name in Request.__annotations__
                     if field_name in arguments
                 }
-                return function(Request(**request_fields), **arguments)
+                request = Request(**request_fields)
+                try:
+                    return function(request, **arguments)
+                finally:
+                    request.remark(*dict.fromkeys(request.notes))
 
         help_text = documentation(function)
         return click.command(

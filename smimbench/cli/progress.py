@@ -157,8 +157,8 @@ def _choose_display(delay: float | None) -> _ProgressBars | _ProgressLines:
 
 
 def run_with_progress(campaign: Campaign, request: Request) -> None:
-    """Run a campaign, showing its remarks and progress."""
-    request.remark(*campaign.remarks)
+    """Run a campaign, showing its progress; its remarks become notes."""
+    request.notes.extend(campaign.remarks)
     with run_progress(campaign, silent=request.silent) as callbacks:
         campaign.run(*callbacks)
 

@@ -23,7 +23,7 @@ from smimbench.cli.options import (
 from smimbench.files import read_text, unless
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -47,23 +47,23 @@ def stored_results(
     store = request.store(suite)
     answers = request.answers(suite, store)
     results = Results(suite, store, backends, answers, any_code=any_code)
-    request.remark(*store.complaints)
+    request.notes.extend(store.complaints)
     if not any_code:
-        request.remark(*changed_code_remarks(results.other_versions))
+        request.notes.extend(changed_code_remarks(results.other_versions))
     if suite.choices:
         from smimbench.run.tuning import range_end_remarks
 
-        request.remark(*range_end_remarks(suite, store))
+        request.notes.extend(range_end_remarks(suite, store))
     if not results.pairs and not results.scored:
         raise click.UsageError(_why_no_results(request, results))
     return results
 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
-    """Print which command solves theory that is needed but not stored."""
+    """Note which command solves theory that is needed but not stored."""
     if results.answers.has_missing_answers:
         theory_command = request.command_line("theory")
-        request.remark(f"some theory is not stored; '{theory_command}' solves it")
+        request.notes.append(f"some theory is not stored; '{theory_command}' solves it")
 
 
 def charts_of(results: Results) -> list[Chart]:
@@ -141,7 +141,7 @@ def load_stored_table(
         return None
     written_time = time.localtime(run_document.get("written", 0))
     date = time.strftime("%Y-%m-%d %H:%M", written_time)
-    request.remark(f"{reason}; showing the table of the run on {date}")
+    request.notes.append(f"{reason}; showing the table of the run on {date}")
     return table, folder
 
 
@@ -160,8 +160,14 @@ def compare_with(table: ResultsTable, algorithm: str | None) -> ResultsTable:
     return replace(table, against=algorithm)
 
 
-def present_run(results: Results, request: Request, *, against: str | None) -> int:
-    """Store the table of a run, print its verdict (or JSON), and return the exit code."""
+def present_run(
+    results: Results,
+    request: Request,
+    *,
+    against: str | None,
+    draw: Callable[[], object],
+) -> int:
+    """Store the table of a run, ``draw`` its figure, print its verdict (or JSON), and return the exit code."""
     from smimbench.report.stored_table import TABLE, write_table
     from smimbench.run.store import Store
 
@@ -170,83 +176,57 @@ def present_run(results: Results, request: Request, *, against: str | None) -> i
     try:
         table = compare_with(table, against)
     except click.BadParameter as error:  # no reason to hide what was run
-        request.remark(error.format_message())
+        request.notes.append(error.format_message())
+    console = make_console()
+    if not request.as_json:
+        _print_heading(console, table, results.folder)
+        command = f"tables:  {request.command_line('show')} --full"
+        console.print(command, soft_wrap=True)
+    draw()
     if request.as_json:
         print_json(table.document())
     else:
-        _print_outcome(table, request, results.folder)
+        _print_verdicts(console, table, request, LINES)
     return _exit_code(table)
 
 
-LINES = 20
-"""Largest number of lines that a run prints at its end, apart from figures, to fit a screen of 24 lines."""
+def present_table(
+    table: ResultsTable, request: Request, folder: Path, *, full: bool = False
+) -> int:
+    """Print a table as ``show`` does, the verdict last, and return the exit code."""
+    from smimbench.backend import machine
+    from smimbench.report import tables
+
+    if request.as_json:
+        print_json(table.document())
+        return _exit_code(table)
+    console = make_console()
+    _print_heading(console, table, folder)
+    if full:
+        if table.description:
+            console.print(table.description)
+        console.print()
+        table_groups = [
+            tables.contender_tables(table.verdicts),
+            tables.summary_tables(table.summary if len(table.verdicts) > 1 else ()),
+            tables.error_tables(table.rows),
+            tables.extrapolated_tables(table.extrapolated),
+            tables.learning_tables(table.rows),
+            tables.diagnostic_tables(table.rows),
+            tables.runtime_tables(table.rows, machine.fingerprint()),
+        ]
+    else:
+        table_groups = [tables.ranking_tables(table.verdicts)]
+    for table_group in table_groups:
+        print_tables(console, table_group)
+    _print_verdicts(console, table, request, math.inf if full else LINES)
+    return _exit_code(table)
 
 
-def _print_outcome(table: ResultsTable, request: Request, folder: Path) -> None:
-    """Print the outcome of a run on one screen: verdicts, other algorithms, remarks, and commands for more."""
+def _print_heading(console: Console, table: ResultsTable, folder: Path) -> None:
+    """Print the title of a suite, how many of its cells have been run, and where their records are."""
     from smimbench.report.tables import status_line
 
-    console = make_console()
-    _print_title(console, table)
-    line_count = 3 + _print_verdicts(console, table, LINES - 8)
-    if not request.quiet:
-        remarks = _remarks(console, table, request)
-        for index, remark in enumerate(remarks):
-            line_count += max(remark.count("\n") + 1, -(-len(remark) // console.width))
-            if index and line_count > LINES:
-                hidden_count = len(remarks) - index
-                console.print(
-                    f"... and {hidden_count} more remarks, which 'smimbench show' prints",
-                    style="yellow",
-                )
-                break
-            console.print(remark, style="yellow", soft_wrap=True)
-    console.print(status_line(table.status_counts, table.missing))
-    command = f"tables:  {request.command_line('show')} (--figures: all figures)"
-    console.print(command, soft_wrap=True)
-    console.print(f"results: {folder}", soft_wrap=True)
-
-
-def _print_verdicts(
-    console: Console, table: ResultsTable, line_limit: float = math.inf
-) -> int:
-    """Print the verdict on each problem in at most ``line_limit`` lines in total; return the number of lines."""
-    from smimbench.report.wording import REFUSED, contender_line, verdict_line
-
-    line_count = hidden_count = 0
-    for verdict in table.verdicts:
-        text = textwrap.fill(
-            verdict_line(verdict), console.width, subsequent_indent="    "
-        )
-        console.print(text, style="green")
-        line_count += text.count("\n") + 1
-        contenders = verdict.contenders
-        for contender in contenders[1:] if contenders and contenders[0].points else ():
-            text = textwrap.fill(
-                contender_line(contender),
-                console.width,
-                initial_indent="  ",
-                subsequent_indent="    ",
-            )
-            text_lines = text.count("\n") + 1
-            # What is wrong is named, however long the list is.
-            is_wrong = (
-                contender.agreement.prediction in REFUSED or contender.below_optimum
-            )
-            if line_count + text_lines > line_limit and not is_wrong:
-                hidden_count += 1
-                continue
-            console.print(text)
-            line_count += text_lines
-    if hidden_count:
-        console.print(
-            f"  ... and {hidden_count} more lines on other algorithms, which 'smimbench show' prints"
-        )
-    return line_count
-
-
-def _print_title(console: Console, table: ResultsTable) -> None:
-    """Print the title of a suite, and how many of its cells have been run."""
     console.print(table.title, style="bold")
     if table.missing:
         finished_count = sum(table.status_counts.values())
@@ -255,6 +235,81 @@ def _print_title(console: Console, table: ResultsTable) -> None:
             f"{finished_count} of {cell_count} cells have been run: these results may change",
             style="yellow",
         )
+    console.print(status_line(table.status_counts, table.missing))
+    console.print(f"results: {folder}", soft_wrap=True)
+
+
+LINES = 18
+"""Largest number of lines of verdicts and remarks that a run ends with, so that they fit a screen of 24 lines."""
+
+
+def _print_verdicts(
+    console: Console, table: ResultsTable, request: Request, line_limit: float
+) -> None:
+    """Print the verdict on each problem, then remarks, in about ``line_limit`` lines, and where to read what they mean."""
+    paragraphs = _verdict_paragraphs(console, table, line_limit)
+    if not request.quiet:
+        line_count = sum(text.count("\n") + 1 for text, _ in paragraphs)
+        remarks = _remarks(console, table, request, line_limit)
+        for index, remark in enumerate(remarks):
+            line_count += max(remark.count("\n") + 1, -(-len(remark) // console.width))
+            if index and line_count > line_limit:
+                hidden_count = len(remarks) - index
+                remark = f"... and {hidden_count} more remarks, which 'smimbench show --full' prints"
+                paragraphs.append((remark, "yellow"))
+                break
+            paragraphs.append((remark, "yellow"))
+        paragraphs.append(("what this means: smimbench help verdict", "dim"))
+    for text, style in paragraphs:
+        console.print(text, style=style, soft_wrap=True)
+
+
+def _verdict_paragraphs(
+    console: Console, table: ResultsTable, line_limit: float
+) -> list[tuple[str, str]]:
+    """Return the wrapped lines of the verdicts with their styles, those on other algorithms in two thirds of the lines."""
+    from smimbench.report.wording import (
+        REFUSED,
+        contender_line,
+        reversal_line,
+        verdict_line,
+    )
+
+    paragraphs: list[tuple[str, str]] = []
+    line_count = hidden_count = 0
+
+    def add(text: str, style: str, indent: str, *, is_needed: bool) -> None:
+        """Add a wrapped paragraph if it is needed or there is room, or count it as hidden."""
+        nonlocal line_count, hidden_count
+        paragraph = textwrap.fill(
+            text, console.width, initial_indent=indent, subsequent_indent="    "
+        )
+        paragraph_lines = paragraph.count("\n") + 1
+        if is_needed or line_count + paragraph_lines <= line_limit * 2 / 3:
+            paragraphs.append((paragraph, style))
+            line_count += paragraph_lines
+        else:
+            hidden_count += 1
+
+    for verdict in table.verdicts:
+        add(verdict_line(verdict), "green", "", is_needed=True)
+        contenders = verdict.contenders
+        for contender in contenders[1:] if contenders and contenders[0].points else ():
+            # What is wrong is named, however long the list is.
+            is_wrong = (
+                contender.agreement.prediction in REFUSED or contender.below_optimum
+            )
+            add(contender_line(contender), "", "  ", is_needed=is_wrong)
+        if verdict.reversals:
+            add(reversal_line(verdict), "", "  ", is_needed=True)
+    if hidden_count:
+        paragraphs.append(
+            (
+                f"  ... and {hidden_count} more lines on other algorithms, which 'smimbench show --full' prints",
+                "",
+            )
+        )
+    return paragraphs
 
 
 def _exit_code(table: ResultsTable) -> int:
@@ -268,44 +323,14 @@ def _exit_code(table: ResultsTable) -> int:
     return NOT_OK if table.missing or table.left_out else OK
 
 
-def present_table(
-    table: ResultsTable, request: Request, folder: Path, *, full: bool = False
-) -> int:
-    """Print a table as ``show`` does, and return the exit code."""
-    from smimbench.backend import machine
-    from smimbench.report import tables
-
-    if request.as_json:
-        print_json(table.document())
-    else:
-        console = make_console()
-        _print_title(console, table)
-        if table.description:
-            console.print(table.description)
-        _print_verdicts(console, table)
-        console.print()
-        print_tables(console, tables.contender_tables(table.verdicts))
-        if len(table.verdicts) > 1:
-            print_tables(console, tables.summary_tables(table.summary))
-        fingerprint = machine.fingerprint()
-        for table_group in (
-            tables.error_tables(table.rows, full=full),
-            tables.extrapolated_tables(table.extrapolated),
-            tables.learning_tables(table.rows),
-            tables.diagnostic_tables(table.rows),
-            tables.runtime_tables(table.rows, fingerprint, full=full),
-        ):
-            print_tables(console, table_group)
-        if not request.quiet:
-            for remark in _remarks(console, table, request):
-                console.print(remark, style="yellow", soft_wrap=True)
-        console.print(tables.status_line(table.status_counts, table.missing))
-        console.print(f"results: {folder}", soft_wrap=True)
-    return _exit_code(table)
+NOTE_LINES = 4
+"""Largest number of lines of the note under a verdict that fits a screen; what is cut off, ``show --full`` prints."""
 
 
-def _remarks(console: Console, table: ResultsTable, request: Request) -> list[str]:
-    """Collect the remarks on tables, beginning with the reasons of failed cells, which are not wrapped for copying."""
+def _remarks(
+    console: Console, table: ResultsTable, request: Request, line_limit: float
+) -> list[str]:
+    """Collect the remarks on tables: reasons of failed cells, which are not wrapped for copying, then all else as one note."""
     from smimbench.report.row import place
     from smimbench.report.tables import missing_values, other_version_lines
 
@@ -314,29 +339,36 @@ def _remarks(console: Console, table: ResultsTable, request: Request) -> list[st
     if len(remarks) > REASONS:
         hidden_count = len(remarks) - REASONS
         remarks[REASONS:] = [f"... and {hidden_count} more reasons (--json has all)"]
-    notes: set[str] = set()
+    run_warnings: set[str] = set()
     retry_statuses: set[str] = set()
     restarts_by_place: dict[tuple[object, ...], int] = {}
     for row in rows:
-        notes.update(
-            f"{row.place.algorithm}: note: {note}" for note in row.runs.warnings
+        run_warnings.update(
+            f"{row.place.algorithm}: {warning}" for warning in row.runs.warnings
         )
         retry_statuses.update(
             {"failed", "timeout"}.intersection(row.runs.status_counts)
         )
         restarts_by_place[place(row)] = row.runs.restarts
-    remarks += sorted(notes)
     if retry_statuses:
         options = (f"--retry {status}" for status in sorted(retry_statuses))
         command = " ".join([request.command_line("run"), *options])
         remarks.append(f"once that is fixed: {command}")
+    notes = [*request.notes, *sorted(run_warnings)]
+    request.notes.clear()
     if restart_count := sum(restarts_by_place.values()):
-        remarks.append(
+        notes.append(
             f"{restart_count} runs were restarted once with more cautious settings"
         )
-    remarks += other_version_lines(table.other_versions, table.missing > 0)
-    for message in (*missing_values(rows), *_unconverged_lines(rows)):
-        remarks.append(textwrap.fill(message, console.width, break_on_hyphens=False))
+    notes += other_version_lines(table.other_versions, table.missing > 0)
+    notes += [*missing_values(rows), *_unconverged_lines(rows)]
+    if notes:
+        note_lines = textwrap.wrap(
+            f"note: {'; '.join(dict.fromkeys(notes))}", console.width, break_on_hyphens=False, break_long_words=False,
+            subsequent_indent="  ", max_lines=None if line_limit == math.inf else NOTE_LINES,
+            placeholder=" ... (all: smimbench show --full)",
+        )  # fmt: skip
+        remarks.append("\n".join(note_lines))
     return remarks
 
 

@@ -155,8 +155,11 @@ def run(
     results = Results(suite, store, backends, solver.answers)
     with progress:
         solver.answer(table_questions(results))
-    exit_code = present_run(results, request, against=against)
-    if not no_figure and results.rows:
+
+    def draw() -> None:
+        """Draw the error, unless the user wants no figure."""
+        if no_figure or not results.rows:
+            return
         with progress:
             solver.answer(figure_questions(results))
         metric = suite.run.metrics[0]
@@ -167,6 +170,8 @@ def run(
         # PNG is the quickest of the kinds.
         charts = [chart] if chart else []
         draw_figures(charts, folder, request, file_types=("png",), **drawing)
+
+    exit_code = present_run(results, request, against=against, draw=draw)
     if solver.is_late and not missing_count:
         request.remark(
             "time budget exhausted before all theory was solved; rerun to continue"

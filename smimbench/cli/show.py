@@ -366,7 +366,7 @@ def show(
     full: bool,
     **drawing: Any,
 ) -> int:
-    """Show the verdict, then tables of errors against theory and of runtimes.
+    """Show the algorithms that were compared, then the verdict; --full: all tables of errors and runtimes.
 
     Give the suite with the same --set, --add, --only and --plugins as to 'run', or a folder with its results.
     """
@@ -406,10 +406,9 @@ def show(
             )
         print_data("\n\n".join(tables) + "\n")
         return OK
-    exit_code = present_table(table, request, folder, full=full)
     if figures and results:
         draw_figures(charts_of(results), folder / "figures", request, **drawing)
-    return exit_code
+    return present_table(table, request, folder, full=full)
 
 
 def _read_table(
@@ -429,7 +428,7 @@ def _read_table(
         from smimbench.report.packed import read_packed
 
         table, run_document, remarks = read_packed(path)
-        request.remark(*(f"{path}: {remark}" for remark in remarks))
+        request.notes.extend(f"{path}: {remark}" for remark in remarks)
         return table, run_document, path, None
     try:
         results = stored_results(request, backends)

@@ -458,7 +458,12 @@ def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
 
 
 def floor_of(errors: Iterable[float], target: float) -> float:
-    """Choose the lower end of a logarithmic axis: the decade below the target and the smallest visible error."""
+    """Choose the lower end of a logarithmic axis: the target, below which tables print 0, or the decade below the smallest error.
+
+    ``errors`` are those where theory is not 0.
+    """
     # Zero, less and what rounding has left have no place on it: they are drawn as "below".
-    smallest_error = min([target, *(error for error in errors if error > 1e-16)])
+    smallest_error = min((error for error in errors if error > 1e-16), default=target)
+    if smallest_error >= target:
+        return target
     return 10.0 ** math.floor(math.log10(smallest_error) - 0.3)

@@ -183,6 +183,31 @@ def contender_tables(
     return tables
 
 
+def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
+    """Make one table of all algorithms on all problems, best first, without what only concerns the time to the optimum."""
+    ranking = [
+        contender
+        for verdict in verdicts
+        if len(verdict.contenders) > 1
+        for contender in verdict.contenders
+    ]
+    if not ranking:
+        return []
+    headings = ("time to 1.05x optimum", "runs at 1.05x optimum")
+    columns = [
+        column
+        for column in CONTENDER
+        if isinstance(column, str) or column.heading not in headings
+    ]
+    sizes = {
+        f"{verdict.dimension_letter} = {verdict.dimension}" for verdict in verdicts
+    }
+    caption = f"{' or '.join(sorted(sizes))}, best first; smimbench show --full has all tables"
+    return [
+        make_table("", [column_of("problem", "problem"), *columns], ranking, caption)
+    ]
+
+
 SUMMARY: Columns = [
     column_of("algorithm", "algorithm"),
     "instances solved",

@@ -82,6 +82,7 @@ class Contender:
         Only where the optimal error is known nowhere: the geometric mean of the errors, by which algorithms are ranked then.
     """
 
+    problem: str
     algorithm: str
     settings: str
     ratio_to_bayes: float | None
@@ -126,7 +127,7 @@ class Contender:
         if comparison:
             comparison = {"with": comparison.pop("reference"), **comparison}
         below_optimum = document.pop("below_optimum")
-        del document["agreement"], document["mean_error"]
+        del document["agreement"], document["mean_error"], document["problem"]
         for key in ("unsolved", "failed"):
             if not document[key]:
                 del document[key]
@@ -141,6 +142,15 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
+class Reversal:
+    """Nominal sample ratios at which an algorithm is significantly better than the best one, and those where it is worse."""
+
+    algorithm: str
+    better_at: list[float]
+    worse_at: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Ranking of all algorithms that were run on a problem, best first.
 
@@ -152,6 +162,8 @@ class Verdict:
         Dimension of the ranking, the largest that was run.
     tied : list of str
         Algorithms that are tied with the best: the interval of the difference of log errors, paired by instance, contains 0.
+    reversals : list of Reversal
+        Algorithms that are better than the best at one sample ratio and worse at another, by intervals that hold together.
     """
 
     problem: str
@@ -160,6 +172,7 @@ class Verdict:
     contenders: list[Contender]
     dimension_letter: str
     tied: list[str]
+    reversals: list[Reversal]
 
     def document(self) -> JsonObject:
         """Return the verdict as a JSON object."""
@@ -195,7 +208,7 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     dimension = max(row.place.dimension for row in rows)
     if metric is None:
         return Verdict(
-            problem, metric, dimension, [], common_dimension_letter(rows), []
+            problem, metric, dimension, [], common_dimension_letter(rows), [], []
         )
     largest_rows = [
         row for row in rows if row.metric == metric and row.place.dimension == dimension
@@ -234,9 +247,57 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
                 log_ratios, reference_algorithm, contender.algorithm
             )
             ranking[index] = replace(contender, compared=comparison)
+    comparable_names = [
+        contender.algorithm
+        for contender in ranking
+        if contender.algorithm not in fresh_sample_algorithms
+    ]
+    reversals = []
+    if best.algorithm in comparable_names:
+        reversals = _reversals(scored_rows, best.algorithm, comparable_names[1:])
     return Verdict(
-        problem, metric, dimension, ranking, common_dimension_letter(rows), tied
+        problem,
+        metric,
+        dimension,
+        ranking,
+        common_dimension_letter(rows),
+        tied,
+        reversals,
     )
+
+
+def _reversals(
+    rows: Rows, best_algorithm: str, algorithms: Sequence[str]
+) -> list[Reversal]:
+    """Find the algorithms that are better than the best at one sample ratio and worse at another.
+
+    Errors where theory says 0 count as the target if they are below it. The intervals of all comparisons hold together with
+    probability ``TIE``, by Bonferroni's inequality.
+    """
+    target = rows[0].target
+    logs_by_alpha: defaultdict[float, defaultdict[str, dict[Instance, float]]]
+    logs_by_alpha = defaultdict(lambda: defaultdict(dict))
+    for algorithm, algorithm_errors in errors_and_optima(rows).items():
+        for instance, (error, optimum) in algorithm_errors.items():
+            smallest_error = target if optimum <= ZERO * target else 1e-300
+            log_error = math.log(max(error, smallest_error))
+            logs_by_alpha[instance[1]][algorithm][instance] = log_error
+    reversals = []
+    for algorithm in algorithms:
+        better_at: list[float] = []
+        worse_at: list[float] = []
+        for alpha, logs in sorted(logs_by_alpha.items()):
+            if not shared_instances(logs[best_algorithm], logs[algorithm]):
+                continue
+            change = change_between(logs[best_algorithm], logs[algorithm])
+            if change is None:
+                continue
+            level = 1 - (1 - TIE) / (len(logs_by_alpha) * len(algorithms))
+            if abs(change.value) > change.half_width(level):
+                (better_at if change.value < 0 else worse_at).append(alpha)
+        if better_at and worse_at:
+            reversals.append(Reversal(algorithm, better_at, worse_at))
+    return reversals
 
 
 def _without_optimum(contender: Contender) -> Contender:
@@ -393,6 +454,7 @@ def _scored_contender(
     first_rows = [components[0] for components in rows_by_grid_point]
     costs = [row.cost for row in first_rows]
     return Contender(
+        problem=rows[0].place.problem,
         algorithm=algorithm,
         settings=rows[0].place.settings,
         ratio_to_bayes=ratio,

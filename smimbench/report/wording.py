@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from smimbench.registry.registry import metric_label
 from smimbench.report.columns import measured, number, ratio_words, seconds
 from smimbench.report.statistics import count_runs
 from smimbench.report.verdict import Contender, ErrorRatio, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 AGREEMENT = {
     "yes": "agrees with theory",
@@ -21,6 +28,46 @@ REFUSED = ("no", "far off")
 
 BELOW = "below the Bayes optimum: check samples, teacher or code"
 """Remark on an algorithm whose error is impossibly low."""
+
+REVERSED = "the order turns round"
+"""Remark on algorithms of which each is better than the other at some sample ratio."""
+
+
+VERDICT_HELP = {
+    "gamp is best": "Its error is the smallest, as a geometric mean over the sample ratios at the largest dimension. tied "
+    "with: runs do not tell these algorithms apart (95% interval).",
+    "1.03±0.01 times the optimal error": "Its error over the Bayes-optimal error, the smallest that any algorithm can reach, "
+    "which theory computes without a simulation; with the standard error. 1 is perfect.",
+    AGREEMENT[
+        "yes"
+    ]: "Its errors are what theory predicts for this algorithm, within chance and the effects of finite size: "
+    "its code can be trusted as far as the next number says.",
+    "a deviation above 18% would have been detected": "What the test sees: a mistake that changes the error by 18% or more "
+    "would have been found with a probability of 99%. Smaller ones may be hidden; more seeds and larger dimensions find them.",
+    AGREEMENT[
+        "no"
+    ]: "A number is further from its prediction than chance and finite size allow (in brackets: how far, z in "
+    "standard errors). Look for a mistake in the code, or for runs that stopped too early.",
+    AGREEMENT[
+        "finite size"
+    ]: "Finite size may explain the difference from theory, or hide one of 50%: add larger dimensions.",
+    AGREEMENT["too few runs"]: "A difference of 50% could go unnoticed: add seeds.",
+    AGREEMENT[
+        None
+    ]: "There is no theory for this algorithm. Its error can be compared with the optimum; its code is not "
+    "tested.",
+    BELOW: "No algorithm can beat the optimum by more than chance: it saw more samples or the teacher, or the code is wrong.",
+    "2.1 times gamp's error (2.03 to 2.18)": "Ratio of two errors on the same data sets, with its 95% interval.",
+    REVERSED: "Which algorithm is better depends on the sample ratio: it is significantly better at some and worse at others.",
+}
+"""What the phrases of a verdict mean: text of ``smimbench help verdict``, of the site and of the hints on the HTML page."""
+
+
+def print_phrases(console: Console, meanings: dict[str, str]) -> None:
+    """Print phrases of a verdict, each with its meaning below it."""
+    for phrase, meaning in meanings.items():
+        console.print(phrase, style="bold")
+        console.print(textwrap.indent(textwrap.fill(meaning, 76), "    "))
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -67,7 +114,7 @@ def contender_line(contender: Contender) -> str:
     if contender.compared:
         phrases.append(compared_words(contender.compared))
     if contender.ratio_to_bayes is not None:
-        phrases.append(f"{contender.ratio_to_bayes:.3g} x optimal")
+        phrases.append(f"{contender.ratio_to_bayes:.3g} times the optimal error")
     phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
     if contender.below_optimum or contender.agreement.prediction in REFUSED:
         phrases.append(agreement_words(contender))
@@ -100,7 +147,31 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
 def compared_words(comparison: ErrorRatio) -> str:
     """Return the text for the ratio of two errors with its interval."""
     low, high = comparison.interval
-    return f"{comparison.ratio:.3g} x {comparison.reference} ({low:.3g} to {high:.3g})"
+    return f"{comparison.ratio:.3g} times {comparison.reference}'s error ({low:.3g} to {high:.3g})"
+
+
+def reversal_line(verdict: Verdict) -> str:
+    """Return the line on algorithms that are better than the best one at some sample ratios and worse at others."""
+    best, phrases = verdict.contenders[0].algorithm, []
+    for reversal in verdict.reversals[:2]:
+        better_at, worse_at = map(
+            _sample_ratios_text, (reversal.better_at, reversal.worse_at)
+        )
+        phrases.append(
+            f"{reversal.algorithm} is better than {best} at {better_at}, worse at {worse_at}"
+        )
+    if hidden_count := len(verdict.reversals) - len(phrases):
+        phrases.append(f"and {hidden_count} more")
+    return f"{REVERSED}: {'; '.join(phrases)}"
+
+
+def _sample_ratios_text(alphas: Sequence[float]) -> str:
+    """Name up to three sample ratios, or the range of more."""
+    if len(alphas) > 3:
+        return (
+            f"{len(alphas)} sample ratios from {min(alphas):.4g} to {max(alphas):.4g}"
+        )
+    return f"alpha {' and '.join(f'{alpha:.4g}' for alpha in alphas)}"
 
 
 def agreement_words(contender: Contender) -> str:

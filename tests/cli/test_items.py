@@ -1,5 +1,8 @@
 """Commands about items and the installation: ``list``, ``info``, ``plugins`` and ``doctor``, and broken plugins."""
 
+import json
+
+from smimbench.report.wording import AGREEMENT, VERDICT_HELP
 from tests.helpers import call, call_outside, one_document, output
 
 BAD = "ZeroDivisionError: division by zero"
@@ -93,3 +96,13 @@ def test_a_plugin_that_ends_the_process_when_it_is_imported_is_one_line(tmp_path
     lines = done.stderr.splitlines()
     assert len(lines) == len(ENDING)
     assert all(said in line for said, line in zip(ENDING.values(), lines))
+
+
+def test_the_verdict_is_explained_in_the_words_it_uses(capsys):
+    out = output(capsys, "help", "verdict")
+    lines = out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    for phrase in AGREEMENT.values():
+        assert phrase in lines
+    assert json.loads(output(capsys, "help", "verdict", "--json")) == VERDICT_HELP

@@ -4,12 +4,13 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tests.helpers import call, one_document, output
+from tests.helpers import SUITE, call, flat, one_document, output, write_suite
 from tests.records import records_in
 
 
@@ -17,10 +18,11 @@ def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
     folder, done = ran
     results = tmp_path / "results"
     shutil.copytree(folder / "results", results)
-    out = output(capsys, "show", results / "small", "--results", results, "--figures")
-    assert (
-        out.splitlines()[:3] == done.stdout.splitlines()[:3]
-    )  # title, and the verdict with the ratios of all algorithms
+    out = output(
+        capsys, "show", results / "small", "--results", results, "--figures", "--full"
+    )
+    verdict = done.stdout[done.stdout.index("line: gamp is best") :]
+    assert out.endswith(verdict)
     for words in (
         "A small suite",
         "line: MSE against theory, D = 30",
@@ -127,3 +129,34 @@ def test_show_as_csv_and_markdown(ran, capsys):
     assert {line.count(" | ") for line in lines if "---" not in line} == {
         len(lines[0].split(" | ")) - 1
     }
+
+
+def test_show_without_full_is_the_contenders_then_the_verdict(ran, capsys):
+    results = ran[0] / "results" / "small"
+    out = output(capsys, "show", results)
+    lines = out.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines[3:])) <= 80
+    ranking, verdict = out.split("best first")
+    assert re.search(r"line +gamp .*\n *line +adam ", ranking)
+    assert "line: gamp is best" in verdict
+    assert "MSE against theory" not in out
+    assert lines[-1] == "what this means: smimbench help verdict"
+    quiet = output(capsys, "show", results, "--quiet").splitlines()
+    assert quiet[-1].startswith("  adam: ")
+
+
+def test_remarks_on_a_run_are_one_note_after_its_verdict(tmp_path, capsys):
+    text = SUITE + "[algorithms.tune]\nlearning_rate = [0.1, 0.2]\n"
+    suite = write_suite(tmp_path, text)
+    where = ("--results", tmp_path / "r", "--workers", "1", "--no-figure")
+    code, out, err = call(capsys, "run", suite, *where)
+    assert (code, err) == (0, "small: running 8 cells, 1 at a time\n")
+    verdict, note = flat(out).split(" note: ")
+    assert "line: gamp is best" in verdict
+    assert note.startswith("adam ran with the suite's settings; tune them with")
+    assert "adam: no prediction: " in note
+    assert "note: " not in output(capsys, "run", suite, *where, "--quiet")
+    document, err = call(capsys, "run", suite, *where, "--json")[1:]
+    assert json.loads(document)["verdicts"]
+    assert "adam ran with the suite's settings" in err

@@ -26,7 +26,10 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     assert abs(entry["z"]) < 4
     again = smimbench.extrapolate(smimbench.show(path, results=tmp_path / "results"))
     assert again == shown["extrapolated"]
-    assert "MSE at infinite D" in call(capsys, "show", path, *where, "--figures")[1]
+    assert (
+        "MSE at infinite D"
+        in call(capsys, "show", path, *where, "--figures", "--full")[1]
+    )
     lines = list(
         csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1]))
     )

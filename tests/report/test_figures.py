@@ -122,7 +122,7 @@ def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     assert np.isnan(broken.value[broken.alpha == 0.6]).any()
 
 
-def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
+def test_where_theory_reaches_zero_the_axis_ends_where_tables_print_zero(results):
     """A single run that recovers everything does not stretch the axis over ten decades: it is a triangle at its end."""
     suite, rows, _, _, figures = results
     error, overlap, *_ = figures
@@ -130,7 +130,7 @@ def test_where_theory_reaches_zero_the_axis_ends_below_the_target(results):
     assert axis.get_yscale() == "log"
     assert overlap.axes[0].get_yscale() == "linear"
     means = [one.estimate.mean for one in rows if one.metric == "mse"]
-    floor = suite.run.target / 10
+    floor = suite.run.target
     assert min(means) < floor / 100
     assert floor / 2 < axis.get_ylim()[0] < floor
     triangles = [line for line in axis.lines if line.get_marker() == "v"]

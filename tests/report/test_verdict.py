@@ -9,7 +9,12 @@ import pytest
 
 from smimbench.report.tables import contender_tables, error_tables, runtime_tables
 from smimbench.report.verdict import summary, verdicts
-from smimbench.report.wording import contender_line, no_time_words, verdict_line
+from smimbench.report.wording import (
+    contender_line,
+    no_time_words,
+    reversal_line,
+    verdict_line,
+)
 from tests.helpers import flat
 from tests.report.rows import printed, row, values_of
 
@@ -197,12 +202,56 @@ def test_other_algorithms_have_the_ratio_of_errors_on_the_same_instances():
     assert best.compared is None
     assert adam.compared.reference == "gamp"
     assert adam.compared.ratio == pytest.approx(2, rel=1e-3)
-    assert contender_line(adam) == "adam: 2 x gamp (2 to 2), 2.5 x optimal"
+    assert contender_line(adam) == (
+        "adam: 2 times gamp's error (2 to 2), 2.5 times the optimal error"
+    )
     verdict = judge(gamp, twice, against="adam")
     best, adam = verdict.contenders
     assert adam.compared is None
     assert best.compared.ratio == pytest.approx(0.5, rel=1e-3)
-    assert "times the optimal error, 0.5 x adam (" in verdict_line(verdict)
+    assert "times the optimal error, 0.5 times adam's error (" in verdict_line(verdict)
+
+
+def _pair(adam_factors, **more):
+    """GAMP, and adam whose errors are these multiples of GAMP's at the sample ratios 0.1, 0.2, ..."""
+    for index, factor in enumerate(adam_factors, 1):
+        alpha = index / 10
+        values = {k: v * (1 + 0.1 * index) for k, v in ERRORS.items()}
+        adam = {
+            k: v * factor * (1 + 1e-3 * i) for i, (k, v) in enumerate(values.items())
+        }
+        yield at(alpha, 0.5, 0.4, values=values, **more)
+        yield at(alpha, 0.5 * factor, 0.4, algorithm="adam", values=adam, **more)
+
+
+def test_where_the_order_turns_round_the_verdict_says_so():
+    verdict = judge(*_pair([2.0, 3.0, 0.8]))
+    (reversal,) = verdict.reversals
+    assert (reversal.algorithm, reversal.better_at) == ("adam", [pytest.approx(0.3)])
+    assert (
+        reversal_line(verdict)
+        == "the order turns round: adam is better than gamp at alpha 0.3, worse at alpha 0.1 and 0.2"
+    )
+    assert verdict.document()["reversals"][0]["worse_at"] == pytest.approx([0.1, 0.2])
+    assert judge(*_pair([2.0, 3.0, 1.2])).reversals == []
+    many = reversal_line(judge(*_pair([2.0, 3.0, 2.0, 2.0, 0.8])))
+    assert "worse at 4 sample ratios from 0.1 to 0.4" in many
+
+
+def test_differences_within_chance_or_below_the_target_turn_no_order_round():
+    noisy = {k: v * f for (k, v), f in zip(ERRORS.items(), (0.5, 0.9, 1.3, 0.9))}
+    better_by_chance = at(0.3, 0.45, 0.4, algorithm="adam", values=noisy)
+    rows = [*_pair([2.0, 3.0]), at(0.3, 0.5, 0.4, values=ERRORS), better_by_chance]
+    assert judge(*rows).reversals == []
+    reached = {k: 1e-5 for k in ERRORS}
+    zero = [
+        at(0.3, 1e-4, 0.0, values={k: 1e-4 for k in ERRORS}),
+        at(0.3, 1e-5, 0.0, algorithm="adam", values=reached),
+    ]
+    assert judge(*_pair([2.0, 3.0]), *zero).reversals == []
+    missed = at(0.3, 0.1, 0.0, values={k: 0.1 for k in ERRORS})
+    (reversal,) = judge(*_pair([2.0, 3.0]), missed, zero[1]).reversals
+    assert reversal.better_at == [0.3]
 
 
 def test_fresh_samples_are_not_compared_with_the_data_set():
@@ -211,7 +260,10 @@ def test_fresh_samples_are_not_compared_with_the_data_set():
     contenders = judge(at(0.1, 0.5, 0.4), online).contenders
     assert {entry.compared for entry in contenders} == {None}
     lines = {contender_line(entry) for entry in contenders}
-    assert lines == {"gamp: 1.25 x optimal", "sgd: 4 x optimal"}
+    assert lines == {
+        "gamp: 1.25 times the optimal error",
+        "sgd: 4 times the optimal error",
+    }
 
 
 def test_an_error_of_0_is_an_estimate():
@@ -304,7 +356,7 @@ def test_where_no_optimum_is_known_errors_and_their_ratios_are_said():
     assert "p: gamp is best, error 0.2000" in verdict_line(verdict)
     assert "the optimal error is not known" in verdict_line(verdict)
     assert contender_line(adam).startswith(
-        "adam: 1.5 x gamp (1.5 to 1.5), error 0.3000"
+        "adam: 1.5 times gamp's error (1.5 to 1.5), error 0.3000"
     )
     text = flat(printed(contender_tables([verdict])))
     assert "mean error" in text
