@@ -74,7 +74,7 @@ class BoundCheck:
         return f"{self.context.label}-{self.check.id}"
 
     def __call__(self) -> None:
-        """Run the check on its item.
+        """Run the check on its item. ``__tracebackhide__`` keeps this frame out of pytest's report.
 
         Raises
         ------
@@ -90,6 +90,7 @@ class BoundCheck:
             raise CheckFailed(f"{self.id}: {error}\n{self.check.meaning}") from error
 
     def __repr__(self) -> str:
+        """Name of the test, as pytest shows it."""
         return f"<check {self.id}>"
 
 
@@ -101,8 +102,8 @@ def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
     CheckError
         If an object is not an item, or an item cannot be created.
     """
-    for item in items if isinstance(items, (list, tuple, set)) else (items,):
-        for context in contexts(item, seed=seed):
+    for item_or_name in items if isinstance(items, (list, tuple, set)) else (items,):
+        for context in contexts(item_or_name, seed=seed):
             for check in all_checks(context.kind):
                 yield BoundCheck(check, context)
 
@@ -122,10 +123,10 @@ def parametrize_with_checks(
     """
     import pytest
 
-    checks = [
+    test_parameters = [
         pytest.param(check, id=check.id) for check in bound_checks(items, seed=seed)
     ]
-    return pytest.mark.parametrize("check", checks)
+    return pytest.mark.parametrize("check", test_parameters)
 
 
 def check(
@@ -136,7 +137,7 @@ def check(
     parameters: Parameters | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run the published checks of an item.
+    """Run the published checks of an item. ``only`` are ids of checks; a context holds an instance to check.
 
     Parameters
     ----------
@@ -166,13 +167,13 @@ def check(
     >>> [o.status for o in check("gaussian", only=["nishimori"])]
     ['passed']
     """
-    subjects = contexts(item, seed=seed, parameters=parameters)
-    ids = None if only is None else set(only)
-    require_known_ids(ids or (), subjects)
+    check_contexts = contexts(item, seed=seed, parameters=parameters)
+    check_ids = None if only is None else set(only)
+    require_known_ids(check_ids or (), check_contexts)
     outcomes = []
-    for context in subjects:
+    for context in check_contexts:
         for published_check in all_checks(context.kind):
-            if ids is None or published_check.id in ids:
+            if check_ids is None or published_check.id in check_ids:
                 outcome = run_check(published_check, context)
                 outcomes.append(outcome)
                 if on_outcome is not None:
@@ -186,20 +187,25 @@ GENERAL = ("declaration", "parameters", "bad_parameters")
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     """Return the published checks for a kind of item (None: all kinds), in the order in which they run."""
-    checks = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
+    checks_of_kind = [
+        check for check in PUBLISHED.values() if kind in (None, check.kind)
+    ]
     return tuple(
-        sorted(checks, key=lambda check: (check.id not in GENERAL, not check.required))
+        sorted(
+            checks_of_kind,
+            key=lambda check: (check.id not in GENERAL, not check.required),
+        )
     )
 
 
 def require_known_ids(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
     """Raise CheckError if one of the ids names no check of these items."""
-    existing: set[str] = set()
+    existing_ids: set[str] = set()
     for context in subjects:
-        existing |= {check.id for check in all_checks(context.kind)}
-    for id in sorted(set(ids) - existing):
+        existing_ids |= {check.id for check in all_checks(context.kind)}
+    for check_id in sorted(set(ids) - existing_ids):
         raise CheckError(
-            f"no check is called {id!r}; {suggestion(id, sorted(existing))}"
+            f"no check is called {check_id!r}; {suggestion(check_id, sorted(existing_ids))}"
         )
 
 
@@ -221,12 +227,12 @@ def contexts(
     if isinstance(item, str):
         return [
             CheckContext(
-                entry.kind,
-                instantiate(entry.item, entry.kind, parameters),
+                registered_item.kind,
+                instantiate(registered_item.item, registered_item.kind, parameters),
                 seed,
-                entry.distribution,
+                registered_item.distribution,
             )
-            for entry in _entries_accepting(item, parameters)
+            for registered_item in _entries_accepting(item, parameters)
         ]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
@@ -247,12 +253,14 @@ def _entries_accepting(name: str, parameters: Parameters | None) -> list[Entry]:
     """Return the registered items of a name (there may be several) that accept the parameters."""
     entries = get_registry().entries_named(name)
     if not entries:
-        names = {entry.name for entry in get_registry().entries()}
-        similar_names = difflib.get_close_matches(name.rpartition(":")[2], names, 3)
-        hint = "see 'smimbench list'"
+        registered_names = {entry.name for entry in get_registry().entries()}
+        similar_names = difflib.get_close_matches(
+            name.rpartition(":")[2], registered_names, 3
+        )
+        advice = "see 'smimbench list'"
         if similar_names:
-            hint = f"did you mean {' or '.join(map(repr, similar_names))}?"
-        raise CheckError(f"no item is called {name!r}; {hint}")
+            advice = f"did you mean {' or '.join(map(repr, similar_names))}?"
+        raise CheckError(f"no item is called {name!r}; {advice}")
     given_parameters = set(parameters or ())
     accepting_items = [
         entry for entry in entries if given_parameters <= set(signature_of(entry.item))

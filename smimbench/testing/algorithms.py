@@ -81,7 +81,7 @@ class SmallProblem:
         return self.problem.label
 
     def data(self, dtype: str = "float64") -> Data:
-        """Return the data of the instance that the algorithm may see."""
+        """Return the data of the instance that the algorithm may see, in this dtype."""
         return self.instance.data(get_backend("numpy", dtype))
 
     def estimate(
@@ -94,7 +94,7 @@ class SmallProblem:
         return algorithm.estimate(state)
 
     def proceed(self, data: Data, state: object, max_steps: int = MAX_STEPS) -> Any:
-        """Run a few more steps from a state and return the new state."""
+        """Run a few more steps from a state of the algorithm and return the new state."""
         for _ in range(steps_of(self.context.item, data, max_steps)):
             state, _ = self.context.item.step(self.problem, data, state)
         return state
@@ -120,7 +120,8 @@ def _sample_ratio_and_dimension(model: Model) -> tuple[float, int]:
 
 @lru_cache(maxsize=4)
 def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
-    """Return one small problem for each shipped problem that the algorithm does not refuse.
+    """Return one small problem for each shipped problem that the algorithm does not refuse. It is a test case, a tuple of
+    one.
 
     Raises
     ------
@@ -128,10 +129,10 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
         If it refuses all of them.
     """
     cases: list[tuple[SmallProblem]] = []
-    reasons: list[str] = []
+    refusals: list[str] = []
     for problem in context.problems():
         if reason := context.item.refuses(problem):
-            reasons.append(reason)
+            refusals.append(reason)
         else:
             instance = problem.instance(
                 *_sample_ratio_and_dimension(problem.model), seed=context.seed
@@ -139,7 +140,7 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
             cases.append((SmallProblem(context, problem, instance),))
     if not cases:
         raise CheckSkipped(
-            f"the algorithm refuses all shipped problems: {'; '.join(dict.fromkeys(reasons)) or 'there are none'}"
+            f"the algorithm refuses all shipped problems: {'; '.join(dict.fromkeys(refusals)) or 'there are none'}"
         )
     return tuple(cases)
 
@@ -147,8 +148,8 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
 def _one_per_model(context: CheckContext) -> Iterable[tuple[SmallProblem]]:
     """Return one small problem for every model."""
     by_model: dict[str, tuple[SmallProblem]] = {}
-    for case in small_problems(context):
-        by_model.setdefault(case[0].problem.model.name, case)
+    for test_case in small_problems(context):
+        by_model.setdefault(test_case[0].problem.model.name, test_case)
     return by_model.values()
 
 
@@ -158,8 +159,11 @@ once_per_model = partial(published, ("algorithm",), cases=_one_per_model)
 
 def draws(context: CheckContext) -> Iterator[Draw]:
     """Yield the estimates of short runs, as functions of the generator passed to ``init``."""
-    for (small,) in small_problems(context):
-        yield Draw(f"estimate ({small.name})", partial(small.estimate, small.data()))
+    for (small_problem,) in small_problems(context):
+        yield Draw(
+            f"estimate ({small_problem.name})",
+            partial(small_problem.estimate, small_problem.data()),
+        )
 
 
 @algorithm_check(
@@ -175,16 +179,16 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
     estimate = algorithm.estimate(state)
     expect_array(f"estimate at the start ({small.name})", estimate, shape)
     for k in range(steps_of(algorithm, data)):
-        returned = algorithm.step(problem, data, state)
+        step_output = algorithm.step(problem, data, state)
         if (
-            not isinstance(returned, tuple)
-            or len(returned) != 2
-            or not isinstance(returned[1], Info)
+            not isinstance(step_output, tuple)
+            or len(step_output) != 2
+            or not isinstance(step_output[1], Info)
         ):
             raise CheckFailed(
-                f"step must return (state, smimbench.Info(...)), got {type(returned).__name__}"
+                f"step must return (state, smimbench.Info(...)), got {type(step_output).__name__}"
             )
-        state, info = returned
+        state, info = step_output
         expect_array(
             f"estimate after step {k + 1} ({small.name})",
             algorithm.estimate(state),
@@ -198,20 +202,22 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
         expect_array("variance", variance, (P, P), "float64", data.inputs)
 
 
-def _expect_valid_info(info: Info, components: int, name: str) -> None:
+def _expect_valid_info(info: Info, components: int, problem_name: str) -> None:
     """Check that ``Info`` has a finite residual >= 0 and one number per component in each of its other fields."""
     residual: Array = info.residual
     if hasattr(residual, "dtype"):
         residual = to_host(residual)
     if not 0 <= float(residual) < math.inf:
         raise CheckFailed(
-            f"Info.residual must be a finite number >= 0, got {float(residual)} ({name})"
+            f"Info.residual must be a finite number >= 0, got {float(residual)} ({problem_name})"
         )
-    for field in REPORTED:
-        numbers = getattr(info, field)
-        if numbers is not None and np.shape(to_host(numbers)) != (components,):
+    for field_name in REPORTED:
+        field_numbers = getattr(info, field_name)
+        if field_numbers is not None and np.shape(to_host(field_numbers)) != (
+            components,
+        ):
             raise CheckFailed(
-                f"Info.{field} must have shape ({components},), got {np.shape(to_host(numbers))}"
+                f"Info.{field_name} must have shape ({components},), got {np.shape(to_host(field_numbers))}"
             )
 
 
@@ -246,7 +252,8 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     "standard errors in tables are wrong."
 )
 def seed(context: CheckContext, small: SmallProblem) -> None:
-    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all.
+    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all. The tests change the
+    seed, the order of features and the default generator of NumPy.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
     estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
@@ -258,6 +265,7 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
         return
 
     def expect_same(difference: Host, tolerance: float, reason: str) -> None:
+        """Raise CheckFailed if a difference of estimates exceeds the tolerance although the seed is the only change."""
         if not np.linalg.norm(difference) <= tolerance * np.linalg.norm(estimate):
             raise CheckFailed(
                 f"the algorithm ignores its seed: every seed gives the same estimate, {reason} "
@@ -271,17 +279,17 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
             "which depends on a numpy.random.default_rng of its own",
         )
     data = small.data()
-    order = context.rng(33).permutation(data.dimension)
-    inputs = np.ascontiguousarray(data.inputs[:, :, order])
+    feature_order = context.rng(33).permutation(data.dimension)
+    inputs = np.ascontiguousarray(data.inputs[:, :, feature_order])
     estimate_of_permuted = small.run(31, replace(data, inputs=inputs, fresh=None))
-    permuted = estimate[..., order]
+    permuted_estimate = estimate[..., feature_order]
     if estimate.ndim == 3:  # matrices
-        permuted = permuted[:, order]
-    aligned = small.problem.model.align(
-        permuted, estimate_of_permuted, small.problem.channel.symmetry
+        permuted_estimate = permuted_estimate[:, feature_order]
+    aligned_estimate = small.problem.model.align(
+        permuted_estimate, estimate_of_permuted, small.problem.channel.symmetry
     )
     expect_same(
-        to_host(aligned) - permuted,
+        to_host(aligned_estimate) - permuted_estimate,
         1e-4,
         "but permuting the coordinates of the inputs changes more than their order",
     )
@@ -290,13 +298,20 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
 @contextmanager
 def _shifted_generators() -> Iterator[None]:
     """Context in which ``np.random.default_rng`` gives another stream, unless it wraps an existing generator."""
-    original = np.random.default_rng
-    derived = (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence)
+    original_default_rng = np.random.default_rng
+    generator_types = (
+        np.random.Generator,
+        np.random.BitGenerator,
+        np.random.SeedSequence,
+    )
 
-    def shifted(seed: object = None) -> np.random.Generator:
-        return original(seed if isinstance(seed, derived) else [977, 978])
+    def shifted_default_rng(seed: object = None) -> np.random.Generator:
+        """Generator of a seed other than the given one."""
+        return original_default_rng(
+            seed if isinstance(seed, generator_types) else [977, 978]
+        )
 
-    with mock.patch.object(np.random, "default_rng", shifted):
+    with mock.patch.object(np.random, "default_rng", shifted_default_rng):
         yield
 
 
@@ -310,12 +325,13 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     instance = problem.instance(alpha, D, 1, seed=context.seed)
     larger_problem = replace(small, instance=instance)
 
-    def error(estimate: Host) -> float:
+    def mean_mse(estimate: Host) -> float:
+        """MSE of an estimate, a mean over the components."""
         return float(np.mean(instance.metrics(np.asarray(estimate, float))["mse"]))
 
     state = algorithm.init(problem, larger_problem.data(), context.rng(35))
-    initial_error = error(to_host(algorithm.estimate(state)))
-    final_error = error(larger_problem.run(35, max_steps=STEPS_TO_LEARN))
+    initial_error = mean_mse(to_host(algorithm.estimate(state)))
+    final_error = mean_mse(larger_problem.run(35, max_steps=STEPS_TO_LEARN))
     if not final_error <= 2 * max(1.0, initial_error):
         raise CheckFailed(
             f"its error is {initial_error:.3g} at the start and {final_error:.3g} after some steps, and 1 at the prior mean "
@@ -335,12 +351,13 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     estimate = to_host(algorithm.estimate(state))
     estimate_copy = np.array(estimate)
     estimate_read_again = algorithm.estimate(state)
-    final, final_of_copy = (
-        np.array(to_host(algorithm.estimate(small.proceed(data, begin))))
-        for begin in (state, state_copy)
+    final_estimate, final_estimate_of_copy = (
+        np.array(to_host(algorithm.estimate(small.proceed(data, begin_state))))
+        for begin_state in (state, state_copy)
     )
 
     def expect_equal(array: Host, expected: Host, mistake: str) -> None:
+        """Raise CheckFailed with this mistake if two estimates differ."""
         if not np.array_equal(array, expected):
             raise CheckFailed(f"{mistake} ({small.name})")
 
@@ -355,8 +372,8 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
         "reading the estimate of a state twice gives two different arrays",
     )
     expect_equal(
-        final,
-        final_of_copy,
+        final_estimate,
+        final_estimate_of_copy,
         "a copy of the state leads to another estimate; keep everything that the algorithm iterates in its state",
     )
 
@@ -379,15 +396,16 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
     """Check that strict array-API arrays on another device give the same estimate as NumPy arrays."""
 
     def compare(backend: Backend) -> None:
+        """Compare the estimate on this backend with that on NumPy."""
         data = small.instance.data(backend)
         estimate = small.estimate(data, context.rng(71), 2)
         shape = small.instance.signal.shape
         expect_array(
             f"estimate ({small.name})", estimate, shape, "float64", data.inputs
         )
-        with_numpy = small.run(71, max_steps=2)
-        largest_difference = np.abs(to_host(estimate) - with_numpy).max()
-        if not largest_difference <= 1e-6 * (1 + np.abs(with_numpy).max()):
+        numpy_estimate = small.run(71, max_steps=2)
+        largest_difference = np.abs(to_host(estimate) - numpy_estimate).max()
+        if not largest_difference <= 1e-6 * (1 + np.abs(numpy_estimate).max()):
             raise CheckFailed(
                 f"the estimate differs between NumPy and another array namespace by {largest_difference:.2g} ({small.name})"
             )
@@ -411,11 +429,11 @@ def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
         problem_label=small.name, algorithm_label=problem.label,
     )  # fmt: skip
     # Items as registered, without what the engine has put around them.
-    registered = {"algorithm": item}
+    items_under_test = {"algorithm": item}
     for kind in ("model", "inputs", "channel", "prior"):
-        completed = getattr(problem, kind)
-        registered[kind] = getattr(completed, kind, completed)
-    with using(OverlayRegistry(registered)):
+        completed_item = getattr(problem, kind)
+        items_under_test[kind] = getattr(completed_item, kind, completed_item)
+    with using(OverlayRegistry(items_under_test)):
         return run_cell(cell)
 
 
@@ -462,46 +480,50 @@ RUN_LIMITS = RunOptions(max_iterations=200, timeout=6.0)
 def _problems_with_theory(
     context: CheckContext,
 ) -> Iterator[tuple[Problem, Conditions]]:
-    """Yield one problem per model for which the algorithm has a theory, with the conditions of its runs."""
+    """Yield one problem per model for which the algorithm has a theory, with the conditions of its runs. The last reason why
+    there is none becomes the message of CheckSkipped.
+    """
     if context.item.theory is None:
         raise CheckSkipped("the algorithm has no method theory")
-    reason = "the algorithm refuses all shipped problems"
+    skip_reason = "the algorithm refuses all shipped problems"
     checked_count = 0
     for model in context.models:
         if model.rank not in RUNS_BY_DIMENSION:
             continue
-        alpha, sizes = RUNS_BY_DIMENSION[model.rank]
+        alpha, runs_by_dimension = RUNS_BY_DIMENSION[model.rank]
         problems = [p for p in context.problems(model) if not context.item.refuses(p)]
         if not problems:
             continue
         informative = (p for p in problems if not _is_uninformative_at_start(p))
         problem = next(informative, problems[0])
-        branches = TheorySolver().points(problem, [alpha])[0]
-        points = tuple(point.document() for point in branches)
-        conditions = Conditions(dimension=max(sizes), points=points)
+        competing_points = TheorySolver().points(problem, [alpha])[0]
+        point_documents = tuple(point.document() for point in competing_points)
+        conditions = Conditions(
+            dimension=max(runs_by_dimension), points=point_documents
+        )
         prediction = own_theory(context.item, problem, alpha, conditions)
         if isinstance(prediction, str):
-            reason = prediction
+            skip_reason = prediction
         else:
             checked_count += 1
             yield problem, conditions
     if not checked_count:
         raise CheckSkipped(
-            f"the algorithm has no theory for the problems of this check: {reason}"
+            f"the algorithm has no theory for the problems of this check: {skip_reason}"
         )
 
 
 def _is_uninformative_at_start(problem: Problem) -> bool:
     """Whether labels carry no information at the prior mean, so that runs learn nothing below a threshold."""
-    moment, overlap = prior_moments(problem)
-    information = information_at(problem, overlap, moment - overlap).value
+    second_moment, overlap = prior_moments(problem)
+    information = information_at(problem, overlap, second_moment - overlap).value
     return float(np.diagonal(information).min()) < 1e-6
 
 
 def _runs_at_dimension(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int
 ) -> Iterator[tuple[Instance, LoopRun]]:
-    """Yield random instances, each with the outcome of running the algorithm on it."""
+    """Yield random instances, each with the outcome of running the algorithm on it. ``count`` is their number."""
     backend = get_backend("numpy")
     for run in range(count):
         instance = problem.instance(alpha, D, run, seed=context.seed)
@@ -531,19 +553,23 @@ def _runs_at_dimension(
 def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
-    """Check that error and Nishimori ratio, extrapolated in 1/D from three dimensions, match the algorithm's theory."""
-    alpha, sizes = RUNS_BY_DIMENSION[problem.model.rank]
+    """Check that error and Nishimori ratio, extrapolated in 1/D from three dimensions, match the algorithm's theory.
+    ``runs_by_dimension`` is the number of runs by dimension D.
+    """
+    alpha, runs_by_dimension = RUNS_BY_DIMENSION[problem.model.rank]
     runs = {
         D: list(_runs_at_dimension(context, problem, alpha, D, count))
-        for D, count in sizes.items()
+        for D, count in runs_by_dimension.items()
     }
-    starts = tuple(Overlaps(*result.start.values()) for _, result in runs[max(sizes)])
-    conditions = conditions._replace(starts=starts)
+    start_overlaps = tuple(
+        Overlaps(*result.start.values()) for _, result in runs[max(runs_by_dimension)]
+    )
+    conditions = conditions._replace(starts=start_overlaps)
     prediction_point: Any = own_theory(context.item, problem, alpha, conditions)
-    place = f"at infinite D, from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
+    where_text = f"at infinite D, from D = {', '.join(map(str, runs_by_dimension))} ({problem.label}, alpha = {alpha:g})"
     for name in COMPARED_METRICS:
         metric = find_metric(name, problem.model.name)
-        predictions, errors = theory_of(
+        predictions, prediction_errors = theory_of(
             metric, problem, prediction_point, problem.components
         )
         if predictions[0] is None:
@@ -557,22 +583,24 @@ def lands_on_theory(
             )
             for results in runs.values()
         ]
-        for component, (prediction, error) in enumerate(zip(predictions, errors)):
+        for component, (prediction, prediction_error) in enumerate(
+            zip(predictions, prediction_errors)
+        ):
             metric_values = [array[:, component] for array in metrics_by_size]
-            noise, dof = pooled_errors(
-                list(sizes),
-                [values.std(ddof=1) for values in metric_values],
+            mean_errors, dof = pooled_errors(
+                list(runs_by_dimension),
+                [run_values.std(ddof=1) for run_values in metric_values],
                 list(map(len, metric_values)),
             )
             extrapolated = extrapolate(
-                list(sizes),
-                [values.mean() for values in metric_values],
-                np.maximum(noise, 1e-12),
+                list(runs_by_dimension),
+                [run_values.mean() for run_values in metric_values],
+                np.maximum(mean_errors, 1e-12),
                 dof,
             )
             expect_value(
-                f"{name} of component {component + 1} {place}",
+                f"{name} of component {component + 1} {where_text}",
                 extrapolated.limit,
                 prediction,
-                np.hypot(extrapolated.error, error or 0.0),
+                np.hypot(extrapolated.error, prediction_error or 0.0),
             )

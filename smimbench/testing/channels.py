@@ -35,7 +35,7 @@ OVERLAP, ERROR = 0.8, 0.4
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
-    """Yield each supported model with the channel, completed by the methods that the engine derives."""
+    """Yield each supported model with the channel, completed by the methods that the engine derives, as test cases."""
     for model in context.models:
         yield model, context.completed_item(model)
 
@@ -46,7 +46,7 @@ channel_check = partial(published, ("channel",), cases=_cases)
 def draw_samples(
     context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw covariance V, means omega, latents ``z ~ N(omega, V)`` and labels y of n samples."""
+    """Draw covariance V, means omega, latents ``z ~ N(omega, V)`` and labels y of n samples. ``key`` seeds them."""
     P, rng = int(context.item.components), context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
     omega = math.sqrt(OVERLAP) * rng.standard_normal((n, P, model.sites))
@@ -57,20 +57,20 @@ def draw_samples(
 def _posterior(
     context: CheckContext,
     channel: Channel,
-    field: str,
+    field_name: str,
     y: Array,
     omega: Array,
     V: Array,
 ) -> Array:
     """Return one field of the channel's posterior, always computed with the same random numbers."""
     posterior = channel.posterior(
-        y, omega, V, second_moment=field == "second_moment", rng=context.rng(42)
+        y, omega, V, second_moment=field_name == "second_moment", rng=context.rng(42)
     )
-    return getattr(posterior, field)
+    return getattr(posterior, field_name)
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a channel that take arrays."""
+    """Yield calls of all methods of a channel that take arrays. ``own_error`` is the error that a sampled posterior states."""
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 41)
         forward = partial(_seeded_labels, context, channel)
@@ -78,18 +78,18 @@ def calls(context: CheckContext) -> Iterator[Call]:
             "forward: labels", forward, (z,), double_tolerance=1e-7, uses_median=True
         )
         own_error = 20 * float(_posterior(context, channel, "error", y, omega, V))
-        scale = math.sqrt(np.trace(V) / len(V))
-        for field in ("mean", "covariance", "second_moment"):
+        posterior_width = math.sqrt(np.trace(V) / len(V))
+        for field_name in ("mean", "covariance", "second_moment"):
             yield Call(
-                f"posterior: {field}",
-                partial(_posterior, context, channel, field),
+                f"posterior: {field_name}",
+                partial(_posterior, context, channel, field_name),
                 (y, omega, V),
-                scale=scale,
+                scale=posterior_width,
                 own_error=own_error,
                 single_tolerance=2e-3,
                 double_tolerance=1e-6,
                 uses_median=True,
-                any_namespace=field != "second_moment",
+                any_namespace=field_name != "second_moment",
             )
         host_methods: list[
             tuple[str, Callable[..., object] | None, tuple[Array, ...]]
@@ -108,7 +108,9 @@ def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the methods of a channel that draw random numbers: labels, and the posterior if it is sampled."""
+    """Yield the methods of a channel that draw random numbers: labels, and the posterior if it is sampled. A draw is a
+    function of a generator.
+    """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 31)
         yield Draw("forward: labels", partial(_labels, channel, z))
@@ -116,7 +118,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def _labels(channel: Channel, z: Array, rng: np.random.Generator) -> Array:
-    """Draw the labels of latents z."""
+    """Draw the labels of latents z. ``rng`` is the generator."""
     return channel.forward(z, rng=rng)
 
 
@@ -150,9 +152,9 @@ def labels(context: CheckContext, model: Model) -> None:
     for n in (5, 1):
         y = draw_samples(context, model, n, n)[3]
         if y.shape[:1] != (n,) or not is_real(y) or describe_nonfinite(y):
-            got = describe_nonfinite(y) if is_real(y) else dtype_name(y)
+            description = describe_nonfinite(y) if is_real(y) else dtype_name(y)
             raise CheckFailed(
-                f"forward of {n} samples must return finite numbers of shape ({n}, ...), got {got or y.shape}"
+                f"forward of {n} samples must return finite numbers of shape ({n}, ...), got {description or y.shape}"
             )
 
 
@@ -168,11 +170,11 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
     if channel.log_likelihood is None:
         return
     _, _, z, y = draw_samples(context, model, 6, 51)
-    likelihood = np.asanyarray(channel.log_likelihood(y, z))
-    if likelihood.shape != (6,) or not is_real(likelihood):
-        got = f"{dtype_name(likelihood)} {likelihood.shape}"
+    log_likelihoods = np.asanyarray(channel.log_likelihood(y, z))
+    if log_likelihoods.shape != (6,) or not is_real(log_likelihoods):
+        description = f"{dtype_name(log_likelihoods)} {log_likelihoods.shape}"
         raise CheckFailed(
-            f"log_likelihood of 6 samples must return real numbers of shape (6,), got {got}"
+            f"log_likelihood of 6 samples must return real numbers of shape (6,), got {description}"
         )
 
 
@@ -193,7 +195,9 @@ def likelihood(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check the posterior's shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
+    """Check the posterior's shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C). P are components, C
+    sites.
+    """
     for n in (5, 1):
         V, omega, _, y = draw_samples(context, model, n, n)
         posterior = channel.posterior(
@@ -203,12 +207,12 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
             checked_posterior(posterior, omega, second_moment=True)
         except ValueError as error:
             raise CheckFailed(str(error)) from None
-        for field in ("mean", "covariance", "second_moment"):
-            array, name = (
-                getattr(posterior, field),
-                f"posterior: {field} ({model.name})",
+        for field_name in ("mean", "covariance", "second_moment"):
+            field_array, name = (
+                getattr(posterior, field_name),
+                f"posterior: {field_name} ({model.name})",
             )
-            expect_array(name, array, array.shape, "float64", omega)
+            expect_array(name, field_array, field_array.shape, "float64", omega)
         error_estimate, covariance = posterior.error, posterior.covariance
         if not isinstance(error_estimate, float) or not 0 <= error_estimate < math.inf:
             raise CheckFailed(
@@ -227,19 +231,19 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
 )
 def symmetry(context: CheckContext, model: Model, channel: Channel) -> None:
     """Check that the declared symmetry is the one found by flipping and permuting components of the latents."""
-    declared = channel.symmetry
-    if declared not in SYMMETRIES:
+    declared_symmetry = channel.symmetry
+    if declared_symmetry not in SYMMETRIES:
         raise CheckFailed(
-            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out so that the engine finds it, got {declared!r}"
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out so that the engine finds it, got {declared_symmetry!r}"
         )
-    detected = symmetry_of_labels(channel, model.sites)
+    detected_symmetry = symmetry_of_labels(channel, model.sites)
     # A single component has no permutations: only whether its sign can be seen matters.
     symmetries_with_signs = ("none", "permutations")
-    if (declared in symmetries_with_signs) != (detected in symmetries_with_signs) or (
-        declared != detected and channel.components > 1
-    ):
+    if (declared_symmetry in symmetries_with_signs) != (
+        detected_symmetry in symmetries_with_signs
+    ) or (declared_symmetry != detected_symmetry and channel.components > 1):
         raise CheckFailed(
-            f"the channel declares symmetry {declared!r}, but its labels have symmetry {detected!r}"
+            f"the channel declares symmetry {declared_symmetry!r}, but its labels have symmetry {detected_symmetry!r}"
         )
 
 
@@ -256,11 +260,15 @@ def _expect_slope(
     error: float,
     tolerance: float,
 ) -> None:
-    """Check directional derivatives ``slope`` (n,) along a small step (n, P, C) against finite differences."""
+    """Check directional derivatives (n,) of a function along a small step (n, P, C) against finite differences; ``error`` is
+    that of the function.
+    """
     differences = np.zeros(len(z))
-    for k, weight in DIFFERENCE_WEIGHTS.items():
-        values = np.asarray(function(z + k * step), dtype=float)
-        differences += weight * values.reshape(len(z), -1).sum(axis=1)
+    for step_multiple, difference_weight in DIFFERENCE_WEIGHTS.items():
+        function_values = np.asarray(function(z + step_multiple * step), dtype=float)
+        differences += difference_weight * function_values.reshape(len(z), -1).sum(
+            axis=1
+        )
     median_deviation = np.median(np.abs(differences - derivatives))
     root_mean_square = np.sqrt(np.mean(differences**2))
     if not median_deviation <= tolerance * root_mean_square + error:
@@ -275,7 +283,7 @@ def _expect_slope(
     cases=each_model,
 )
 def gradient(context: CheckContext, model: Model) -> None:
-    """Check that ``V^-1 (mean - omega)`` is the gradient of ``log_partition``, by finite differences."""
+    """Check that ``V^-1 (mean - omega)`` is the gradient of ``log_partition``, by finite differences. ``y`` are labels."""
     channel, standard_deviation = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
         raise CheckSkipped("the channel has no method log_partition")

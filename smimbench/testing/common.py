@@ -56,12 +56,12 @@ def declaration(context: CheckContext) -> None:
     item = context.item
     if mistake := contract_violation(context.kind, type(item)):
         raise CheckFailed(mistake)
-    registered = {entry.name for entry in get_registry().entries("model")}
-    unknown_models = set(item.capabilities.models) - registered - {"*"}
-    if context.kind != "model" and unknown_models:
+    registered_models = {entry.name for entry in get_registry().entries("model")}
+    unregistered_models = set(item.capabilities.models) - registered_models - {"*"}
+    if context.kind != "model" and unregistered_models:
         raise CheckFailed(
-            f"capabilities.models names unknown {', '.join(sorted(unknown_models))}; "
-            f"registered are {', '.join(sorted(registered))}"
+            f"capabilities.models names unknown {', '.join(sorted(unregistered_models))}; "
+            f"registered are {', '.join(sorted(registered_models))}"
         )
     dtypes = item.capabilities.dtypes
     if not dtypes or not set(dtypes) <= set(DTYPES):
@@ -122,13 +122,13 @@ def parameters(context: CheckContext) -> None:
 def bad_parameters(context: CheckContext) -> None:
     """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
     valid_parameters = parameters_of(context.kind, context.item)
-    rejected_cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
+    bad_cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
     for name, value in valid_parameters.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            rejected_cases += [
+            bad_cases += [
                 (name, type(value)(number)) for number in (-1, -1.5, 0, 10**9)
             ]
-    for name, value in rejected_cases:
+    for name, value in bad_cases:
         item, error = attempt(_rebuild, context, {**valid_parameters, name: value})
         if error is None:
             if name not in valid_parameters:
@@ -149,13 +149,15 @@ def bad_parameters(context: CheckContext) -> None:
 
 
 def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
-    """Check that inputs, a channel or a prior give finite numbers with a parameter that they accepted."""
+    """Check that inputs, a channel or a prior give finite numbers with a parameter that they accepted. ``draw`` draws
+    numbers of an item of this kind.
+    """
     draw: Callable[[], Host]
     rng = context.rng(3)
     if context.kind == "channel":
         shape = (50, int(item.components), context.models[0].sites)
-        z = context.rng(1).standard_normal(shape)
-        draw = partial(item.forward, z, rng=context.rng(2))
+        latents = context.rng(1).standard_normal(shape)
+        draw = partial(item.forward, latents, rng=context.rng(2))
     elif context.kind == "inputs":
         draw = partial(inputs.tokens, item, 4, rng)
     elif context.kind == "prior" and defines_member(Prior, type(item), "sample"):
@@ -187,10 +189,12 @@ CHECK_MODULES: dict[str, ModuleType] = {
 
 
 def _cases_of_kind(
-    function: str, context: CheckContext
+    list_name: str, context: CheckContext
 ) -> Iterator[tuple[Call | Draw | RefusedCall]]:
-    """Yield the test cases of an item that the module of its kind lists under ``calls``, ``draws`` or ``refused``."""
-    for case in getattr(CHECK_MODULES[context.kind], function)(context):
+    """Yield the test cases of an item that the module of its kind lists under ``calls``, ``draws`` or ``refused``.
+    ``list_name`` is that name.
+    """
+    for case in getattr(CHECK_MODULES[context.kind], list_name)(context):
         yield (case,)
 
 
@@ -210,13 +214,17 @@ array_check = partial(
 def determinism(context: CheckContext, draw: Draw) -> None:
     """Check that equal seeds give equal draws, different seeds different ones, and that no global generator is used."""
     with private_randomness(draw.name):
-        numbers = np.asarray(draw.function(context.rng(31)))
-        numbers_again = np.asarray(draw.function(context.rng(31)))
-    if not np.array_equal(numbers, numbers_again, equal_nan=numbers.dtype.kind == "f"):
+        drawn_numbers = np.asarray(draw.function(context.rng(31)))
+        numbers_drawn_again = np.asarray(draw.function(context.rng(31)))
+    if not np.array_equal(
+        drawn_numbers, numbers_drawn_again, equal_nan=drawn_numbers.dtype.kind == "f"
+    ):
         raise CheckFailed(
             f"{draw.name}: the same seed gives different numbers; draw only from the rng that is passed in"
         )
-    if draw.depends_on_seed and np.array_equal(numbers, draw.function(context.rng(32))):
+    if draw.depends_on_seed and np.array_equal(
+        drawn_numbers, draw.function(context.rng(32))
+    ):
         raise CheckFailed(
             f"{draw.name}: every seed gives the same numbers; draw from the rng that is passed in"
         )
@@ -229,11 +237,11 @@ def determinism(context: CheckContext, draw: Draw) -> None:
 )
 def bad_input(_: CheckContext, refused_call: RefusedCall) -> None:
     """Check that wrong shapes, and a noisy channel without a generator, raise an error."""
-    mistake, function = refused_call
-    array, error = attempt(function)
+    caller_mistake, mistaken_call = refused_call
+    array, error = attempt(mistaken_call)
     if error is None:
         raise CheckFailed(
-            f"{mistake}, but returns an array of shape {np.shape(array)}; raise ValueError"
+            f"{caller_mistake}, but returns an array of shape {np.shape(array)}; raise ValueError"
         )
 
 
@@ -268,20 +276,32 @@ def purity(_: CheckContext, call: Call) -> None:
 
 
 def _expect_close(
-    call: Call, array: Array, reference: Host, dtype: str, like: Array | None = None
+    call: Call,
+    array: Array,
+    reference: Host,
+    dtype: str,
+    array_of_namespace: Array | None = None,
 ) -> None:
     """Check type and accuracy of an array computed in another precision or array namespace."""
     is_numeric = reference.dtype.kind == "f"  # labels may be true or false
-    expect_array(call.name, array, reference.shape, dtype if is_numeric else None, like)
+    expect_array(
+        call.name,
+        array,
+        reference.shape,
+        dtype if is_numeric else None,
+        array_of_namespace,
+    )
     differences = np.abs(np.subtract(to_host(array), reference, dtype=float))
-    is_single = dtype == "float32"
+    is_single_precision = dtype == "float32"
     deviation = float(
-        np.median(differences) if is_single and call.uses_median else differences.max()
+        np.median(differences)
+        if is_single_precision and call.uses_median
+        else differences.max()
     )
     deviation /= call.scale or float(np.abs(reference).max()) or 1.0
     if (
         deviation
-        > (call.single_tolerance if is_single else call.double_tolerance)
+        > (call.single_tolerance if is_single_precision else call.double_tolerance)
         + call.own_error
     ):
         raise CheckFailed(
@@ -315,6 +335,7 @@ def namespace(context: CheckContext, call: Call) -> None:
     """Check that strict array-API arrays on another device give the same numbers as NumPy arrays."""
 
     def compare(backend: Backend) -> None:
+        """Compare the numbers on this backend with those on NumPy."""
         arrays = [backend.asarray(array) for array in call.arguments]
         reference = np.asarray(call.function(*call.arguments))
         _expect_close(call, call.function(*arrays), reference, "float64", arrays[0])

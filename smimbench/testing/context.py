@@ -43,7 +43,8 @@ TOKENS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item under test (an instance), with its kind and the seed of all random numbers in its checks.
+    """An item under test (an instance), with its kind and the seed of all random numbers in its checks. ``distribution`` is
+    the package it comes from, and ``broken`` are its failed checks on which others depend.
 
     Attributes
     ----------
@@ -63,9 +64,13 @@ class CheckContext:
         """Name of the item with its non-default parameters, as part of a test's name."""
         label_parts = [str(getattr(self.item, "name", type(self.item).__name__))]
         for name, parameter in signature_of(type(self.item)).items():
-            value = getattr(self.item, name, None)
-            if value != parameter.default:
-                value_text = value.get("name", "") if isinstance(value, dict) else value
+            parameter_value = getattr(self.item, name, None)
+            if parameter_value != parameter.default:
+                value_text = (
+                    parameter_value.get("name", "")
+                    if isinstance(parameter_value, dict)
+                    else parameter_value
+                )
                 label_parts.append(f"{name}{value_text}")
         return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(label_parts)).strip("_")
 
@@ -76,9 +81,9 @@ class CheckContext:
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """Names of the registered models that the item's capabilities include."""
-        supported = capabilities_of(self.item).models
+        supported_names = capabilities_of(self.item).models
         names = (entry.name for entry in get_registry().entries("model"))
-        return tuple(n for n in names if "*" in supported or n in supported)
+        return tuple(n for n in names if "*" in supported_names or n in supported_names)
 
     @cached_property
     def models(self) -> tuple[Model, ...]:
@@ -86,8 +91,10 @@ class CheckContext:
         if self.kind == "model":
             return (self.item,)
         refusals: list[str] = []
-        candidates = [self._accepted_model(name, refusals) for name in self.model_names]
-        models = [model for model in candidates if model is not None]
+        models_or_none = [
+            self._accepted_model(name, refusals) for name in self.model_names
+        ]
+        models = [model for model in models_or_none if model is not None]
         if refusals and not models:
             raise CheckFailed(refusals[0])
         if not models:
@@ -102,9 +109,9 @@ class CheckContext:
         entry = get_registry().get("model", name)
         is_channel = self.kind == "channel"
         required_tokens = getattr(self.item, "tokens", None) if is_channel else None
-        for tokens in TOKENS if required_tokens is None else (required_tokens,):
+        for token_count in TOKENS if required_tokens is None else (required_tokens,):
             model: Model | None = _with_engine_parameters(
-                entry, {"tokens": tokens, "symmetric": is_symmetric(self.item)}
+                entry, {"tokens": token_count, "symmetric": is_symmetric(self.item)}
             )
             if model is None:
                 continue
@@ -118,16 +125,19 @@ class CheckContext:
 
     def completed_item(self, model: Model) -> Any:
         """Return the item as the engine completes it for a model, with all derived methods; computed once."""
-        completions: dict[str, Callable[[Any, Model], Any]] = {
+        complete_by_kind: dict[str, Callable[[Any, Model], Any]] = {
             "channel": complete_channel,
             "prior": complete_prior,
         }
-        complete = completions.get(self.kind)
-        if complete is None:
+        complete_item = complete_by_kind.get(self.kind)
+        if complete_item is None:
             return self.item
         try:
             return cached_on(
-                self, "completed_item", lambda: complete(self.item, model), id(model)
+                self,
+                "completed_item",
+                lambda: complete_item(self.item, model),
+                id(model),
             )
         except ParameterError as error:
             raise CheckFailed(str(error)) from None
@@ -147,17 +157,18 @@ class CheckContext:
     def require_consistency(
         self,
         model: Model,
-        test: Callable[..., None] = require_consistent,
+        consistency_test: Callable[..., None] = require_consistent,
         **options: Any,
     ) -> None:
-        """Run one of the consistency tests that theory applies to an item before using it.
+        """Run one of the consistency tests that theory applies to an item before using it, on a problem of this model; a
+        ProblemError becomes CheckFailed.
 
         Raises
         ------
         CheckFailed
         """
         try:
-            test(self.problem(model), seed=self.seed, **options)
+            consistency_test(self.problem(model), seed=self.seed, **options)
         except ProblemError as error:
             raise CheckFailed(
                 error.message.partition("; no theory is computed")[0]
@@ -174,18 +185,19 @@ class CheckContext:
 
 def _problem_from_instances(**items: Any) -> Problem:
     """Build a problem from the names and parameters of a model, channel, prior and inputs, as if a suite had listed them."""
-    tables = {
+    item_tables = {
         kind: {"name": item.name, **parameters_of(kind, item)}
         for kind, item in items.items()
     }
     with using(OverlayRegistry(items)):
-        return Problem(**tables)
+        return Problem(**item_tables)
 
 
 class OverlayRegistry:
     """A registry in which the items under test take precedence over registered items of the same name."""
 
     def __init__(self, items: Mapping[str, Any]) -> None:
+        """Set the items under test by kind."""
         self.items, self.registry = items, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
@@ -263,7 +275,8 @@ def kind_of(item: Any) -> str:
         if any(hasattr(item, name) for name in methods_by_kind[kind]):
             return kind
     method_list = "; ".join(
-        f"{kind}: {' or '.join(names)}" for kind, names in methods_by_kind.items()
+        f"{kind}: {' or '.join(method_names)}"
+        for kind, method_names in methods_by_kind.items()
     )
     raise CheckError(
         f"{item!r} is not an item: it has none of the methods that tell the kind ({method_list})"
@@ -271,7 +284,7 @@ def kind_of(item: Any) -> str:
 
 
 def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None) -> Any:
-    """Create one instance of an item's class.
+    """Create one instance of an item's class. The engine's own parameters, such as tokens, are tried in several values.
 
     Raises
     ------
@@ -300,22 +313,22 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
         attempted_parameter_sets = [
             {"tokens": tokens, **given_parameters} for tokens in TOKENS
         ]
-    reasons = []
+    error_descriptions = []
     for attempted_parameters in attempted_parameter_sets:
         engine_parameters = {
-            k: attempted_parameters[k]
-            for k in ENGINE_FILLED.get(kind, ())
-            if k in attempted_parameters
+            parameter_name: attempted_parameters[parameter_name]
+            for parameter_name in ENGINE_FILLED.get(kind, ())
+            if parameter_name in attempted_parameters
         }
         own_parameters = {
-            k: value
-            for k, value in attempted_parameters.items()
-            if k not in engine_parameters
+            parameter_name: value
+            for parameter_name, value in attempted_parameters.items()
+            if parameter_name not in engine_parameters
         }
         try:
             return build(cls, kind, own_parameters, engine_parameters)
         except ParameterError as error:
-            reasons.append(str(error))
+            error_descriptions.append(str(error))
         except BaseException as error:  # a constructor may raise anything
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -323,4 +336,4 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
             raise CheckError(
                 f"{kind} {name!r} cannot be created: {error_description}"
             ) from error
-    raise CheckError(f"{kind} {name!r} cannot be created: {reasons[0]}")
+    raise CheckError(f"{kind} {name!r} cannot be created: {error_descriptions[0]}")

@@ -52,7 +52,8 @@ class _TimeIsUp(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Check:
-    """One published check of items, identified by kind and id.
+    """One published check of items, identified by kind and id. ``meaning`` explains a failure, and the checks of an item
+    that fails a ``required`` one are skipped.
 
     Attributes
     ----------
@@ -107,9 +108,9 @@ class Check:
                 raise CheckFailed(
                     f"the check took longer than {TIME_LIMIT:g} s"
                 ) from None
-            line = traceback.extract_tb(error.__traceback__)[-1]
+            error_frame = traceback.extract_tb(error.__traceback__)[-1]
             raise CheckFailed(
-                f"the item raised {error_line(error)} ({line.name}, {line.filename}:{line.lineno})"
+                f"the item raised {error_line(error)} ({error_frame.name}, {error_frame.filename}:{error_frame.lineno})"
             ) from error
 
 
@@ -122,7 +123,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def raise_at_limit(number: int, frame: object) -> None:
+    def raise_at_limit(signal_number: int, frame: object) -> None:
+        """Signal handler that raises ``_TimeIsUp``; ``signal_number`` is the signal and ``frame`` the interrupted one."""
         raise _TimeIsUp
 
     start_time, outer_handler = (
@@ -144,7 +146,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one check of one item.
+    """Outcome of one check of one item: its status with a message and the seconds it took; ``meaning`` explains a failure.
 
     ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says why it failed or was skipped, and is empty if it
     passed.
@@ -189,7 +191,8 @@ def published(
     cases: Callable[[Any], Iterable[tuple[Any, ...]]] = lambda context: [()],
     required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that publishes a function as a check, with the function's name as its id.
+    """Decorator that publishes a function as a check, with the function's name as its id. ``cases`` yields the further
+    arguments of each call.
 
     Parameters
     ----------
@@ -204,14 +207,19 @@ def published(
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        """Publish the function as a check for every kind, and return it unchanged."""
+
         @functools.wraps(function)
-        def check(context: object) -> None:
+        def run_all_cases(context: object) -> None:
+            """Run the function on every test case of the context."""
             for case in cases(context):
                 function(context, *case)
 
-        id = function.__name__
+        check_id = function.__name__
         for kind in kinds:
-            PUBLISHED[kind, id] = Check(id, kind, meaning, check, required)
+            PUBLISHED[kind, check_id] = Check(
+                check_id, kind, meaning, run_all_cases, required
+            )
         return function
 
     return decorate
@@ -246,9 +254,9 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
         raise CheckSkipped(
             "array-api-strict is not installed; run pip install array-api-strict"
         ) from None
-    name = "array_api_strict"
+    namespace_name = "array_api_strict"
     try:
-        run(Backend(name, strict, "float64", strict.Device("device1")))
+        run(Backend(namespace_name, strict, "float64", strict.Device("device1")))
     except RuntimeError as error:
         if "Can't convert array" not in str(error):
             raise
@@ -256,7 +264,7 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
             raise CheckFailed(
                 f"the item converts its arrays to NumPy: {error}"
             ) from error
-        run(Backend(name, strict, "float64"))
+        run(Backend(namespace_name, strict, "float64"))
 
 
 LARGEST_Z = 6.0
@@ -269,28 +277,32 @@ def expect_mean(
 ) -> None:
     """Check that the mean of n independent samples (n, ...) equals ``target`` within standard errors and ``allowance``."""
     samples = np.asarray(samples, dtype=float)
-    error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
-    expect_value(name, samples.mean(axis=0), target, error, allowance)
+    standard_error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
+    expect_value(name, samples.mean(axis=0), target, standard_error, allowance)
 
 
 def expect_value(
     name: str, value: Array, target: Array, error: Array, allowance: float = 0.0
 ) -> None:
-    """Check that ``value`` equals ``target`` within a number of standard errors and ``allowance``; all may be arrays."""
+    """Check that ``value`` equals ``target`` within ``LARGEST_Z`` standard errors and ``allowance``; all may be arrays."""
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
     # Numbers of order one: less than 1e-12 is rounding.
     is_within = np.abs(value - target) <= LARGEST_Z * error + allowance + 1e-12
     if not is_within.all():
-        excess = np.abs(value - target) - LARGEST_Z * error
-        worst = int(np.argmax(np.where(np.isnan(excess), np.inf, excess)))
+        excess_deviation = np.abs(value - target) - LARGEST_Z * error
+        worst_index = int(
+            np.argmax(np.where(np.isnan(excess_deviation), np.inf, excess_deviation))
+        )
         raise CheckFailed(
-            f"{name} is {value[worst]:.4g} +- {error[worst]:.1g}, must be {target[worst]:.4g}: {np.sum(~is_within)} of "
+            f"{name} is {value[worst_index]:.4g} +- {error[worst_index]:.1g}, must be {target[worst_index]:.4g}: "
+            f"{np.sum(~is_within)} of "
             f"{len(is_within)} numbers are more than {LARGEST_Z:g} standard errors away"
         )
 
 
 class Call(NamedTuple):
-    """A method of an item, and the arrays with which checks call it.
+    """A method of an item and the arrays with which checks call it, with the scale and the own error of its numbers, and the
+    tolerances of results in single and double precision.
 
     Attributes
     ----------
@@ -330,20 +342,22 @@ RefusedCall = tuple[str, Callable[[], Array]]
 
 
 def expect_pure(name: str, function: Callable[..., object], *arrays: Array) -> None:
-    """Check that a method accepts read-only arrays and leaves them unchanged."""
+    """Check that a method accepts read-only arrays and leaves them unchanged. ``name`` is the method's."""
     arguments = [np.array(array) for array in arrays]
-    for argument in arguments:
-        argument.flags.writeable = False
-    complaint = f"{name} writes into its arguments; work on a copy"
+    for read_only_array in arguments:
+        read_only_array.flags.writeable = False
+    message = f"{name} writes into its arguments; work on a copy"
     try:
         function(*arguments)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"{complaint}: {error}") from error
-    for argument, array in zip(arguments, arrays):
-        if not np.array_equal(argument, array, equal_nan=argument.dtype.kind == "f"):
-            raise CheckFailed(complaint)
+        raise CheckFailed(f"{message}: {error}") from error
+    for read_only_array, array in zip(arguments, arrays):
+        if not np.array_equal(
+            read_only_array, array, equal_nan=read_only_array.dtype.kind == "f"
+        ):
+            raise CheckFailed(message)
 
 
 def expect_array(
@@ -353,7 +367,9 @@ def expect_array(
     dtype: str | None = None,
     like: Array | None = None,
 ) -> None:
-    """Check that an array has the given shape and dtype, finite numbers, and the namespace and device of ``like``."""
+    """Check that an array has the given shape and dtype, finite numbers, and the namespace and device of ``like``. ``name``
+    is the array's, in messages.
+    """
     if not array_api_compat.is_array_api_obj(array):
         raise CheckFailed(f"{name} must be an array, got {type(array).__name__}")
     if tuple(array.shape) != shape:
@@ -365,8 +381,8 @@ def expect_array(
     xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
         raise CheckFailed(f"{name} must be {dtype} like its inputs, got {array.dtype}")
-    floating = xp.isdtype(array.dtype, "real floating")
-    if floating and not np.isfinite(to_host(array)).all():
+    is_floating = xp.isdtype(array.dtype, "real floating")
+    if is_floating and not np.isfinite(to_host(array)).all():
         raise CheckFailed(f"{name} contains NaN or infinity")
 
 
@@ -378,12 +394,15 @@ def _namespace_and_device(array: Array) -> str:
 
 @contextmanager
 def private_randomness(name: str) -> Iterator[None]:
-    """Context that raises CheckFailed if code inside it uses a global generator of NumPy or Python."""
+    """Context that raises CheckFailed if code inside it uses a global generator of NumPy or Python. ``name`` is that of the
+    code.
+    """
 
     def states() -> dict[str, str]:
-        numpy: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from
+        """Texts of the states of the global generators, by generator."""
+        numpy_state: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from
         return {
-            "NumPy's global generator": str([*numpy[1], *numpy[2:]]),
+            "NumPy's global generator": str([*numpy_state[1], *numpy_state[2:]]),
             "Python's random module": str(random.getstate()),
         }
 

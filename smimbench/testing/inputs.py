@@ -31,7 +31,7 @@ def token_shape(item: Inputs) -> tuple[int, int]:
 def tokens(
     item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
-    """Draw tokens (n, T, D) as the engine does."""
+    """Draw tokens (n, T, D) as the engine does. X holds n samples."""
     X = np.empty((n, *token_shape(item)), dtype=dtype)
     fill_with_tokens(X, item, rng)
     return X
@@ -41,8 +41,8 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of inputs that take arrays."""
     item = context.item
     if item.transform is not None:
-        noise = context.rng(1).standard_normal((6, *token_shape(item)))
-        yield Call("transform", item.transform, (noise,))
+        noise_array = context.rng(1).standard_normal((6, *token_shape(item)))
+        yield Call("transform", item.transform, (noise_array,))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
@@ -74,7 +74,9 @@ def shapes(context: CheckContext, item: Inputs) -> None:
 
 
 def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
-    """Return the token covariance and the feature variances that inputs declare; identity if they declare none."""
+    """Return the token covariance C (T, T) and the feature variances v (D,) that inputs declare; identity if they declare
+    none.
+    """
     if not item.gaussian and (
         item.token_covariance is None or item.feature_variances is None
     ):
@@ -92,7 +94,7 @@ def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
     "Tokens do not have mean 0 and the covariance that the inputs declare: theory is solved for other inputs."
 )
 def covariance(context: CheckContext, item: Inputs) -> None:
-    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k``."""
+    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k``. X are n samples of tokens."""
     C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(3))
     expect_mean("mean of the tokens", X)
@@ -108,7 +110,9 @@ def covariance(context: CheckContext, item: Inputs) -> None:
     "Tokens are declared Gaussian but are not: theory is claimed although none is known."
 )
 def gaussianity(context: CheckContext, item: Inputs) -> None:
-    """Check Gaussian moments of whitened tokens: variance of the squared length, fourth power of random projections."""
+    """Check Gaussian moments of whitened tokens: variance of the squared length, fourth power of random projections. C and v
+    are their covariance and feature variances, and N their number of entries.
+    """
     if not item.gaussian:
         raise CheckSkipped("the inputs do not declare their tokens Gaussian")
     C, v = _declared_covariance(item)

@@ -25,7 +25,9 @@ SYMMETRY_TOLERANCE = 0.05
 
 
 def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
-    """Yield for each model one instance of the first problem and one of the first problem with a symmetry."""
+    """Yield for each model one instance of the first problem and one of the first problem with a symmetry. They are test
+    cases, tuples of one.
+    """
     for model in context.models:
         problems = list(context.problems(model))
         symmetric_problems = [
@@ -43,8 +45,8 @@ metric_check = partial(published, ("metric",), cases=_instances)
 def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
     """Return an estimate halfway between the teacher and another draw of the prior, and a claimed error (P, P)."""
     P = instance.problem.components
-    draw = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
-    estimate = 0.5 * instance.signal + 0.5 * np.asarray(draw, dtype=float)
+    other_signal = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
+    estimate = 0.5 * instance.signal + 0.5 * np.asarray(other_signal, dtype=float)
     return estimate, 0.3 * np.eye(P)
 
 
@@ -69,26 +71,28 @@ def _measure(
 def values(context: CheckContext, instance: Instance) -> None:
     """Check that a metric returns the right number of finite values, with and without a claimed error."""
     expected_count = instance.problem.components if context.item.per_component else 1
-    estimate, claim = _partial_estimate(instance, context)
-    for V in (None, claim):
-        estimate_argument = estimate.copy()
-        numbers = _measure(context.item, instance, estimate_argument, V)
-        if not np.array_equal(estimate, estimate_argument):
+    estimate, claimed_error = _partial_estimate(instance, context)
+    for V in (None, claimed_error):
+        estimate_copy = estimate.copy()
+        metric_values = _measure(context.item, instance, estimate_copy, V)
+        if not np.array_equal(estimate, estimate_copy):
             raise CheckFailed("measure writes into the estimate; work on a copy")
-        if numbers is not None and len(numbers) != expected_count:
+        if metric_values is not None and len(metric_values) != expected_count:
             raise CheckFailed(
-                f"measure returns {len(numbers)} numbers, but per_component asks for {expected_count}"
+                f"measure returns {len(metric_values)} numbers, but per_component asks for {expected_count}"
             )
         try:
-            json.dumps(numbers, allow_nan=False)
+            json.dumps(metric_values, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise CheckFailed(
-                f"measure returns {numbers!r}, which JSON cannot hold: {error}"
+                f"measure returns {metric_values!r}, which JSON cannot hold: {error}"
             ) from None
 
 
 def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
-    """Yield instances whose labels have a symmetry, each with a matrix (P, P) that flips or permutes components."""
+    """Yield instances whose labels have a symmetry, each with a matrix (P, P) that flips or permutes components.
+    ``has_permutations`` says whether it permutes.
+    """
     symmetric_instances = [
         instance
         for (instance,) in _instances(context)
@@ -98,8 +102,8 @@ def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Arra
         raise CheckSkipped("no channel that this metric supports has a symmetry")
     for instance in symmetric_instances:
         identity = np.eye(instance.problem.components)
-        permutes = instance.problem.channel.symmetry.startswith("permutations")
-        yield instance, identity[::-1] if permutes else -identity
+        has_permutations = instance.problem.channel.symmetry.startswith("permutations")
+        yield instance, identity[::-1] if has_permutations else -identity
 
 
 @published(
@@ -111,36 +115,42 @@ def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Arra
 def invariance(
     context: CheckContext, instance: Instance, transformation: Array
 ) -> None:
-    """Check that a metric is invariant under sign flips or permutations that the channel's symmetry allows."""
+    """Check that a metric is invariant under sign flips or permutations that the channel's symmetry allows. V is the claimed
+    error.
+    """
     estimate, V = _partial_estimate(instance, context)
-    score = _measure(context.item, instance, estimate, V)
-    transformed = np.tensordot(transformation, estimate, axes=1)
-    transformed_score = _measure(
-        context.item, instance, transformed, transformation @ V @ transformation.T
+    metric_value = _measure(context.item, instance, estimate, V)
+    transformed_estimate = np.tensordot(transformation, estimate, axes=1)
+    metric_value_of_transformed = _measure(
+        context.item,
+        instance,
+        transformed_estimate,
+        transformation @ V @ transformation.T,
     )
     if not np.allclose(
-        score or np.nan,
-        transformed_score or np.nan,
+        metric_value or np.nan,
+        metric_value_of_transformed or np.nan,
         rtol=SYMMETRY_TOLERANCE,
         atol=1e-9,
         equal_nan=True,
     ):
         symmetry = instance.problem.channel.symmetry
         raise CheckFailed(
-            f"the metric changes from {score} to {transformed_score} when the symmetry {symmetry!r} is applied to the estimate"
+            f"the metric changes from {metric_value} to {metric_value_of_transformed} "
+            f"when the symmetry {symmetry!r} is applied to the estimate"
         )
 
 
 def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Yield the values of a metric at the teacher and at the prior mean."""
+    """Yield the values of a metric at the teacher and at the prior mean, whose error V is the second moment."""
     compared_count = 0
     for (instance,) in _instances(context):
         prior, P = instance.problem.prior, instance.problem.components
-        mean = np.asarray(prior.mean(P, DIMENSION), dtype=float)
+        prior_mean = np.asarray(prior.mean(P, DIMENSION), dtype=float)
         V = np.asarray(prior.second_moment(P), dtype=float)
-        at_teacher = _measure(context.item, instance, instance.signal, 0 * V)
-        at_mean = _measure(context.item, instance, mean, V)
-        for score_pair in zip(at_teacher or (), at_mean or ()):
+        values_at_teacher = _measure(context.item, instance, instance.signal, 0 * V)
+        values_at_mean = _measure(context.item, instance, prior_mean, V)
+        for score_pair in zip(values_at_teacher or (), values_at_mean or ()):
             if all(map(math.isfinite, score_pair)):
                 compared_count += 1
                 yield score_pair
@@ -156,7 +166,7 @@ def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, flo
     cases=_teacher_and_mean_scores,
 )
 def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
-    """Check that a metric does not score the teacher worse than the prior mean."""
+    """Check that a metric does not score the teacher (value ``at_teacher``) worse than the prior mean (``at_mean``)."""
     score_difference = abs(at_teacher - at_mean)
     if is_worse(
         context.item, at_mean, at_teacher
@@ -171,13 +181,15 @@ def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
     "What it says of theory does not fit what it measures: a table would compare different things, or break."
 )
 def theory(context: CheckContext, instance: Instance) -> None:
-    """Check that a metric's theory returns as many finite values and errors as it measures."""
+    """Check that a metric's theory returns as many finite values and errors as it measures. The theory is asked at a made-up
+    point with half of the prior's variance as error.
+    """
     if context.item.theory is None:
         raise CheckSkipped("the metric has no method theory")
     problem, P = instance.problem, instance.problem.components
     second_moment, prior_mean_overlap = prior_moments(problem)
     V = np.diagonal(second_moment - prior_mean_overlap) / 2
-    point = {
+    theory_point = {
         "alpha": 1.0,
         "mse": per_component(V),
         "mse_error": per_component(0 * V),
@@ -186,16 +198,19 @@ def theory(context: CheckContext, instance: Instance) -> None:
         "method": "made up",
     }
     # As it is, before the engine leaves out what is wrong.
-    numbers, errors = context.item.theory(problem, point)
+    theory_values, theory_errors = context.item.theory(problem, theory_point)
     expected_count = P if context.item.per_component else 1
-    if len(numbers) != expected_count or len(errors) != expected_count:
+    if len(theory_values) != expected_count or len(theory_errors) != expected_count:
         raise CheckFailed(
-            f"the metric's theory returns {len(numbers)} values and {len(errors)} errors instead of {expected_count} each"
+            f"the metric's theory returns {len(theory_values)} values and {len(theory_errors)} errors "
+            f"instead of {expected_count} each"
         )
-    for number, error in zip(numbers, errors):
-        if number is None:
+    for theory_value, theory_error in zip(theory_values, theory_errors):
+        if theory_value is None:
             continue
-        if not math.isfinite(number) or not (error is None or error >= 0):
+        if not math.isfinite(theory_value) or not (
+            theory_error is None or theory_error >= 0
+        ):
             raise CheckFailed(
-                f"the metric's theory must return finite values and errors >= 0, got {number} with the error {error}"
+                f"the metric's theory must return finite values and errors >= 0, got {theory_value} with the error {theory_error}"
             )

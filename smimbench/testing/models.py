@@ -38,7 +38,7 @@ def signal(
 def draw_data(
     context: CheckContext, n: int, P: int, D: int, seed: int
 ) -> tuple[Array, Array, Array]:
-    """Draw inputs (n, T, D), a signal, and random numbers (n, P, C) that play the role of latents."""
+    """Draw inputs X (n, T, D), a signal S, and random numbers g (n, P, C) that play the role of latents."""
     model = context.item
     X = context.rng(seed).standard_normal((n, model.tokens, D))
     S = signal(model, P, D, context.rng(seed + 1))
@@ -46,13 +46,13 @@ def draw_data(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a model that take arrays."""
+    """Yield calls of all methods of a model that take arrays. X, S and g are those of ``draw_data``."""
     model = context.item
     X, S, g = draw_data(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
     yield Call("adjoint", model.adjoint, (X, g))
-    for name in ("inner", "squared_error", "overlap"):
-        yield Call(name, getattr(model, name), (S, 0.5 * S))
+    for method_name in ("inner", "squared_error", "overlap"):
+        yield Call(method_name, getattr(model, method_name), (S, 0.5 * S))
     yield Call("align", lambda a, b: model.align(a, b, "signs"), (S, -S))
 
 
@@ -67,14 +67,14 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
     """Yield calls that must raise an error: inputs with a wrong number of dimensions, tokens or axes."""
     X, S, _ = draw_data(context, 8, 1, 9, 111)
-    for axis, inputs in (
+    for axis, wrong_inputs in (
         ("dimensions", X[:, :, :5]),
         ("tokens", np.concatenate([X, X], axis=1)),
         ("axes", X[0]),
     ):
         yield (
             f"forward accepts inputs with the wrong number of {axis}",
-            partial(context.item.forward, inputs, S),
+            partial(context.item.forward, wrong_inputs, S),
         )
 
 
@@ -84,7 +84,7 @@ def shapes(context: CheckContext, model: Model) -> None:
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = draw_data(context, n, P, D, 1)
         signal_shape = tuple(model.signal_shape(P, D))
-        for name, array, shape in (
+        for name, model_array, shape in (
             ("a signal", S, signal_shape),
             ("forward", model.forward(X, S), (n, P, model.sites)),
             ("adjoint", model.adjoint(X, g), signal_shape),
@@ -97,7 +97,7 @@ def shapes(context: CheckContext, model: Model) -> None:
             ("squared_error", model.squared_error(S, 0.5 * S), (P,)),
             ("overlap", model.overlap(S, 0.5 * S), (P,)),
         ):
-            expect_array(name, array, shape, "float64", X)
+            expect_array(name, model_array, shape, "float64", X)
         if float(np.abs(model.squared_error(S, S)).max()) > 1e-12:
             raise CheckFailed("squared_error between the signal and itself must be 0")
 
@@ -106,20 +106,22 @@ def shapes(context: CheckContext, model: Model) -> None:
     "sample_count and sample_ratio are not inverse to each other: curves are drawn at another alpha than was used."
 )
 def sample_ratio(context: CheckContext, model: Model) -> None:
-    """Check that ``sample_count`` is the integer >= 1 whose sample ratio is closest to alpha."""
+    """Check that ``sample_count`` is the integer >= 1 whose sample ratio is closest to alpha. ``n`` is that integer."""
     del context
     for D in (10, 37):
         smallest_ratio = model.sample_ratio(1, D)
         for alpha in (1e-9, 0.3, 1.7, 12.34):
             n = model.sample_count(alpha, D)
-            ratio = model.sample_ratio(n, D)
+            sample_ratio_of_n = model.sample_ratio(n, D)
             is_nearest = (
                 smallest_ratio > 0
-                and abs(ratio - max(alpha, smallest_ratio)) <= 0.5001 * smallest_ratio
+                and abs(sample_ratio_of_n - max(alpha, smallest_ratio))
+                <= 0.5001 * smallest_ratio
             )
             if not (isinstance(n, int) and n >= 1 and is_nearest):
                 raise CheckFailed(
-                    f"sample_count({alpha}, {D}) must be the integer with the closest sample ratio, got {n} with ratio {ratio}"
+                    f"sample_count({alpha}, {D}) must be the integer with the closest sample ratio, "
+                    f"got {n} with ratio {sample_ratio_of_n}"
                 )
 
 
@@ -127,21 +129,28 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
     "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
 )
 def transpose(context: CheckContext, model: Model) -> None:
-    """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear."""
+    """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear. X are
+    inputs, S signals and g random latents.
+    """
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = draw_data(context, n, P, D, 11)
         S, other_S = (
             np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1)
         )
         latents, other_latents = model.forward(X, S), model.forward(X, other_S)
-        product = np.sum(g * latents)
-        transposed = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
-        if not math.isclose(product, transposed, rel_tol=1e-9, abs_tol=1e-9):
+        inner_product = np.sum(g * latents)
+        transposed_product = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
+        if not math.isclose(
+            inner_product, transposed_product, rel_tol=1e-9, abs_tol=1e-9
+        ):
             raise CheckFailed(
-                f"<g, forward(S)> is {product:.6g}, but <adjoint(g), S> / adjoint_scale is {transposed:.6g}; they must be equal"
+                f"<g, forward(S)> is {inner_product:.6g}, "
+                f"but <adjoint(g), S> / adjoint_scale is {transposed_product:.6g}; they must be equal"
             )
-        combined = model.forward(X, S - 2 * other_S)
-        if not np.allclose(combined, latents - 2 * other_latents, rtol=1e-9, atol=1e-9):
+        latents_of_combination = model.forward(X, S - 2 * other_S)
+        if not np.allclose(
+            latents_of_combination, latents - 2 * other_latents, rtol=1e-9, atol=1e-9
+        ):
             raise CheckFailed("forward must be linear in the signal")
 
 
@@ -149,10 +158,14 @@ def transpose(context: CheckContext, model: Model) -> None:
     "Results depend on how the samples are split into chunks, or chunks leave samples out."
 )
 def chunks(context: CheckContext, model: Model) -> None:
-    """Check that chunks cover every sample once, and that latents and adjoint do not depend on chunks."""
+    """Check that chunks cover every sample once, and that latents and adjoint do not depend on chunks. ``sample_numbers``
+    are the numbers of the samples in all chunks.
+    """
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
-        rows = [row for chunk in model.chunks(n, D, P) for row in range(n)[chunk]]
-        if rows != list(range(n)):
+        sample_numbers = [
+            row for chunk in model.chunks(n, D, P) for row in range(n)[chunk]
+        ]
+        if sample_numbers != list(range(n)):
             raise CheckFailed(
                 f"chunks({n}, {D}, {P}) must cover every sample once and in order"
             )
@@ -165,10 +178,10 @@ def chunks(context: CheckContext, model: Model) -> None:
         raise CheckFailed(
             "forward of a chunk of samples differs from the same rows of forward of all samples"
         )
-    total = sum(
+    adjoint_sum = sum(
         model.adjoint(X[chunk_slice], g[chunk_slice]) for chunk_slice in chunk_slices
     )
-    if not np.allclose(total, model.adjoint(X, g), atol=1e-11):
+    if not np.allclose(adjoint_sum, model.adjoint(X, g), atol=1e-11):
         raise CheckFailed(
             "adjoint of all samples differs from the sum of adjoint over chunks of samples"
         )
@@ -183,9 +196,11 @@ def latents(context: CheckContext, model: Model) -> None:
     X, S, _ = draw_data(context, 20_000, 2, 40, 31)
     flat_latents = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     overlap = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
-    scale = np.sqrt(np.diagonal(overlap))
-    expect_mean("mean of the latents in units of their width", flat_latents / scale)
-    covariance_scale = scale[:, None] * scale
+    latent_scale = np.sqrt(np.diagonal(overlap))
+    expect_mean(
+        "mean of the latents in units of their width", flat_latents / latent_scale
+    )
+    covariance_scale = latent_scale[:, None] * latent_scale
     # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
     allowance = 0.0 if is_symmetric(model) else 8 / S.shape[-1]
     covariance = flat_latents[:, :, None] * flat_latents[:, None, :] / covariance_scale
@@ -213,23 +228,27 @@ def noise(context: CheckContext, model: Model) -> None:
     "align does not remove a symmetry, or removes too much: errors are wrong for every algorithm."
 )
 def align(context: CheckContext, model: Model) -> None:
-    """Check that ``align`` undoes sign flips, permutations and rotations, and does nothing without symmetry."""
+    """Check that ``align`` undoes sign flips, permutations and rotations of the components of a signal S, and does nothing
+    without symmetry.
+    """
     S = signal(model, 3, 30, context.rng(51))
-    signs, order = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
+    sign_flips, permutation = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
     transformations = {
         "none": np.eye(3),
-        "signs": signs,
+        "signs": sign_flips,
         "common-sign": -np.eye(3),
-        "permutations-common-sign": -order,
-        "permutations": order,
-        "signed-permutations": order @ signs,
+        "permutations-common-sign": -permutation,
+        "permutations": permutation,
+        "signed-permutations": permutation @ sign_flips,
         "rotations": np.linalg.qr(context.rng(52).standard_normal((3, 3)))[0],
     }
-    for name, transformation in transformations.items():
-        aligned = model.align(S, np.tensordot(transformation, S, axes=1), name)
-        if not np.allclose(aligned, S, rtol=1e-8, atol=1e-8):
+    for symmetry_name, transformation in transformations.items():
+        aligned_signal = model.align(
+            S, np.tensordot(transformation, S, axes=1), symmetry_name
+        )
+        if not np.allclose(aligned_signal, S, rtol=1e-8, atol=1e-8):
             raise CheckFailed(
-                f"align does not undo a transformation that symmetry {name!r} allows"
+                f"align does not undo a transformation that symmetry {symmetry_name!r} allows"
             )
     if not np.array_equal(model.align(S, -S, "none"), -S):
         raise CheckFailed("align changes an estimate although there is no symmetry")
@@ -247,14 +266,17 @@ def memory(context: CheckContext, model: Model) -> None:
     """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs, latents and signal."""
     X, S, g = draw_data(context, 3000, 1, 64, 61)
     allowed_bytes = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
-    for name, array, small_array in (("forward", S, S), ("adjoint", g, g[:10])):
-        method = getattr(model, name)
-        method(X[:10], small_array)  # what is made once does not count
-        peak_bytes = _peak_memory(partial(method, X, array))
+    for method_name, method_argument, argument_of_few in (
+        ("forward", S, S),
+        ("adjoint", g, g[:10]),
+    ):
+        model_method = getattr(model, method_name)
+        model_method(X[:10], argument_of_few)  # what is made once does not count
+        peak_bytes = _peak_memory(partial(model_method, X, method_argument))
         if peak_bytes > allowed_bytes:
             raise CheckFailed(
-                f"{name} of {len(X)} samples of D = 64 takes {peak_bytes / 2**20:.0f} MB in addition to "
-                f"{X.nbytes / 2**20:.0f} MB of inputs"
+                f"{method_name} needs {peak_bytes / 2**20:.0f} MB in addition to {X.nbytes / 2**20:.0f} MB of inputs, for "
+                f"{len(X)} samples of D = 64, but at most {allowed_bytes / 2**20:.0f} MB are allowed; avoid copies of the inputs"
             )
 
 

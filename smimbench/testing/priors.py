@@ -22,7 +22,7 @@ from smimbench.testing.core import (
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
-    """Yield each supported model with the completed prior, for one and for two components."""
+    """Yield each supported model with the completed prior, for one and for two components. These are the test cases."""
     for model in context.models:
         for components in (1, 2):
             yield model, context.completed_item(model), components
@@ -32,7 +32,7 @@ prior_check = partial(published, ("prior",), cases=_cases)
 
 
 def information_matrix(components: int, size: float) -> Array:
-    """Diagonal information matrix with a different value for every component."""
+    """Diagonal information matrix with a different value for every component. ``size`` is the first one."""
     return size * np.diag(1.0 + 0.8 * np.arange(components))
 
 
@@ -49,9 +49,9 @@ def observation(
     return signal + np.tensordot(noise_root, noise, axes=1), Qhat
 
 
-def _denoised(prior: Prior, field: str, R: Array, Qhat: Array) -> Array:
+def _denoised(prior: Prior, field_name: str, R: Array, Qhat: Array) -> Array:
     """Return the estimate or the error V of the prior's denoiser."""
-    return getattr(prior.denoise(R, Qhat), field)
+    return getattr(prior.denoise(R, Qhat), field_name)
 
 
 def _overlap_error(prior: Prior, Qhat: Array) -> Array:
@@ -63,16 +63,16 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of a prior that take arrays."""
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
-        for field in ("estimate", "V"):
+        for field_name in ("estimate", "V"):
             yield Call(
-                f"denoise: {field}",
-                partial(_denoised, prior, field),
+                f"denoise: {field_name}",
+                partial(_denoised, prior, field_name),
                 arguments,
                 single_tolerance=1e-3,
                 double_tolerance=1e-6,
             )
-        overlap = partial(_overlap_error, prior)
-        yield Call("overlap: V", overlap, arguments[1:], any_namespace=False)
+        overlap_error_of = partial(_overlap_error, prior)
+        yield Call("overlap: V", overlap_error_of, arguments[1:], any_namespace=False)
 
 
 def _sample(prior: Prior, P: int, rng: np.random.Generator) -> Array:
@@ -104,14 +104,16 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
     "A method of the prior returns arrays of the wrong shape or type.", required=True
 )
 def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
-    """Check shapes of the prior's signals, moments, estimates and order parameters."""
+    """Check shapes of the prior's signals, moments, estimates and order parameters. R is a noisy observation with
+    information Qhat.
+    """
     D = 12
     signal_shape = tuple(model.signal_shape(P, D))
     R, Qhat = observation(context, model, P, 2)
     denoised = prior.denoise(R, Qhat)
     Qhat_batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
     overlap_batch, overlap = prior.overlap(Qhat_batch), prior.overlap(Qhat_batch[1])
-    for name, array, shape in (
+    for name, prior_array, shape in (
         ("sample", np.asarray(prior.sample(context.rng(1), P, D)), signal_shape),
         ("mean", np.asarray(prior.mean(P, D)), signal_shape),
         ("second_moment", np.asarray(prior.second_moment(P)), (P, P)),
@@ -123,9 +125,9 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
         ("overlap: Q", overlap.Q, (P, P)),
         ("overlap: V", overlap.V, (P, P)),
     ):
-        expect_array(name, array, shape, "float64", R)
-    for batched_overlap, matrix in zip(overlap_batch, overlap):
-        if not np.allclose(batched_overlap[1], matrix, rtol=1e-6, atol=1e-9):
+        expect_array(name, prior_array, shape, "float64", R)
+    for batched_overlap, overlap_matrix in zip(overlap_batch, overlap):
+        if not np.allclose(batched_overlap[1], overlap_matrix, rtol=1e-6, atol=1e-9):
             raise CheckFailed(
                 "overlap of one information matrix depends on the other matrices in its batch"
             )
