@@ -39,7 +39,7 @@ PEAK_RATE_KEYS = ("float64", "float32", "tf32", "bandwidth")
 
 
 class Driver(NamedTuple):
-    """Version of an NVIDIA driver and the newest CUDA version it supports (``"?"`` if unknown)."""
+    """Version of an NVIDIA driver and the newest CUDA version (``cuda``) it supports (``"?"`` if unknown)."""
 
     version: str
     cuda: str
@@ -102,8 +102,8 @@ def cpu_quota(
     is the file that lists the groups of this process, ``root`` the folder of all groups.
     """
     quota = math.inf
-    for line in (unless(OSError, membership.read_text) or "").splitlines():
-        _, controllers, path = line.split(":", 2)
+    for group_line in (unless(OSError, membership.read_text) or "").splitlines():
+        _, controllers, path = group_line.split(":", 2)
         group_root, quota_files = root, ["cpu.max"]
         if controllers:  # version 1
             if "cpu" not in controllers.split(","):
@@ -204,8 +204,8 @@ def nvidia_driver() -> Driver | None:
     if nvidia_smi_output is None:
         return None
     version_numbers = []
-    for name in ("Driver", "CUDA"):
-        match = re.search(rf"{name} Version:\s*([\d.]+)", nvidia_smi_output)
+    for software_name in ("Driver", "CUDA"):
+        match = re.search(rf"{software_name} Version:\s*([\d.]+)", nvidia_smi_output)
         version_numbers.append(match[1] if match else "?")
     return Driver(*version_numbers)
 
@@ -270,7 +270,9 @@ def _system_file_field(path: str, field: str) -> str:
 
 
 class Fraction(NamedTuple):
-    """Fraction of the machine's peak rate that an iteration reaches, and what limits it: ``"products"`` or ``"memory"``."""
+    """Fraction (``value``) of the machine's peak rate that an iteration reaches, and what limits it (``bound``):
+    ``"products"`` or ``"memory"``.
+    """
 
     value: float
     bound: str
@@ -309,9 +311,9 @@ def stored_peak_rates(
             return None
         stored_rates = stored_document["rates"]
         return {
-            key: float(stored_rates[key])
-            for key in PEAK_RATE_KEYS
-            if key in stored_rates
+            rate_name: float(stored_rates[rate_name])
+            for rate_name in PEAK_RATE_KEYS
+            if rate_name in stored_rates
         }
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -350,9 +352,13 @@ def measure_peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, fl
         if tf32_backend.accelerated:  # processors of a host have no such mode
             rates["tf32"] = _product_rate(tf32_backend, threads)
         rates["bandwidth"] = _read_bandwidth(get_backend(backend), threads)
-    text = json.dumps({"version": PEAK_RATES_VERSION, "rates": rates}, indent=1) + "\n"
+    rates_json = (
+        json.dumps({"version": PEAK_RATES_VERSION, "rates": rates}, indent=1) + "\n"
+    )
     # A home folder without write permission costs two seconds per run, no more.
-    unless(StoreError, write_atomically, _rates_file(backend, threads), text.encode())
+    unless(
+        StoreError, write_atomically, _rates_file(backend, threads), rates_json.encode()
+    )
     return rates
 
 
@@ -420,8 +426,11 @@ def _read_bandwidth(backend: Backend, threads: int) -> float:
         size_limit, largest_size = free_bytes // 4, 8 * LARGEST_READ
     array_length = max(1 << 20, min(int(size_limit), largest_size) // 8)
     xp = backend.xp
-    numbers = xp.ones((array_length,), dtype=xp.float64, device=backend.device)
-    read_operations = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))
+    ones_array = xp.ones((array_length,), dtype=xp.float64, device=backend.device)
+    read_operations = (
+        lambda: xp.sum(ones_array),
+        lambda: xp.vecdot(ones_array, ones_array),
+    )
     return (
         8.0
         * array_length

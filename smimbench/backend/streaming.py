@@ -174,9 +174,11 @@ class NarrowInputs(StreamedInputs):
     def __init__(self, float32_inputs: Array, dtype: object) -> None:
         """Wrap the float32 inputs ``stored``, whose slices are converted to ``dtype`` for computing."""
         self.stored = float32_inputs
-        like = namespace(float32_inputs).astype(float32_inputs[:0, ...], dtype)
+        empty_array = namespace(float32_inputs).astype(float32_inputs[:0, ...], dtype)
         self._set_source(
-            float32_inputs.shape, like, lambda samples: float32_inputs[samples, ...]
+            float32_inputs.shape,
+            empty_array,
+            lambda samples: float32_inputs[samples, ...],
         )
         self.itemsize = 4
 
@@ -213,20 +215,23 @@ def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slic
     The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
     ``components`` is P, or P times the number of students.
     """
-    n, _, dimension = inputs.shape
+    sample_count, _, dimension = inputs.shape
     is_streamed = isinstance(inputs, StreamedInputs)
-    like = inputs.like if is_streamed else inputs
+    array_on_device = inputs.like if is_streamed else inputs
     chunk_options = {
-        "itemsize": int(namespace(like).finfo(like.dtype).bits) // 8,
-        "like": like,
+        "itemsize": int(namespace(array_on_device).finfo(array_on_device.dtype).bits)
+        // 8,
+        "like": array_on_device,
         "streamed": is_streamed,
     }
     accepted_options = {
-        name: value
-        for name, value in chunk_options.items()
-        if takes(model.chunks, name)
+        option_name: option_value
+        for option_name, option_value in chunk_options.items()
+        if takes(model.chunks, option_name)
     }
-    chunks: Iterable[slice] = model.chunks(n, dimension, components, **accepted_options)
+    chunks: Iterable[slice] = model.chunks(
+        sample_count, dimension, components, **accepted_options
+    )
     return inputs.whole_blocks(chunks) if isinstance(inputs, DrawnInputs) else chunks
 
 

@@ -144,7 +144,7 @@ class AlgorithmPrediction:
 
     @classmethod
     def of_point(cls, point: dict[str, Any], **changes: object) -> AlgorithmPrediction:
-        """Build a prediction from one point in the JSON of ``smimbench theory``, with some fields changed."""
+        """Build a prediction from one point in the JSON of ``smimbench theory``, with some fields changed (``changes``)."""
         field_names = {field.name for field in fields(cls)}
         field_values = {
             name: field_value
@@ -169,16 +169,22 @@ class AlgorithmPrediction:
             for field in fields(self)
             if field.name not in ("draws", "more")
         }
-        for name in ("mse", "mse_error"):
-            values = np.asarray(field_values[name], dtype=float)
-            field_values[name] = values.item() if values.size == 1 else values.tolist()
-        for name in ("overlap", "own_overlap", "between_students"):
-            if field_values[name] is not None:
-                field_values[name] = np.asarray(field_values[name]).tolist()
+        for field_name in ("mse", "mse_error"):
+            component_values = np.asarray(field_values[field_name], dtype=float)
+            field_values[field_name] = (
+                component_values.item()
+                if component_values.size == 1
+                else component_values.tolist()
+            )
+        for field_name in ("overlap", "own_overlap", "between_students"):
+            if field_values[field_name] is not None:
+                field_values[field_name] = np.asarray(field_values[field_name]).tolist()
         if isinstance(self.trajectory, str):
             field_values["no_trajectory"] = field_values.pop("trajectory")
         return {
-            name: value for name, value in field_values.items() if value is not None
+            field_name: field_value
+            for field_name, field_value in field_values.items()
+            if field_value is not None
         } | self.more
 
 
@@ -331,7 +337,7 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
     if not isinstance(plan, Plan):
         return Plan()
     counts = (plan.steps, plan.batch, plan.students)
-    if all(number is None or isinstance(number, int) for number in counts):
+    if all(count is None or isinstance(count, int) for count in counts):
         return plan
     return Plan()
 

@@ -19,7 +19,9 @@ LARGEST_PARAMETER = 1e9
 
 
 def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -> None:
-    """Raise ParameterError unless ``value`` is an integer between ``minimum`` and ``maximum``."""
+    """Raise ParameterError, naming the parameter ``key``, unless ``value`` is an integer between ``minimum`` and
+    ``maximum``.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ParameterError(
             key, f"must be an integer >= {minimum}, got {short_repr(value)}"
@@ -31,7 +33,8 @@ def check_whole(key: str, value: object, minimum: int, maximum: int = 1 << 30) -
 def check_number(
     key: str, value: object, *, positive: bool, maximum: float = LARGEST_PARAMETER
 ) -> None:
-    """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
+    """Raise ParameterError, naming the parameter ``key``, unless ``value`` is a finite number up to ``maximum`` that is
+    positive, or at least not negative.
 
     Numbers that are not 0 must lie between one over ``LARGEST_PARAMETER`` and ``maximum``.
     """
@@ -57,10 +60,10 @@ def check_number(
 def short_repr(value: object) -> str:
     """Format a value for error messages, shortened if it is long."""
     try:
-        text = repr(value)
+        value_text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
         return f"a {type(value).__name__} that is too large to be shown"
-    return text if len(text) < 100 else f"{text[:90]} ..."
+    return value_text if len(value_text) < 100 else f"{value_text[:90]} ..."
 
 
 def describe_nonfinite(array: Host) -> str:
@@ -70,8 +73,8 @@ def describe_nonfinite(array: Host) -> str:
         return ""
     nan_count = int(np.isnan(array).sum())
     nonfinite_counts = {"NaN": nan_count, "inf": int(is_nonfinite.sum()) - nan_count}
-    position = [int(index) for index in np.argwhere(is_nonfinite)[0]]
-    return f"{' and '.join(f'{count} {name}' for name, count in nonfinite_counts.items() if count)}, first at {position}"
+    position = [int(axis_index) for axis_index in np.argwhere(is_nonfinite)[0]]
+    return f"{' and '.join(f'{count} {kind}' for kind, count in nonfinite_counts.items() if count)}, first at {position}"
 
 
 def dtype_name(array: Array) -> str:
@@ -89,7 +92,8 @@ def is_real(array: Array) -> bool:
 
 
 def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
-    """Check that an array drawn by an item has this shape and finite real numbers, and return it.
+    """Check that an array (``values``) drawn by an item (``source``, in words) has this shape and finite real numbers, and
+    return it.
 
     Raises
     ------
@@ -128,21 +132,21 @@ def checked_posterior(
     shapes: dict[str, tuple[int, ...]] = {"mean": (n, P, C), "covariance": (P, P)}
     if second_moment:
         shapes["second_moment"] = (n, P, C, P, C)
-    for name, shape in shapes.items():
-        array: Array = getattr(posterior, name, None)
+    for array_name, shape in shapes.items():
+        array: Array = getattr(posterior, array_name, None)
         dtype = str(getattr(array, "dtype", type(array).__name__))
         if not dtype.rpartition(".")[2].startswith(("float", "bfloat")):
-            description = f"{type(posterior).__name__} whose {name} is {'missing' if array is None else dtype}"
+            description = f"{type(posterior).__name__} whose {array_name} is {'missing' if array is None else dtype}"
             raise ValueError(
                 f"posterior must return a smimbench.Posterior of arrays of real numbers, got {description}"
             )
         if dtype.rpartition(".")[2] in HALF_PRECISION:
             raise ValueError(
-                f"posterior must return a {name} in float32 or float64, got {dtype}"
+                f"posterior must return a {array_name} in float32 or float64, got {dtype}"
             )
         if tuple(array.shape) != shape:
             raise ValueError(
-                f"posterior must return a {name} of shape {shape}, got {tuple(array.shape)}"
+                f"posterior must return a {array_name} of shape {shape}, got {tuple(array.shape)}"
             )
     checked_by_shape: Posterior = posterior
     return checked_by_shape

@@ -35,7 +35,9 @@ class ParameterError(ValueError):
 
 
 def require(item: Any, key: str, holds: bool, rule: str) -> None:
-    """Raise a ParameterError that says ``must be <rule>, got ...`` unless the condition ``holds`` is true."""
+    """Raise a ParameterError for the parameter ``key`` that says ``must be <rule>, got ...`` unless the condition ``holds``
+    is true.
+    """
     if not holds:
         raise ParameterError(key, f"must be {rule}, got {getattr(item, key)!r}")
 
@@ -61,8 +63,8 @@ class Capabilities:
 
 
 class Uncertain(NamedTuple):
-    """Computed number (or array) with its numerical error and the method that computed it: quadrature, Monte Carlo, closed
-    form.
+    """Computed number (or array) ``value`` with its numerical error and the method that computed it: quadrature, Monte
+    Carlo, closed form.
 
     ``error`` is one standard error for Monte Carlo and an estimate of the absolute error for quadrature; it has the
     shape of ``value`` or is a scalar. ``method`` is ``"closed form"``, ``"quadrature"`` or ``"Monte Carlo"``, or a
@@ -131,7 +133,9 @@ def has_member(item: object, name: str) -> bool:
 
 
 def defines_member(base: type[Item], cls: object, name: str) -> bool:
-    """Whether a class defines a member itself instead of inheriting the contract's default."""
+    """Whether a class defines the member ``name`` itself instead of inheriting the default of the contract's base class
+    ``base``.
+    """
     is_inherited = getattr(cls, name, cls) is getattr(base, name, base)
     return has_member(cls, name) and (
         not is_inherited or name in getattr(cls, "__dataclass_fields__", {})
@@ -152,14 +156,16 @@ def _argument_names(function: Callable[..., object]) -> frozenset[str]:
 def missing_members(
     base: type[Item], cls: object
 ) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """List the required members that a class lacks, and the alternative method sets if none of them is complete."""
+    """List the required members of a contract (``base``) that a class lacks, and the alternative method sets if none of
+    them is complete.
+    """
     missing_names = [
-        name
-        for name in (*IDENTITY_MEMBERS, *base._required_members)
-        if not defines_member(base, cls, name)
+        member_name
+        for member_name in (*IDENTITY_MEMBERS, *base._required_members)
+        if not defines_member(base, cls, member_name)
     ]
     for member_set in base._alternative_members:
-        if all(defines_member(base, cls, name) for name in member_set):
+        if all(defines_member(base, cls, member_name) for member_name in member_set):
             return missing_names, ()
     return missing_names, base._alternative_members
 
@@ -168,9 +174,9 @@ def optional_members(base: type[Item]) -> tuple[str, ...]:
     """Names of the optional members of a contract's base class."""
     required_names = {*base._required_members, *(base._alternative_members or ((),))[0]}
     return tuple(
-        name
-        for name in vars(base)
-        if not name.startswith("_") and name not in required_names
+        member_name
+        for member_name in vars(base)
+        if not member_name.startswith("_") and member_name not in required_names
     )
 
 
@@ -178,14 +184,16 @@ def with_defaults(base: type[Item], cls: ItemClass) -> ItemClass:
     """Add the contract's default members to a class that does not inherit from the base class."""
     if not issubclass(cls, base):
         for contract in (Item, base):
-            for name, default_member in vars(contract).items():
+            for member_name, default_member in vars(contract).items():
                 is_unimplemented = callable(
                     default_member
-                ) and name not in optional_members(contract)
+                ) and member_name not in optional_members(contract)
                 if not (
-                    name.startswith("_") or is_unimplemented or has_member(cls, name)
+                    member_name.startswith("_")
+                    or is_unimplemented
+                    or has_member(cls, member_name)
                 ):
-                    setattr(cls, name, default_member)
+                    setattr(cls, member_name, default_member)
     return cls
 
 
@@ -214,7 +222,8 @@ def describe_members(base: type[Item]) -> dict[str, str]:
                 str(following_node.value.value)
             )
     return {
-        name: " ".join(docstring.split()) for name, docstring in descriptions.items()
+        member_name: " ".join(docstring.split())
+        for member_name, docstring in descriptions.items()
     }
 
 

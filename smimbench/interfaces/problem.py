@@ -61,9 +61,9 @@ def placeholder_data(
     samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
 ) -> Data:
     """Create placeholder data with shapes but without numbers, for ``Algorithm.plan``."""
-    zero = np.float64(0)
-    inputs = np.broadcast_to(zero, (samples, tokens, dimension))
-    return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
+    zero_number = np.float64(0)
+    inputs = np.broadcast_to(zero_number, (samples, tokens, dimension))
+    return Data(inputs, np.broadcast_to(zero_number, (samples,)), sample_ratio)
 
 
 class ProblemLike(Protocol):

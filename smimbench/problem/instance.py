@@ -183,33 +183,33 @@ class Instance:
         """
         failed_metrics = {} if failed_metrics is None else failed_metrics
         metrics = trajectory_metrics(self.problem.model.name)
-        for name in failed_metrics:
-            metrics.pop(name, None)
-        values, reasons = self._measure_metrics(
+        for metric_name in failed_metrics:
+            metrics.pop(metric_name, None)
+        metric_values, reasons = self._measure_metrics(
             metrics, estimate, self.claims(estimate)
         )
         failed_metrics |= reasons
-        return values
+        return metric_values
 
     def _measure_metrics(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims
     ) -> tuple[MetricValues, dict[str, str]]:
         """Measure metrics of an estimate: their values, and the reason for each missing value."""
-        values: MetricValues = {}
+        metric_values: MetricValues = {}
         reasons: dict[str, str] = {}
-        for name, metric in metrics.items():
+        for metric_name, metric in metrics.items():
             try:
-                values[name] = [
+                metric_values[metric_name] = [
                     float(value) for value in metric.measure(self, estimate, claims)
                 ]
             except NotMeasured as reason:
-                reasons[name] = printable(reason)
+                reasons[metric_name] = printable(reason)
             except (
                 Exception,
                 SystemExit,
             ) as error:  # whatever a plugin raises: the other metrics stay
-                reasons[name] = error_line(error)
-        return values, reasons
+                reasons[metric_name] = error_line(error)
+        return metric_values, reasons
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """Compute the overlap matrices (P, P) of teacher and estimate with each other and themselves, before alignment."""
@@ -245,13 +245,13 @@ class Instance:
         )
         model = self.problem.model.name
         metrics = {
-            name: find_metric(name, model)
-            for name in (
+            metric_name: find_metric(metric_name, model)
+            for metric_name in (
                 name_and_version.partition("@")[0] for name_and_version in names
             )
         }
-        values, reasons = self._measure_metrics(metrics, estimate, claims)
-        return Measurement(values, reasons, claims.remarks)
+        metric_values, reasons = self._measure_metrics(metrics, estimate, claims)
+        return Measurement(metric_values, reasons, claims.remarks)
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
         """Return what metrics compare: teacher, estimate aligned with it, and the error V that the algorithm claims.
@@ -318,7 +318,7 @@ def draw_on_device(
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
     input_dtype, label_dtype = (
-        getattr(xp, name) for name in input_and_label_types(dtype)
+        getattr(xp, type_name) for type_name in input_and_label_types(dtype)
     )
     teacher = device.asarray(signal, dtype="float64")
     # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
@@ -359,7 +359,7 @@ def _block_drawer(
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
     """Return a function that draws one block of the tokens, given its index, in float64 on a device."""
-    n, *sample_shape = shape
+    sample_count, *sample_shape = shape
     transform = inputs.transform
     if transform is None:  # all at once: samples of a file are different ones
         rng = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
@@ -375,7 +375,12 @@ def _block_drawer(
         """Draw the tokens of one block from normal numbers of its own seed."""
         draw_normal = device.standard_normal(block_seed(block_index))
         return transform(
-            draw_normal((min(block_size, n - block_index * block_size), *sample_shape))
+            draw_normal(
+                (
+                    min(block_size, sample_count - block_index * block_size),
+                    *sample_shape,
+                )
+            )
         )
 
     return draw_block
@@ -413,7 +418,9 @@ def _teacher_on_device_of(instance: Instance, estimate: Array) -> Array:
         return instance.signal.astype(estimate.dtype, copy=False)
     dtype_and_device = matching(estimate)
     cache: dict[str, Array] = instance.__dict__.setdefault("_teacher", {})
-    key = f"{namespace(estimate).__name__} {dtype_and_device}"
-    if key not in cache:
-        cache[key] = namespace(estimate).asarray(instance.signal, **dtype_and_device)
-    return cache[key]
+    cache_key = f"{namespace(estimate).__name__} {dtype_and_device}"
+    if cache_key not in cache:
+        cache[cache_key] = namespace(estimate).asarray(
+            instance.signal, **dtype_and_device
+        )
+    return cache[cache_key]

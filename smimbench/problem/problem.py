@@ -96,7 +96,9 @@ class ItemError(ProblemError):
 def as_problem_errors(
     kind: str, parameter_error: type[ProblemError] = ProblemError
 ) -> Iterator[None]:
-    """Context that turns errors of an item into a ProblemError that names the key; a ParameterError into ``parameter_error``."""
+    """Context that turns errors of an item of this kind into a ProblemError that names the key; a ParameterError into
+    ``parameter_error``.
+    """
     try:
         yield
     except ProblemError:
@@ -132,9 +134,9 @@ def version_of(entry: Entry) -> Specification:
 def as_table(spec: Specification) -> Parameters:
     """Convert a specification to a table of a suite: name (with the package, if third-party) and parameters."""
     table = {
-        key: value
-        for key, value in spec.items()
-        if key not in (*CODE_KEYS, "distribution")
+        spec_key: spec_value
+        for spec_key, spec_value in spec.items()
+        if spec_key not in (*CODE_KEYS, "distribution")
     }
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
@@ -147,23 +149,25 @@ def without(key: str, table: Parameters) -> Parameters:
     Without ``"source"`` (hashes of code) or ``"version"``, an item equals itself after a fix.
     """
     return {
-        name: without(key, value) if isinstance(value, dict) else value
-        for name, value in table.items()
-        if name != key
+        table_key: without(key, table_value)
+        if isinstance(table_value, dict)
+        else table_value
+        for table_key, table_value in table.items()
+        if table_key != key
     }
 
 
 def _parameter_text(spec: Specification, defaults: Parameters) -> str:
     """Write the parameters that differ from their defaults as text ``name=value, ...``."""
     parameters = {
-        name: value
-        for name, value in spec.items()
-        if name not in (*CODE_KEYS, "name", "distribution")
+        parameter_name: parameter_value
+        for parameter_name, parameter_value in spec.items()
+        if parameter_name not in (*CODE_KEYS, "name", "distribution")
     }
     return ", ".join(
-        f"{name}={value}"
-        for name, value in parameters.items()
-        if name not in defaults or value != defaults[name]
+        f"{parameter_name}={parameter_value}"
+        for parameter_name, parameter_value in parameters.items()
+        if parameter_name not in defaults or parameter_value != defaults[parameter_name]
     )
 
 
@@ -291,32 +295,35 @@ class Problem:
     def _make_item(
         self, kind: str, name_or_table: str | Mapping[str, object], **provided: object
     ) -> Any:
-        """Build an item and store its specification; ``provided`` are parameters that the engine takes from the model."""
-        table = (
+        """Build an item of a kind (model, channel, ...) and store its specification; ``provided`` are parameters that the
+        engine takes from the model.
+        """
+        item_table = (
             {"name": name_or_table}
             if isinstance(name_or_table, str)
             else dict(name_or_table)
         )
-        name = table.pop("name", None)
-        if name is None:
-            raise ProblemError(f"{kind}.name", missing("name", table))
-        if not isinstance(name, str):
+        item_name = item_table.pop("name", None)
+        if item_name is None:
+            raise ProblemError(f"{kind}.name", missing("name", item_table))
+        if not isinstance(item_name, str):
             raise ProblemError(
-                f"{kind}.name", f"must be a string, the name of a {kind}, got {name!r}"
+                f"{kind}.name",
+                f"must be a string, the name of a {kind}, got {item_name!r}",
             )
         with as_problem_errors(kind):
             model = None if kind == "model" else self.model.name
-            entry = get_registry().get(kind, name, model)
-            signature = signature_of(entry.item)
+            registry_entry = get_registry().get(kind, item_name, model)
+            signature = signature_of(registry_entry.item)
             if provided.get("symmetric") is False and "symmetric" not in signature:
                 raise ParameterError(
                     "name",
-                    f"{name!r} supports symmetric matrices only, but the matrices of this model are not symmetric",
+                    f"{item_name!r} supports symmetric matrices only, but the matrices of this model are not symmetric",
                 )
-            item = build(entry.item, kind, table, provided)
-        self.spec[kind] = specification(entry, item)
+            item = build(registry_entry.item, kind, item_table, provided)
+        self.spec[kind] = specification(registry_entry, item)
         self._defaults[kind] = {
-            name: parameter.default for name, parameter in signature.items()
+            item_name: parameter.default for item_name, parameter in signature.items()
         }
         return item
 
@@ -353,8 +360,8 @@ class Problem:
         from html import escape
 
         rows = ""
-        for kind, spec in self.spec.items():
-            texts = map(escape, (kind, spec["name"], _parameter_text(spec, {})))
+        for item_kind, spec in self.spec.items():
+            texts = map(escape, (item_kind, spec["name"], _parameter_text(spec, {})))
             rows += f"<tr><td>{'</td><td>'.join(texts)}</td></tr>"
         return f"<table>{rows}</table>"
 
@@ -362,8 +369,8 @@ class Problem:
     def label(self) -> str:
         """Short readable name of the problem, without parameters that have their default values."""
         item_texts = []
-        for kind, spec in self.spec.items():
-            parameters = _parameter_text(spec, self._defaults[kind])
+        for item_kind, spec in self.spec.items():
+            parameters = _parameter_text(spec, self._defaults[item_kind])
             item_texts.append(spec["name"] + (f"({parameters})" if parameters else ""))
         return " ".join(item_texts)
 
@@ -395,8 +402,12 @@ class Problem:
     def identity(self) -> str:
         """Canonical JSON of the items' names and parameters, without versions; equal for problems with the same mathematics."""
         tables = {
-            kind: {name: value for name, value in spec.items() if name not in CODE_KEYS}
-            for kind, spec in self.spec.items()
+            item_kind: {
+                spec_key: spec_value
+                for spec_key, spec_value in spec.items()
+                if spec_key not in CODE_KEYS
+            }
+            for item_kind, spec in self.spec.items()
         }
         return canonical_json(tables)
 
@@ -437,32 +448,38 @@ class Problem:
             of device has generators of its own. The teacher is the same.
         """
 
-        def child_seed(*name: str) -> np.random.SeedSequence:
+        def child_seed(*stream_names: str) -> np.random.SeedSequence:
             """Return the seed of a random stream of this instance, or of a child of the stream."""
             return seed_sequence(
-                seed, self.seed_name, alpha, dimension, replicate, *name
+                seed, self.seed_name, alpha, dimension, replicate, *stream_names
             )
 
-        def random_stream(name: str) -> np.random.Generator:
+        def random_stream(stream_name: str) -> np.random.Generator:
             """Return the random generator of a stream of this instance."""
-            return np.random.Generator(np.random.PCG64DXSM(child_seed(name)))
+            return np.random.Generator(np.random.PCG64DXSM(child_seed(stream_name)))
 
         signal = self.teacher(random_stream("teacher"), dimension)
-        n = self.model.sample_count(alpha, dimension)
+        sample_count = self.model.sample_count(alpha, dimension)
         if device is None:
-            inputs, labels = self.draw(signal, n, random_stream("data"), dtype)
+            inputs, labels = self.draw(
+                signal, sample_count, random_stream("data"), dtype
+            )
         else:
             inputs, labels = draw_on_device(
                 device,
                 self,
                 signal,
-                n,
-                lambda block: child_seed("data", "device", str(block)),
+                sample_count,
+                lambda block_index: child_seed("data", "device", str(block_index)),
                 random_stream("data"),
                 dtype,
             )
         return Instance(
-            self, signal, inputs, labels, self.model.sample_ratio(n, dimension)
+            self,
+            signal,
+            inputs,
+            labels,
+            self.model.sample_ratio(sample_count, dimension),
         )
 
     def draw(
@@ -502,13 +519,16 @@ class Problem:
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
         """Return the cost of one forward and adjoint pass over ``samples`` samples (default: all)."""
-        n, _, dimension = data.inputs.shape
+        sample_count, _, dimension = data.inputs.shape
         if isinstance(data.inputs, StreamedInputs):
             itemsize = data.inputs.itemsize
         else:
             itemsize = namespace(data.labels).finfo(data.inputs.dtype).bits // 8
         return self.model.cost(
-            n if samples is None else samples, dimension, self.components, itemsize
+            sample_count if samples is None else samples,
+            dimension,
+            self.components,
+            itemsize,
         )
 
     def start(
@@ -553,8 +573,8 @@ def seed_sequence(
         replicate,
         STREAMS.index(stream),
     )
-    for name in child_names:
-        spawn_key += words(name)
+    for child_name in child_names:
+        spawn_key += words(child_name)
     if seed >= HASHED_SEEDS_FROM:
         seed = int.from_bytes(
             hashlib.sha256(f"{seed} {spawn_key}".encode()).digest(), "big"
@@ -578,12 +598,16 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     ProblemError
         If it cannot be made, or has another number of components.
     """
-    items = {kind: as_table(spec) for kind, spec in problem.spec.items()}
-    for kind, name_or_table in tables.items():
-        table = as_table(
+    items = {item_kind: as_table(spec) for item_kind, spec in problem.spec.items()}
+    for item_kind, name_or_table in tables.items():
+        assumed_table = as_table(
             {"name": name_or_table} if isinstance(name_or_table, str) else name_or_table
         )
-        items[kind] = table if "name" in table else items[kind] | table
+        items[item_kind] = (
+            assumed_table
+            if "name" in assumed_table
+            else items[item_kind] | assumed_table
+        )
     assumed_version = Problem(**items)
     if assumed_version.components != problem.components:
         raise ProblemError(
@@ -603,23 +627,23 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
 
 def _label_mismatch(problem: Problem, assumed_version: Problem) -> str | None:
     """Reason why the assumed channel cannot have produced the labels of the data, or None."""
-    z = monte_carlo_rng("wrong assumptions: labels").standard_normal(
+    latents = monte_carlo_rng("wrong assumptions: labels").standard_normal(
         (64, problem.components, problem.model.sites)
     )
     labels, assumed_labels = (
         np.asarray(
             compared_problem.channel.forward(
-                z, rng=monte_carlo_rng("wrong assumptions: labels")
+                latents, rng=monte_carlo_rng("wrong assumptions: labels")
             )
         )
         for compared_problem in (problem, assumed_version)
     )
-    subject = f"{assumed_version.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
+    message_start = f"{assumed_version.channel.name!r} cannot be assumed of labels of {problem.channel.name!r}"
     if labels.shape != assumed_labels.shape:
-        return f"{subject}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
+        return f"{message_start}: one of them is an array {assumed_labels.shape[1:]}, not {labels.shape[1:]}"
     assumed_values = np.unique(assumed_labels)
     if len(assumed_values) <= 8 and not np.isin(labels, assumed_values).all():
-        return f"{subject}: it has the labels {', '.join(f'{value:g}' for value in assumed_values)} only"
+        return f"{message_start}: it has the labels {', '.join(f'{label_value:g}' for label_value in assumed_values)} only"
     return None
 
 
@@ -648,10 +672,12 @@ class AlgorithmWithAssumption:
 
     def assumed(self, problem: Problem) -> Problem:
         """Return the problem that the algorithm assumes instead of the true ``problem``."""
-        key = canonical_json(problem.spec)
-        if key not in self._assumed_problems:
-            self._assumed_problems[key] = assumed_problem(problem, self._assumed_tables)
-        return self._assumed_problems[key]
+        problem_json = canonical_json(problem.spec)
+        if problem_json not in self._assumed_problems:
+            self._assumed_problems[problem_json] = assumed_problem(
+                problem, self._assumed_tables
+            )
+        return self._assumed_problems[problem_json]
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
         """Return the initial state for the assumed problem."""

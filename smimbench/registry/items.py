@@ -107,8 +107,8 @@ def build(
     params: Mapping[str, object],
     provided: Mapping[str, object] | None = None,
 ) -> Any:
-    """Create an item from its class and the parameters in a suite, whose names and types are checked strictly; ``provided``
-    are the parameters that the engine takes from the model.
+    """Create an item of a kind (model, channel, ...) from its class and the parameters ``params`` in a suite, whose names
+    and types are checked strictly; ``provided`` are the parameters that the engine takes from the model.
 
     Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
     supplies; those that the class does not take are left out.
@@ -122,34 +122,39 @@ def build(
 
     signature = signature_of(cls)
     engine_values = {
-        name: engine_value
-        for name, engine_value in (provided or {}).items()
-        if name in signature
+        parameter_name: engine_value
+        for parameter_name, engine_value in (provided or {}).items()
+        if parameter_name in signature
     }
     settable_names, type_hints, validator = _parameter_validator(cls, kind)
-    for key in params:
-        if key not in settable_names:
-            if key in engine_values:
+    for parameter_key in params:
+        if parameter_key not in settable_names:
+            if parameter_key in engine_values:
                 raise ParameterError(
-                    key, "is taken from the model and cannot be set here; remove it"
+                    parameter_key,
+                    "is taken from the model and cannot be set here; remove it",
                 )
-            raise ParameterError(key, unknown_key(key, settable_names))
+            raise ParameterError(
+                parameter_key, unknown_key(parameter_key, settable_names)
+            )
     try:
         validated_parameters = validator.model_validate(
             _lists_as_tuples(dict(params), type_hints)
         )
     except pydantic.ValidationError as error:
-        key, message = explain_validation(error)
-        raise ParameterError(key, message) from None
+        parameter_key, error_message = explain_validation(error)
+        raise ParameterError(parameter_key, error_message) from None
     parameter_values = {
-        name: getattr(validated_parameters, name)
-        for name in settable_names
-        if name in validated_parameters.model_fields_set
+        parameter_name: getattr(validated_parameters, parameter_name)
+        for parameter_name in settable_names
+        if parameter_name in validated_parameters.model_fields_set
     }
-    for key, value in parameter_values.items():
-        for number in _floats_in(value):
-            if not math.isfinite(number):
-                raise ParameterError(key, f"must be a finite number, got {number}")
+    for parameter_key, parameter_value in parameter_values.items():
+        for number_in_value in _floats_in(parameter_value):
+            if not math.isfinite(number_in_value):
+                raise ParameterError(
+                    parameter_key, f"must be a finite number, got {number_in_value}"
+                )
     return cls(**parameter_values, **engine_values)
 
 
@@ -160,36 +165,41 @@ def _floats_in(value: object) -> Iterator[float]:
     elif isinstance(value, Mapping):
         yield from _floats_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
-        for element in value:
-            yield from _floats_in(element)
+        for nested_value in value:
+            yield from _floats_in(nested_value)
 
 
 @functools.cache
 def _parameter_validator(
     cls: Any, kind: str
 ) -> tuple[tuple[str, ...], dict[str, type], type[pydantic.BaseModel]]:
-    """Return names, types and a pydantic validator of the parameters of a class that a suite may set."""
+    """Return names, types and a pydantic validator of the parameters of a class that a suite may set; ``kind`` is the kind
+    of item.
+    """
     import pydantic
 
     settable_parameters = {
-        name: parameter
-        for name, parameter in signature_of(cls).items()
-        if name not in ENGINE_FILLED.get(kind, ())
+        parameter_name: parameter
+        for parameter_name, parameter in signature_of(cls).items()
+        if parameter_name not in ENGINE_FILLED.get(kind, ())
     }
     try:
         type_hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
         type_hints = {}
     validator_fields: dict[str, Any] = {}
-    for name, parameter in settable_parameters.items():
+    for parameter_name, parameter in settable_parameters.items():
         is_required = parameter.default is inspect.Parameter.empty
         type_hint = type_hints.get(
-            name,
+            parameter_name,
             Any
             if is_required or parameter.default is None
             else type(parameter.default),
         )
-        validator_fields[name] = (type_hint, ... if is_required else parameter.default)
+        validator_fields[parameter_name] = (
+            type_hint,
+            ... if is_required else parameter.default,
+        )
     validator_config = pydantic.ConfigDict(
         extra="forbid",
         strict=True,
@@ -206,7 +216,9 @@ def _parameter_validator(
 
 
 def takes_lists(cls: object, kind: str, name: str) -> bool:
-    """Whether a parameter accepts a list, judged by its annotation or its default; True if neither tells."""
+    """Whether the parameter ``name`` of an item of this kind accepts a list, judged by its annotation or its default; True
+    if neither tells.
+    """
     parameter = _parameter_validator(cls, kind)[2].model_fields.get(name)
     if parameter is None:  # an unknown key
         return True
@@ -225,7 +237,9 @@ def takes_lists(cls: object, kind: str, name: str) -> bool:
 
 
 def is_valid_as_one_value(cls: object, kind: str, name: str, value: object) -> bool:
-    """Whether a list is a valid single value of a parameter according to its annotation; False without annotation."""
+    """Whether a list is a valid single value of the parameter ``name`` of an item of this kind, according to its
+    annotation; False without annotation.
+    """
     import pydantic
 
     parameter = _parameter_validator(cls, kind)[2].model_fields.get(name)
@@ -246,11 +260,13 @@ def is_valid_as_one_value(cls: object, kind: str, name: str, value: object) -> b
 
 
 def parameters_of(kind: str, item: object) -> Parameters:
-    """Return the parameters of an item as JSON values, defaults included, without those that the engine takes from the model."""
+    """Return the parameters of an item of this kind as JSON values, defaults included, without those that the engine takes
+    from the model.
+    """
     parameters = {
-        name: getattr(item, name)
-        for name in signature_of(type(item))
-        if name not in ENGINE_FILLED.get(kind, ())
+        parameter_name: getattr(item, parameter_name)
+        for parameter_name in signature_of(type(item))
+        if parameter_name not in ENGINE_FILLED.get(kind, ())
     }
     json_parameters: Parameters = json.loads(
         json.dumps(parameters, default=plain_value)
@@ -345,13 +361,13 @@ def _lists_as_tuples(
     params: Parameters, type_hints: Mapping[str, object]
 ) -> Parameters:
     """Convert lists to tuples where a parameter is annotated as one (TOML has no tuples)."""
-    for key, value in params.items():
-        type_hint = type_hints.get(key)
-        if isinstance(value, list) and any(
+    for parameter_name, parameter_value in params.items():
+        type_hint = type_hints.get(parameter_name)
+        if isinstance(parameter_value, list) and any(
             typing.get_origin(annotation) is tuple
             for annotation in (type_hint, *typing.get_args(type_hint))
         ):
-            params[key] = tuple(value)
+            params[parameter_name] = tuple(parameter_value)
     return params
 
 
@@ -404,9 +420,9 @@ class FitAdapter(Algorithm):
         fit_result = self.fit(
             data,
             **{
-                name: optional_arguments[name]
-                for name in OPTIONAL_ARGUMENTS
-                if takes(self.fit, name)
+                argument_name: optional_arguments[argument_name]
+                for argument_name in OPTIONAL_ARGUMENTS
+                if takes(self.fit, argument_name)
             },
         )
         if fit_result is None:
@@ -468,11 +484,13 @@ def algorithm_class(item: object) -> Any:
     """
     if isinstance(item, type):
         if not hasattr(item, "fit") or any(
-            defines_member(Algorithm, item, name) for name in ("init", "step")
+            defines_member(Algorithm, item, method_name)
+            for method_name in ("init", "step")
         ):
             return item
         class_attributes = {
-            key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")
+            attribute_name: getattr(item, attribute_name)
+            for attribute_name in ("__doc__", "__module__", "__qualname__")
         }
         return type(item.__name__, (item, FitAdapter), class_attributes)
     return _algorithm_from_function(item) if inspect.isfunction(item) else item
@@ -480,14 +498,17 @@ def algorithm_class(item: object) -> Any:
 
 def _algorithm_from_function(function: Callable[..., Array]) -> type[object]:
     """Make an algorithm class from a function ``fit(data, *, parameter=value, ...)``; see ``algorithm_class``."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+    function_parameters = list(inspect.signature(function).parameters.values())
+    if (
+        not function_parameters
+        or function_parameters[0].kind is inspect.Parameter.KEYWORD_ONLY
+    ):
         raise TypeError(
             f"algorithm function {function.__name__} must take the data as its first argument"
         )
     if any(
         parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        for parameter in parameters
+        for parameter in function_parameters
     ):
         raise TypeError(
             f"algorithm function {function.__name__} must list its parameters by name, not as *args or **kwargs"
@@ -502,20 +523,20 @@ def _algorithm_from_function(function: Callable[..., Array]) -> type[object]:
             data,
             **{
                 parameter.name: arguments[parameter.name]
-                for parameter in parameters[1:]
+                for parameter in function_parameters[1:]
             },
         )
 
     parameter_fields: list[Any] = []
-    for parameter in parameters[1:]:
+    for parameter in function_parameters[1:]:
         if parameter.name in OPTIONAL_ARGUMENTS:
             continue
         type_hint = (
             Any if parameter.annotation is parameter.empty else parameter.annotation
         )
         is_required = parameter.default is parameter.empty
-        default = () if is_required else (parameter.default,)
-        parameter_fields.append((parameter.name, type_hint, *default))
+        default_or_nothing = () if is_required else (parameter.default,)
+        parameter_fields.append((parameter.name, type_hint, *default_or_nothing))
     class_attributes = {
         "__doc__": documentation(function) or f"The function {function.__name__}.",
         "__module__": function.__module__,
@@ -581,13 +602,17 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
             )
         )
         for flag_name in ("per_component", "in_trajectory"):
-            value = getattr(cls, flag_name, False)
+            actual_value = getattr(cls, flag_name, False)
             rules.append(
-                (isinstance(value, bool), f"{flag_name} must be true or false", value)
+                (
+                    isinstance(actual_value, bool),
+                    f"{flag_name} must be true or false",
+                    actual_value,
+                )
             )
-    for is_met, requirement, value in rules:
+    for is_met, requirement, actual_value in rules:
         if not is_met:
-            return f"{requirement}, got {short_repr(value)}"
+            return f"{requirement}, got {short_repr(actual_value)}"
     if kind == "metric":
         _, error = attempt(cls)
         if error is not None:

@@ -69,11 +69,11 @@ class Entry:
         """Members that the item does not define and the engine derives, each with a text that says from what."""
         contract = BASES[self.kind]
         derivations = []
-        for name, description in describe_members(contract).items():
+        for member_name, description in describe_members(contract).items():
             _, _, derivation = description.partition("Derived: ")
-            if derivation and not defines_member(contract, self.item, name):
+            if derivation and not defines_member(contract, self.item, member_name):
                 derivations.append(
-                    f"{name}: {derivation}".replace("`", "").removesuffix(".")
+                    f"{member_name}: {derivation}".replace("`", "").removesuffix(".")
                 )
         return tuple(derivations)
 
@@ -85,8 +85,8 @@ class Entry:
 
 @dataclass
 class Plugin:
-    """Loaded plugin: its package (``distribution``), entry point or file (``origin``), its items, and the problems met when
-    it was loaded; ``failed`` if none of its items could be registered.
+    """Loaded plugin: name, version, package (``distribution``), entry point or file (``origin``), its items (``entries``),
+    and the problems met when it was loaded; ``failed`` if none of its items could be registered.
     """
 
     name: str
@@ -178,7 +178,7 @@ class Registry:
             )
         )
         loaded_points: set[tuple[str, str]] = set()
-        for entry_point, distribution, version in sorted_points:
+        for entry_point, distribution, package_version in sorted_points:
             if (distribution, entry_point.value) in loaded_points:
                 continue
             if distribution == BUILT_IN or (
@@ -186,7 +186,7 @@ class Registry:
             ):
                 loaded_points.add((distribution, entry_point.value))
                 plugin = Plugin(
-                    entry_point.name, distribution, version, entry_point.value
+                    entry_point.name, distribution, package_version, entry_point.value
                 )
                 self._load(plugin, entry_point.load)
 
@@ -252,12 +252,12 @@ class Registry:
                 self._manager.register(
                     module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
                 )
-                for kind in KINDS:
+                for item_kind in KINDS:
                     register_hook = self._manager.subset_hook_caller(
-                        f"smimbench_register_{PLURALS[kind]}", plugins_before
+                        f"smimbench_register_{PLURALS[item_kind]}", plugins_before
                     )
                     register_hook(
-                        register=functools.partial(self._register, plugin, kind)
+                        register=functools.partial(self._register, plugin, item_kind)
                     )
         except KeyboardInterrupt:
             raise
@@ -282,7 +282,9 @@ class Registry:
         try:
             yield
         finally:
-            added_entries = [entry for entry in sys.path if entry not in path_before]
+            added_entries = [
+                path_entry for path_entry in sys.path if path_entry not in path_before
+            ]
             self.foreign_path.update(added_entries)
             sys.path[:] = [*path_before, *added_entries]
             # What a third-party plugin wants to find there is set again in processes of its own.
@@ -294,7 +296,8 @@ class Registry:
                 os.environ.update(environment_before)
 
     def _register(self, plugin: Plugin, kind: str, item: type[Item]) -> None:
-        """Check a class that a plugin registers, complete it with the contract's defaults, and add it to the registry.
+        """Check a class that a plugin registers as an item of a kind, complete it with the contract's defaults, and add it
+        to the registry.
 
         Raises
         ------
@@ -310,8 +313,8 @@ class Registry:
         if violation := contract_violation(kind, item):
             raise RegistryError(f"{kind} {item.__name__}: {violation}")
         item = with_defaults(BASES[kind], item)
-        source = None if plugin.distribution == BUILT_IN else source_of(item)
-        entry = Entry(kind, item.name, item, plugin.distribution, source)
+        code_hash = None if plugin.distribution == BUILT_IN else source_of(item)
+        entry = Entry(kind, item.name, item, plugin.distribution, code_hash)
         for other_entry in self.entries(kind):
             if other_entry.name != entry.name or not (
                 "*" in (*other_entry.models, *entry.models)
@@ -651,13 +654,13 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 
 def claimed_error_metrics(model: str | None = None) -> list[str]:
     """Names of the shipped metrics that compare the error an algorithm claims with its true error; measured in every run."""
-    entries = get_registry().entries("metric")
+    metric_entries = get_registry().entries("metric")
     return [
-        entry.name
-        for entry in entries
-        if entry.supports_model(model)
-        and entry.source is None
-        and entry.item.direction == "one"
+        metric_entry.name
+        for metric_entry in metric_entries
+        if metric_entry.supports_model(model)
+        and metric_entry.source is None
+        and metric_entry.item.direction == "one"
     ]
 
 
@@ -667,13 +670,17 @@ def metric_names_in_key(names: Iterable[str]) -> tuple[str, ...]:
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
     names_and_versions = []
-    for name in dict.fromkeys(names):
-        entry = get_registry().get("metric", name)
+    for metric_name in dict.fromkeys(names):
+        entry = get_registry().get("metric", metric_name)
         if entry.source is not None:
-            names_and_versions.append(f"{name}@{entry.item.version}.{entry.source}")
+            names_and_versions.append(
+                f"{metric_name}@{entry.item.version}.{entry.source}"
+            )
         elif not entry.item.in_trajectory:
             version = entry.item.version
-            names_and_versions.append(name if version == 1 else f"{name}@{version}")
+            names_and_versions.append(
+                metric_name if version == 1 else f"{metric_name}@{version}"
+            )
     return tuple(sorted(names_and_versions))
 
 
@@ -727,7 +734,10 @@ def _require_value_count(
     values: Iterable[float | None], count: int
 ) -> list[float | None]:
     """Convert the theoretical values of a metric to floats or None; ValueError unless there are ``count`` of them."""
-    checked_values = [None if value is None else float(value) for value in values]
+    checked_values = [
+        None if component_value is None else float(component_value)
+        for component_value in values
+    ]
     if len(checked_values) != count:
         raise ValueError(f"it returned {len(checked_values)} values instead of {count}")
     return checked_values

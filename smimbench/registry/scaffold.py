@@ -32,7 +32,7 @@ class NewPackage:
 
 
 def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
-    """Write an installable package with one working item, its tests, a suite and a README.
+    """Write an installable package with one working item of this kind and name, its tests, a suite and a README.
 
     Parameters
     ----------
@@ -110,7 +110,9 @@ def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
 
 
 def _require_valid_name(kind: str, name: str) -> None:
-    """Raise ScaffoldError unless the name of a new item is well-formed and neither an item nor a package has it."""
+    """Raise ScaffoldError unless the name of a new item of this kind is well-formed and neither an item nor a package has
+    it.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
         similar_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
         hint = (
@@ -151,10 +153,10 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
             dir=folder.parent, prefix=".smimbench-new-"
         ) as temporary:
             package_folder = Path(temporary) / "package"
-            for path, text in files.items():
+            for path, file_text in files.items():
                 file = package_folder / path
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, encoding="utf-8")
+                file.write_text(file_text, encoding="utf-8")
             shutil.move(package_folder, folder)
     except OSError as error:
         raise ScaffoldError(

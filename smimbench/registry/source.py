@@ -40,10 +40,10 @@ def source_of(item: type[object]) -> str | None:
     path = Path(getattr(sys.modules.get(module), "__file__", None) or "").resolve()
     if not path.is_file():
         try:
-            text = inspect.getsource(item)
+            source_text = inspect.getsource(item)
         except (OSError, TypeError):
             return None
-        return hashlib.sha256(_code_without_comments(text.encode())).hexdigest()[
+        return hashlib.sha256(_code_without_comments(source_text.encode())).hexdigest()[
             :HASH_DIGITS
         ]
     package_folder = _package_folder(module, path)
@@ -120,31 +120,33 @@ def _imported_names(source: bytes) -> set[str]:
         syntax_nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return set()
-    names = [
+    module_names = [
         alias.name
         for node in syntax_nodes
         if isinstance(node, ast.Import)
         for alias in node.names
     ]
-    names += [
+    module_names += [
         node.module
         for node in syntax_nodes
         if isinstance(node, ast.ImportFrom) and node.module and not node.level
     ]
-    return {name.partition(".")[0] for name in names}
+    return {module_name.partition(".")[0] for module_name in module_names}
 
 
 @functools.cache  # many items of one package have the same files
 def _code_without_comments(source: bytes) -> bytes:
     """Remove comments, blank lines and trailing spaces from Python source code."""
     try:
-        lines = source.decode("utf-8-sig").splitlines()
+        code_lines = source.decode("utf-8-sig").splitlines()
         for token in tokenize.generate_tokens(
-            io.StringIO("\n".join(lines) + "\n").readline
+            io.StringIO("\n".join(code_lines) + "\n").readline
         ):
             if token.type == tokenize.COMMENT:
                 row, column = token.start
-                lines[row - 1] = lines[row - 1][:column]
+                code_lines[row - 1] = code_lines[row - 1][:column]
     except (UnicodeDecodeError, tokenize.TokenError, SyntaxError):
         return source
-    return "\n".join(line for line in map(str.rstrip, lines) if line).encode()
+    return "\n".join(
+        code_line for code_line in map(str.rstrip, code_lines) if code_line
+    ).encode()

@@ -148,7 +148,7 @@ class Answers:
     @property
     def missing_files(self) -> list[Path]:
         """Paths of the files of requested theory results that are not stored."""
-        files = {self._file(key) for key in self.missing}
+        files = {self._file(answer_key) for answer_key in self.missing}
         return sorted(file for file in files if file is not None and not file.exists())
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
@@ -160,7 +160,10 @@ class Answers:
             As all methods: if an answer is not stored; or the error with which its solution ended in this process.
         """
         keys = [key_of_point(problem, alpha) for alpha in alphas]
-        return [cast(Branches, self._require_answer(problem, key)) for key in keys]
+        return [
+            cast(Branches, self._require_answer(problem, answer_key))
+            for answer_key in keys
+        ]
 
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
         """Return the fixed points along a line of a figure, stored as one result; see ``points``."""
@@ -294,11 +297,11 @@ class Answers:
 
 
 def stored_or_none(
-    read: Callable[P, T], *arguments: P.args, **options: P.kwargs
+    read: Callable[P, T], *arguments: P.args, **keyword_options: P.kwargs
 ) -> T | None:
-    """Call a method of ``Answers``; None if the result is not stored or no theory is known."""
+    """Call a method of ``Answers`` (``read``); None if the result is not stored or no theory is known."""
     with contextlib.suppress(NotStored, NoTheoryError):
-        return read(*arguments, **options)
+        return read(*arguments, **keyword_options)
     return None
 
 
@@ -342,22 +345,24 @@ def document_of(answer: Answer | TheoryPoint) -> Any:
 def answer_name(
     kind: str, problem_json: str, alpha: Ratio, version: int = THEORY_VERSION
 ) -> str:
-    """Name of the file of a theory result: its kind and a digest of its question; ``problem_json`` is the problem as JSON."""
+    """Name of the file of a theory result: its kind and a digest of its question and the version of theory;
+    ``problem_json`` is the problem as JSON.
+    """
     return f"{kind}-{key_of([version, kind, problem_json, alpha])}.json"
 
 
 def nodes_folder_name(problem_json: str, version: int = THEORY_VERSION) -> str:
-    """Name of the folder that stores the nodes of a problem, given as canonical JSON."""
+    """Name of the folder that stores the nodes of a problem, given as canonical JSON, of this version of theory."""
     return key_of([version, problem_json])
 
 
 def node_answer(node: Uncertain) -> dict[str, object]:
     """Return a node as JSON: the information at one overlap, its error, and the method."""
-    value, error = (
+    node_value, error = (
         np.asarray(value_or_error, dtype=float).tolist()
         for value_or_error in (node.value, node.error)
     )
-    return {"value": value, "error": error, "method": node.method}
+    return {"value": node_value, "error": error, "method": node.method}
 
 
 # -- files: the structure of a stored theory result, checked on reading and writing ------------------------------------
@@ -438,7 +443,7 @@ class StoredPoint(StoredPrediction):
 
 
 class StoredThreshold(OpenModel):
-    """Critical sample ratio with its numerical error."""
+    """Critical sample ratio (``value``) with its numerical error, the layer (component) and the branch that it belongs to."""
 
     value: float
     error: float
@@ -461,7 +466,7 @@ class StoredThresholds(ClosedModel):
 
 
 class StoredNode(ClosedModel):
-    """Fisher information of the channel at one overlap, a matrix or a stack of matrices, with its error."""
+    """Fisher information of the channel at one overlap (``value``), a matrix or a stack of matrices, with its error."""
 
     value: Annotated[list[Any], pydantic.AfterValidator(require_matrix)]
     error: Any
@@ -495,14 +500,14 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
             f"not a theory result of smimbench: its kind {kind!r} must be one of {', '.join(MODELS)}"
         )
     check_model(MODELS[kind], answer, "an answer of theory")
-    points: list[JsonObject] = []
+    theory_points: list[JsonObject] = []
     if kind == "point":
-        points = answer
+        theory_points = answer
     elif kind == "curve":
-        points = [point for branches in answer for point in branches]
+        theory_points = [point for branches in answer for point in branches]
     elif kind == "own" and isinstance(answer, dict):
-        points = [answer]
-    component_counts = {len(point["overlap"]) for point in points}
+        theory_points = [answer]
+    component_counts = {len(point["overlap"]) for point in theory_points}
     if components is not None and component_counts - {components}:
         raise ValueError(
             f"the overlap of the theory result must have {components} components, as the problem has"

@@ -191,8 +191,10 @@ def plan_campaign(
     local_backends = [
         backend for backend in backends if not (dask and backend in DEVICES)
     ]
-    opened_backends = [get_backend(name, suite.run.dtype) for name in local_backends]
-    accelerator = next(
+    opened_backends = [
+        get_backend(backend_name, suite.run.dtype) for backend_name in local_backends
+    ]
+    accelerator_name = next(
         (
             opened_backend.name
             for opened_backend in opened_backends
@@ -223,8 +225,8 @@ def plan_campaign(
     if retry and not dry_run:
         cell_keys = {cell.key for cell in cells}
         store.retire(
-            stem
-            for stem, record in records.items()
+            file_stem
+            for file_stem, record in records.items()
             if record.status in retry and record.key in cell_keys
         )
         records = store.load()
@@ -234,10 +236,14 @@ def plan_campaign(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
     bytes_per_cell = memory_of_a_cell(cells_to_run)
-    if not dask and not accelerator:
+    if not dask and not accelerator_name:
         _require_enough_memory(suite, bytes_per_cell)
     serial_option = (
-        "--timing" if timing else f"--backend {accelerator}" if accelerator else None
+        "--timing"
+        if timing
+        else f"--backend {accelerator_name}"
+        if accelerator_name
+        else None
     )
     workers, workers_remark = _cells_at_a_time(
         len(cells_to_run), bytes_per_cell, workers, serial_option

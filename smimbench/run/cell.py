@@ -287,7 +287,7 @@ def _outcome(
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
     """Measure the metrics that the suite lists, and those of claimed errors, on the final estimate of a run."""
-    suite_metrics = [name.partition("@")[0] for name in cell.run.metrics]
+    suite_metrics = [metric_name.partition("@")[0] for metric_name in cell.run.metrics]
     metric_names = dict.fromkeys(
         (*suite_metrics, *claimed_error_metrics(problem.model.name))
     )
@@ -296,9 +296,9 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
     )
     run.metrics.update(measured_metrics)
     run.blank |= {
-        name: reason
-        for name, reason in unmeasured_reasons.items()
-        if name in suite_metrics
+        metric_name: reason
+        for metric_name, reason in unmeasured_reasons.items()
+        if metric_name in suite_metrics
     }
     run.warnings += [*instance.remarks, *metric_remarks]
 

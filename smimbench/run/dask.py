@@ -121,11 +121,11 @@ def on_dask(
 
 
 def _call_dask(
-    function: Any, *arguments: Any, **options: Any
+    function: Any, *arguments: Any, **keyword_options: Any
 ) -> tuple[Any, BaseException | None]:
     """Call Dask and return (result, None) or (None, error); it has many errors for the loss of a cluster."""
     try:
-        return function(*arguments, **options), None
+        return function(*arguments, **keyword_options), None
     except (Exception, asyncio.CancelledError) as error:
         # The caller tells a lost cluster from a mistake.
         return None, error

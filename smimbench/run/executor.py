@@ -526,10 +526,10 @@ def start_listening(
         try:
             with stream:
                 while len(header := stream.read(HEAD.size)) == HEAD.size:
-                    (length,) = HEAD.unpack(header)
+                    (message_length,) = HEAD.unpack(header)
                     if (
-                        length > max_length
-                        or len(message := stream.read(length)) < length
+                        message_length > max_length
+                        or len(message := stream.read(message_length)) < message_length
                     ):
                         break
                     on_message(message)
@@ -577,10 +577,10 @@ def main() -> None:
 
     def send_event(**event: object) -> None:
         """Send an event to the parent."""
-        message = json.dumps(event, default=plain_value).encode()
+        error_message = json.dumps(event, default=plain_value).encode()
         if os.getpid() != worker_pid:  # a copy that a plugin has forked and forgotten
             os._exit(0)
-        send(answer_pipe, message)
+        send(answer_pipe, error_message)
 
     answer_task = importlib.import_module(setup["module"]).task_handler(
         setup, send_event
@@ -596,9 +596,11 @@ def main() -> None:
                     stream.flush()
             send_event(answer=answer)
         except BaseException as error:  # a plugin may raise anything
-            error_name, _, message = error_line(error).partition(": ")
+            error_name, _, error_message = error_line(error).partition(": ")
             send_event(
-                error=error_name, key=str(getattr(error, "key", "")), message=message
+                error=error_name,
+                key=str(getattr(error, "key", "")),
+                message=error_message,
             )
 
 

@@ -53,7 +53,8 @@ class GridPoint:
 
 
 def first_points(suite: Suite, count: int = 1) -> list[GridPoint]:
-    """Return the first points of a suite that ``--only`` selects, with replicates of one sample ratio next to each other.
+    """Return the first ``count`` grid points of a suite that ``--only`` selects, with replicates of one sample ratio next
+    to each other.
 
     Raises
     ------
@@ -252,12 +253,12 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Rec
 def _instance_name(cell: Mapping[str, Any]) -> str:
     """Return a text that identifies an instance: all settings that its data depend on, without versions."""
     item_parameters = {
-        kind: {
+        item_kind: {
             field_name: item[field_name]
             for field_name in item
             if field_name not in CODE_KEYS
         }
-        for kind, item in cell["problem"].items()
+        for item_kind, item in cell["problem"].items()
     }
     setting_names = ("alpha", "dimension", "replicate", "seed", "dtype")
     return canonical_json(

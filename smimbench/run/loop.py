@@ -172,8 +172,10 @@ def counting_fresh_samples(data: Data) -> Data:
 
 def plan_and_visible_data(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
     """Return an algorithm's plan for data of these shapes, and the data that it may see: blank if it draws fresh samples."""
-    n, tokens, dimension = data.inputs.shape
-    plan = algorithm.plan(placeholder_data(n, tokens, dimension, data.sample_ratio))
+    sample_count, tokens, dimension = data.inputs.shape
+    plan = algorithm.plan(
+        placeholder_data(sample_count, tokens, dimension, data.sample_ratio)
+    )
     fresh: Any = data.fresh
     fresh.declared = plan.draws_fresh
     return plan, _blank_data(data) if plan.draws_fresh else data
@@ -263,8 +265,10 @@ class LoopRun:
         )
         self._record_estimate(self._with_sample_count(self._readings.latest))
         self.start = {
-            name: matrix.tolist()
-            for name, matrix in instance.overlaps(self.estimate)._asdict().items()
+            overlap_name: matrix.tolist()
+            for overlap_name, matrix in instance.overlaps(self.estimate)
+            ._asdict()
+            .items()
         }
         self._over = self._last <= 0
         while not self._over:
@@ -404,16 +408,16 @@ def _findings(
     if error is not None:
         return findings, [f"it has no findings: {error_line(error)}"]
     remarks = []
-    for name, reported_numbers in reported_findings.items():
+    for finding_name, reported_numbers in reported_findings.items():
         try:
             numbers = [
                 None if reported_number is None else float(reported_number)
                 for reported_number in reported_numbers
             ]
-            findings[printable(name)] = numbers
+            findings[printable(finding_name)] = numbers
         except (TypeError, ValueError, OverflowError):
             remarks.append(
-                f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers"
+                f"its finding {printable(finding_name, 100)!r} is not kept: it must be a list of numbers"
             )
     return findings, remarks
 
@@ -448,12 +452,18 @@ class Readings:
 
     def read(self, info: Info) -> Info:
         """Return the numbers that a step reports, on the host: the residual as a float, others as float64 arrays."""
-        reported_names = [name for name in READINGS if getattr(info, name) is not None]
+        reported_names = [
+            reading_name
+            for reading_name in READINGS
+            if getattr(info, reading_name) is not None
+        ]
         field_names = ["residual", *reported_names]
-        host_arrays = read_together(*(getattr(info, name) for name in field_names))
+        host_arrays = read_together(
+            *(getattr(info, reading_name) for reading_name in field_names)
+        )
         host_readings = {
-            name: np.asarray(array, dtype=np.float64).ravel()
-            for name, array in zip(field_names, host_arrays)
+            reading_name: np.asarray(array, dtype=np.float64).ravel()
+            for reading_name, array in zip(field_names, host_arrays)
         }
         residual = float(host_readings.pop("residual")[0])
         self.latest = Info(
@@ -476,9 +486,9 @@ class Readings:
         """Describe how the run diverged in a step; empty if it did not."""
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
-        for name in ("predicted_overlap", "self_overlap", "squared_step"):
-            if not np.isfinite(readings.get(name, 0.0)).all():
-                return f"{name} is not a finite number"
+        for reading_name in ("predicted_overlap", "self_overlap", "squared_step"):
+            if not np.isfinite(readings.get(reading_name, 0.0)).all():
+                return f"{reading_name} is not a finite number"
         overlap = readings.get("self_overlap", self.second)
         if (overlap > 1e3 * self.second).any():
             return f"the estimate grew to an overlap of {overlap.max():.1e}"
@@ -494,7 +504,10 @@ class Readings:
 
     def final(self) -> dict[str, object]:
         """Return the numbers that the last step reported, as lists that a record can store."""
-        readings = {name: getattr(self.latest, name) for name in READINGS}
+        readings = {
+            reading_name: getattr(self.latest, reading_name)
+            for reading_name in READINGS
+        }
         reported_lists = {
             field_name: array.tolist()
             for field_name, array in readings.items()
@@ -517,8 +530,8 @@ class Trajectory:
     ) -> None:
         """Measure the estimate at an iteration and time, and store it with the report of the step."""
         samples, damping = (
-            math.nan if number is None else float(number)
-            for number in (info.samples, info.damping)
+            math.nan if number_or_none is None else float(number_or_none)
+            for number_or_none in (info.samples, info.damping)
         )
         if info.damping is not None:  # the start was not damped
             self.trajectory.setdefault(
@@ -527,8 +540,10 @@ class Trajectory:
         self.metrics = metric_values = self.instance.metrics(
             estimate, self.failed_metrics
         )
-        for name in self.failed_metrics:  # a metric that raised once has no trajectory
-            self.trajectory.pop(name, None)
+        for (
+            column_name
+        ) in self.failed_metrics:  # a metric that raised once has no trajectory
+            self.trajectory.pop(column_name, None)
         trajectory_row = {
             "iteration": iteration,
             "seconds": seconds,
@@ -538,8 +553,8 @@ class Trajectory:
         }
         if "damping" in self.trajectory:
             trajectory_row["damping"] = damping
-        for name, column_entry in trajectory_row.items():
-            self.trajectory.setdefault(name, []).append(column_entry)
+        for column_name, column_entry in trajectory_row.items():
+            self.trajectory.setdefault(column_name, []).append(column_entry)
 
     def metric_spreads(self) -> MetricValues:
         """Return the standard deviation of every metric, per component, over the recorded points of the last 40 iterations."""

@@ -400,7 +400,9 @@ def _validation_complaints(kind: str) -> Iterator[None]:
         yield
     except pydantic.ValidationError as error:
         first_error = error.errors(include_url=False)[0]
-        field_path = "".join(f"{key}." for key in first_error["loc"]).removesuffix(".")
+        field_path = "".join(
+            f"{key_or_index}." for key_or_index in first_error["loc"]
+        ).removesuffix(".")
         raise ValueError(
             f"not {kind}: {field_path}{': ' if field_path else ''}{first_error['msg']}, got {short_repr(first_error['input'])}"
         ) from None
@@ -417,12 +419,14 @@ _adapter: Any = functools.cache(pydantic.TypeAdapter)
 def digest_of(document: Mapping[str, object]) -> str:
     """SHA-256 digest of a document, without its own digest, as JSON with sorted keys."""
     undigested_fields = {
-        key: value for key, value in document.items() if key != "digest"
+        field_name: field_value
+        for field_name, field_value in document.items()
+        if field_name != "digest"
     }
-    text = json.dumps(
+    document_json = json.dumps(
         undigested_fields, sort_keys=True, separators=(",", ":"), default=plain_value
     )
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(document_json.encode()).hexdigest()
 
 
 def with_digest(document: Mapping[str, object]) -> JsonObject:
@@ -445,10 +449,10 @@ def json_value(value: object) -> Any:
 def _json_value_of_object(value: Any) -> object:
     """Convert an array to lists of numbers, and any other object to its text."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type)
-    numbers = value.tolist() if is_array else value
-    if numbers is value or hasattr(numbers, "tolist"):
+    nested_lists = value.tolist() if is_array else value
+    if nested_lists is value or hasattr(nested_lists, "tolist"):
         return printable(value, LONGEST)
-    return numbers
+    return nested_lists
 
 
 def one_line_json(document: object) -> str:

@@ -239,28 +239,28 @@ class Store:
             file_complaint += f", moved to {move_aside(path, self.folder)}"
         self.complaints.append(file_complaint)
 
-    def retire(self, stems: Iterable[str]) -> None:
+    def retire(self, file_stems: Iterable[str]) -> None:
         """Move records to ``set-aside/``, so that their cells run again; nothing is deleted."""
-        for stem in stems:
-            move_aside(self.folder / f"{stem}.json", self.folder)
+        for file_stem in file_stems:
+            move_aside(self.folder / f"{file_stem}.json", self.folder)
 
 
 def move_aside(path: Path, folder: Path) -> Path:
     """Move a file, and the trajectory next to it, to ``set-aside/`` under new names."""
-    target = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
+    new_path = folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        new_path.parent.mkdir(parents=True, exist_ok=True)
         # Another run may have moved them already.
         trajectory_file = path.with_suffix(".npz")
         unless(
-            FileNotFoundError, os.replace, trajectory_file, target.with_suffix(".npz")
+            FileNotFoundError, os.replace, trajectory_file, new_path.with_suffix(".npz")
         )
-        unless(FileNotFoundError, os.replace, path, target)
+        unless(FileNotFoundError, os.replace, path, new_path)
     except OSError as error:
         raise StoreError(
-            f"cannot move {path} to {target.parent}: {error.strerror or error}"
+            f"cannot move {path} to {new_path.parent}: {error.strerror or error}"
         ) from error
-    return target
+    return new_path
 
 
 def _compact_copy(
@@ -295,14 +295,17 @@ def _check_columns(columns: Columns, metrics: Mapping[str, Sequence[object]]) ->
     """Raise ValueError unless the arrays are valid columns of a trajectory."""
     if not len(columns.get("iteration", ())):
         raise ValueError("the trajectory must have at least one recorded iteration")
-    for name, column in columns.items():
-        if column.ndim != (1 if name in SCALARS else 2) or column.dtype != np.float64:
+    for column_name, column in columns.items():
+        if (
+            column.ndim != (1 if column_name in SCALARS else 2)
+            or column.dtype != np.float64
+        ):
             raise ValueError(
                 "each column of the trajectory must hold one number, or one per component, for every iteration"
             )
         if len(column) != len(columns["iteration"]):
             raise ValueError("all columns of the trajectory must have the same length")
-        if name in metrics and column.shape[1] != len(metrics[name]):
+        if column_name in metrics and column.shape[1] != len(metrics[column_name]):
             raise ValueError(
                 "the trajectory must have as many components as the metrics of its record"
             )
@@ -311,7 +314,8 @@ def _check_columns(columns: Columns, metrics: Mapping[str, Sequence[object]]) ->
 def _columns_from_lists(trajectory: Mapping[str, object]) -> Columns:
     """Convert the columns of a trajectory from lists to arrays; null becomes NaN."""
     return {
-        name: np.asarray(entries, dtype=float) for name, entries in trajectory.items()
+        column_name: np.asarray(column_list, dtype=float)
+        for column_name, column_list in trajectory.items()
     }
 
 
@@ -321,12 +325,12 @@ def _read_verified_npz(path: Path, sha256: str) -> Columns:
         raise ValueError(
             "the trajectory must be in a regular file, not in a folder or device"
         )
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != sha256:
+    npz_bytes = path.read_bytes()
+    if hashlib.sha256(npz_bytes).hexdigest() != sha256:
         raise ValueError(
             "the trajectory's file was changed after it was written (its SHA-256 does not match)"
         )
-    return read_npz(io.BytesIO(content))
+    return read_npz(io.BytesIO(npz_bytes))
 
 
 def trials_of(store: Store) -> Store:
@@ -368,7 +372,10 @@ def changes_of(suite: Suite) -> Changes:
     """Return the ``--set`` and ``--only`` options of a suite, as ``run.json`` stores them."""
     return {
         "overrides": list(suite.overrides),
-        "only": [f"{key}={value}" for key, value in suite.only],
+        "only": [
+            f"{condition_key}={condition_value}"
+            for condition_key, condition_value in suite.only
+        ],
     }
 
 
@@ -380,7 +387,8 @@ def options_of(suite: Suite) -> str:
 def options_text(changes: Changes) -> str:
     """Return the ``--set`` and ``--only`` options that ``run.json`` names, as on the command line."""
     return " ".join(
-        f"{option} {shlex.quote(text)}" for option, text in _sorted_options(changes)
+        f"{option} {shlex.quote(option_text)}"
+        for option, option_text in _sorted_options(changes)
     )
 
 
@@ -390,14 +398,16 @@ def _sorted_options(changes: Changes) -> list[tuple[str, str]]:
     Of a key that is set twice the last counts, of what is appended everything.
     """
     text_of_key: dict[str, str] = {}
-    for text in changes.get("overrides", []):
-        option_key = text.partition("=")[0].strip()
-        text_of_key[text if option_key.endswith("+") else option_key] = text
+    for option_text in changes.get("overrides", []):
+        option_key = option_text.partition("=")[0].strip()
+        text_of_key[option_text if option_key.endswith("+") else option_key] = (
+            option_text
+        )
     override_options = [
         ("--set", text_of_key[option_key]) for option_key in sorted(text_of_key)
     ]
     return override_options + [
-        ("--only", text) for text in sorted(set(changes.get("only", [])))
+        ("--only", option_text) for option_text in sorted(set(changes.get("only", [])))
     ]
 
 
@@ -492,11 +502,16 @@ def other_versions(
     counts_by_version: Counter[tuple[str, int, int]] = Counter()
     for cell, record in pairs_of_other_code(cells, records):
         current_items = _items_by_kind(cell.identity())
-        for kind, recorded_item in _items_by_kind(record.cell).items():
-            item = current_items[kind]
-            if any(recorded_item.get(key) != item.get(key) for key in CODE_KEYS):
-                name = f"{kind} {recorded_item['name']!r}"
-                counts_by_version[name, recorded_item["version"], item["version"]] += 1
+        for item_kind, recorded_item in _items_by_kind(record.cell).items():
+            item = current_items[item_kind]
+            if any(
+                recorded_item.get(code_key) != item.get(code_key)
+                for code_key in CODE_KEYS
+            ):
+                item_text = f"{item_kind} {recorded_item['name']!r}"
+                counts_by_version[
+                    item_text, recorded_item["version"], item["version"]
+                ] += 1
     return [
         {"item": item, "then": old_version, "now": new_version, "cells": cell_count}
         for (item, old_version, new_version), cell_count in counts_by_version.items()
@@ -541,7 +556,11 @@ def _items_by_kind(cell: Mapping[str, Any]) -> dict[str, Specification]:
 def _setup_without_parameters(cell: Mapping[str, object]) -> str:
     """Return grid point, settings and item names of a stored cell as JSON text, without parameters of items."""
     omitted_fields = ("problem", "algorithm", "metrics")
-    other_fields = {key: cell[key] for key in cell if key not in omitted_fields}
+    other_fields = {
+        field_name: cell[field_name]
+        for field_name in cell
+        if field_name not in omitted_fields
+    }
     return canonical_json(
         [other_fields, [item["name"] for item in _items_by_kind(cell).values()]]
     )
@@ -549,12 +568,12 @@ def _setup_without_parameters(cell: Mapping[str, object]) -> str:
 
 def changed_code_remarks(versions: Sequence[OtherVersion]) -> list[str]:
     """Return one line for each item whose code has changed without a new version."""
-    lines = []
+    remarks = []
     for version_change in versions:
         if version_change["then"] == version_change["now"]:
             count_text = f"{version_change['cells']} cell{'' if version_change['cells'] == 1 else 's'}"
-            lines.append(
+            remarks.append(
                 f"{version_change['item']} has other code under the same version {version_change['now']} than when {count_text} "
                 "of this suite ran: they are kept apart; raise its version when its numbers change"
             )
-    return lines
+    return remarks

@@ -72,7 +72,8 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """Progress in solving a problem's theory: answers solved, of a total, nodes in use, and the sample ratio reached.
+    """Progress in solving a problem's theory: answers solved, of a total, nodes in use, the sample ratio reached, and a
+    note on the rest.
 
     Attributes
     ----------
@@ -109,11 +110,11 @@ def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
     """Decorator of methods that run plugins: only ``THEORY_ERRORS`` are raised, and the working folder is restored."""
 
     @functools.wraps(solver_method)
-    def guarded(*arguments: P.args, **options: P.kwargs) -> T:
+    def guarded(*arguments: P.args, **keyword_options: P.kwargs) -> T:
         """Call the method; turn any other error into a TheoryError."""
         try:
             with restored_working_folder():
-                return solver_method(*arguments, **options)
+                return solver_method(*arguments, **keyword_options)
         except (*THEORY_ERRORS, StoreError):
             raise
         except Exception as error:  # a plugin may raise anything
@@ -280,12 +281,12 @@ class TheorySolver(Answers):
             ]
         if not self.prediction_errors:  # stored points may have them all the same
             for point in points:
-                for name in [
+                for error_field in [
                     field_name
                     for field_name in point
                     if field_name.startswith("generalization_error")
                 ]:
-                    del point[name]
+                    del point[error_field]
         conditions = question.conditions._replace(points=tuple(points))
         arguments = question.algorithm, float(question.alpha), conditions
         self._solve_if_missing("own", problem, key, *arguments)
@@ -294,7 +295,7 @@ class TheorySolver(Answers):
     def _solve_if_missing(
         self, kind: str, problem: Problem, key: AnswerKey, *arguments: object
     ) -> None:
-        """Solve an answer and store it, unless it is stored already."""
+        """Solve an answer of this kind and store it under its key, unless it is stored already."""
         if self._from_memory_or_file(problem, key) is not None:
             return
 
@@ -340,7 +341,9 @@ class TheorySolver(Answers):
             raise
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
-        """Solve answers now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise one answer."""
+        """Solve answers of this kind now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise
+        one answer.
+        """
         algorithms = arguments[:1] if kind == "own" else ()
         if self.process is not None and self.process.must_solve(problem, *algorithms):
             on_event = functools.partial(self._forward_event, problem)
@@ -369,12 +372,14 @@ class TheorySolver(Answers):
         for ratios in curve_of(problem).batches(alphas):
             fixed_points = competing(problem, ratios)
             overlaps = [
-                (point.Q, point.V) for branches in fixed_points for point in branches
+                (fixed_point.Q, fixed_point.V)
+                for branches in fixed_points
+                for fixed_point in branches
             ]
             if has_third_party(*problem.spec.values()):
                 require_consistent_at(problem, overlaps, clock=time.perf_counter)
             for branches in fixed_points:
-                yield [self._point(problem, point) for point in branches]
+                yield [self._point(problem, fixed_point) for fixed_point in branches]
 
     def _point(self, problem: Problem, point: Prediction) -> TheoryPoint:
         """Complete a fixed point with its derived quantities, and generalization errors if these are requested."""
@@ -391,8 +396,10 @@ class TheorySolver(Answers):
         )
         if problem.components == 1:
             points = [point for branches in fixed_points for point in branches]
-            overlaps = zip(*((point.Q, point.V, point.error) for point in points))
-            generalization_errors = iter(curve_errors(problem, *overlaps))
+            overlaps_and_errors = zip(
+                *((point.Q, point.V, point.error) for point in points)
+            )
+            generalization_errors = iter(curve_errors(problem, *overlaps_and_errors))
         return [
             [
                 theory_point(problem, point, next(generalization_errors))
@@ -469,24 +476,29 @@ class TheorySolver(Answers):
     def _remark_changed_code(self, problem: Problem) -> None:
         """Report stored results that belong to this problem but were made with other code of its items."""
         problem_spec = problem.spec
-        hashed_kinds = [kind for kind, item in problem_spec.items() if "source" in item]
+        hashed_kinds = [
+            item_kind for item_kind, item in problem_spec.items() if "source" in item
+        ]
         outdated_count, changed_kinds = 0, set()
         for _, stored_spec in self._stored_problems() if hashed_kinds else ():
             if not isinstance(stored_spec, dict) or stored_spec == problem_spec:
                 continue
             if without("source", stored_spec) == without("source", problem_spec):
                 outdated_count += 1
-                for kind in hashed_kinds:
-                    if stored_spec[kind].get("source") != problem_spec[kind]["source"]:
-                        changed_kinds.add(kind)
-        for kind in hashed_kinds:
-            if kind in changed_kinds:
-                name, version = (
-                    problem_spec[kind]["name"],
-                    problem_spec[kind]["version"],
+                for item_kind in hashed_kinds:
+                    if (
+                        stored_spec[item_kind].get("source")
+                        != problem_spec[item_kind]["source"]
+                    ):
+                        changed_kinds.add(item_kind)
+        for item_kind in hashed_kinds:
+            if item_kind in changed_kinds:
+                item_name, item_version = (
+                    problem_spec[item_kind]["name"],
+                    problem_spec[item_kind]["version"],
                 )
                 self.on_remark(
-                    f"{kind} {name!r} has other code under the same version {version} than when {outdated_count} "
+                    f"{item_kind} {item_name!r} has other code under the same version {item_version} than when {outdated_count} "
                     "answers of theory were stored: those are not used; raise its version when its numbers change"
                 )
 
@@ -507,17 +519,19 @@ class TheorySolver(Answers):
                     problem.components,
                 )
                 if answer is not None:
-                    value, error = (
-                        np.array(answer[name], dtype=float)
-                        for name in ("value", "error")
+                    node_value, error = (
+                        np.array(answer[part_name], dtype=float)
+                        for part_name in ("value", "error")
                     )
-                    nodes[path.stem] = Uncertain(value, error, answer["method"])
+                    nodes[path.stem] = Uncertain(node_value, error, answer["method"])
             return nodes
 
         def evaluate_and_store(
             name: str, compute: Callable[[], Uncertain]
         ) -> tuple[Uncertain, bool]:
-            """Evaluate a node; store it in the folder if that took long. Return it and whether it was stored."""
+            """Evaluate the node of this name; store it in the folder if that took long. Return it and whether it was
+            stored.
+            """
             timer_start = time.perf_counter()
             node = compute()
             if time.perf_counter() - timer_start < SLOW:
@@ -622,7 +636,7 @@ class TheoryProcess:
         *arguments: Any,
         on_event: Callable[[WorkerMessage], object],
     ) -> Any:
-        """Send a question to the process and return its answer.
+        """Send a question of this kind (as for ``TheorySolver.solve``) to the process and return its answer.
 
         Raises
         ------
@@ -671,10 +685,10 @@ def answer_of(ended_task: EndedTask) -> object:
         raise ProblemError("theory", reason_of(ended_task))
     if "answer" in ended_task.event:
         return ended_task.event["answer"]
-    error_name, error_key, message = (
+    error_name, error_key, error_message = (
         printable(ended_task.event.get(field, ""), LONGEST)
         for field in ("error", "key", "message")
     )
     if error_name == ProblemError.__name__ and error_key:
-        raise ProblemError(error_key, message.removeprefix(f"{error_key}: "))
-    raise TheoryError.with_type_name(error_name, message)
+        raise ProblemError(error_key, error_message.removeprefix(f"{error_key}: "))
+    raise TheoryError.with_type_name(error_name, error_message)

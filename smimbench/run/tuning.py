@@ -91,12 +91,12 @@ class Search:
     def trials(self) -> list[tuple[Setting, Specification]]:
         """Settings to try, each with the specification of its algorithm; the first is the one in the suite."""
         algorithm = self.algorithm
-        entry = get_registry().get("algorithm", algorithm.name)
+        algorithm_entry = get_registry().get("algorithm", algorithm.name)
         trials: dict[str, tuple[Setting, Specification]] = {}
         for setting in self.search_space.settings(algorithm.spec):
             try:
                 parameters = with_setting(algorithm.parameters, setting)
-                _, spec = make_algorithm(entry, parameters)
+                _, spec = make_algorithm(algorithm_entry, parameters)
             except ParameterError as error:  # each value alone is allowed
                 toml_key = f"algorithms: {algorithm.label}: tune"
                 reason = f"{setting_text_of(setting)}: {error.key} {error.message}"
@@ -176,8 +176,8 @@ class Search:
             seed_count *= 2
         settings = [
             {
-                ".".join(parameter_path): value
-                for parameter_path, value in setting.items()
+                ".".join(parameter_path): parameter_value
+                for parameter_path, parameter_value in setting.items()
             }
             for setting, _ in self.trials
         ]
@@ -278,7 +278,9 @@ def search_all(
     if retry_statuses:
         stored_records = trial_store.load().items()
         trial_store.retire(
-            stem for stem, record in stored_records if record.status in retry_statuses
+            file_stem
+            for file_stem, record in stored_records
+            if record.status in retry_statuses
         )
     outcomes: dict[Search, SearchOutcome | None] = {
         search: None if retry_statuses else read_choice(search, store)
@@ -317,7 +319,8 @@ def remaining_searches(
 
 
 def log_error(record: Record, target: float) -> float:
-    """Return the logarithm of a run's error, summed over components; infinity if it has no estimate.
+    """Return the logarithm of a run's error, summed over components, at least that of ``target``; infinity if it has no
+    estimate.
 
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """
@@ -335,8 +338,11 @@ def log_error(record: Record, target: float) -> float:
 
 def log_errors_of_trials(suite: Suite, trials: Store) -> dict[str, float]:
     """Return the logarithms of the errors of all finished trial runs, by key of their cell."""
-    target = suite.run.target
-    return {record.key: log_error(record, target) for record in trials.load().values()}
+    smallest_error = suite.run.target
+    return {
+        record.key: log_error(record, smallest_error)
+        for record in trials.load().values()
+    }
 
 
 def store_choice(
@@ -394,11 +400,11 @@ def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[s
     """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
     range_remarks = []
     chosen_setting = {} if chosen_trial is None else trials[chosen_trial]
-    for name, chosen_value in chosen_setting.items():
+    for parameter_name, chosen_value in chosen_setting.items():
         tried_values: set[Any] = {
-            trial_setting.get(name)
+            trial_setting.get(parameter_name)
             for trial_setting in trials
-            if isinstance(trial_setting.get(name), (int, float))
+            if isinstance(trial_setting.get(parameter_name), (int, float))
         }
         if len(tried_values) > 2 and chosen_value in (
             min(tried_values),
@@ -408,7 +414,7 @@ def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[s
                 "smallest" if chosen_value == min(tried_values) else "largest"
             )
             range_remarks.append(
-                f"the {smallest_or_largest} {name} that was tried, {chosen_value:g}, was chosen: widen its range"
+                f"the {smallest_or_largest} {parameter_name} that was tried, {chosen_value:g}, was chosen: widen its range"
             )
     return range_remarks
 

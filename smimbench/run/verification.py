@@ -88,10 +88,10 @@ class Verification:
         self.checked += 1
         self.disagreements.extend(complaints)
 
-    def remark(self, count: int, remark: str) -> None:
+    def remark(self, case_count: int, remark: str) -> None:
         """Note a remark and the number of cases that it applies to, unless that is 0."""
-        if count:
-            self.remarks.append(f"{count} {remark}")
+        if case_count:
+            self.remarks.append(f"{case_count} {remark}")
 
 
 def verify_files(store: Store) -> Verification:
@@ -130,9 +130,11 @@ def run_json_differences(suite: Suite, folder: Path) -> list[str]:
         return []
     current_document = json_value(run_json_document(suite))
     field_names = ("suite", "title", "text", "overrides", "only", "run")
-    stored_fields = {name: run_json.get(name) for name in field_names}
+    stored_fields = {field_name: run_json.get(field_name) for field_name in field_names}
     difference_lines = differences(
-        stored_fields, {name: current_document[name] for name in field_names}, 0.0
+        stored_fields,
+        {field_name: current_document[field_name] for field_name in field_names},
+        0.0,
     )
     return [
         f"{path}: {difference_line}"
@@ -194,7 +196,7 @@ def changed_bytes_line(
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """Stored theory result whose file is unchanged since it was written.
+    """Stored theory result (``document``, of a ``kind`` such as point) whose file is unchanged since it was written.
 
     Attributes
     ----------
@@ -223,16 +225,16 @@ class StoredAnswer:
         ValueError
             If its name is that of another question.
         """
-        key = canonical_json(self.document["problem"])
+        question_json = canonical_json(self.document["problem"])
         for version in range(THEORY_VERSION, 0, -1):
-            if self._is_named(key, version):
+            if self._is_named(question_json, version):
                 return version == THEORY_VERSION
         raise ValueError(
             "the file was renamed: its name does not match the question that it answers"
         )
 
     def _is_named(self, key: str, version: int) -> bool:
-        """Whether the file's name is that of its question in the given version of theory."""
+        """Whether the file's name is that of its question (``key``) in the given version of theory."""
         path = self.path
         if self.kind == "nodes":
             names = nodes_folder_name(key, version), self.document["node"]
@@ -387,14 +389,16 @@ class _RepeatSolver:
         prediction_errors = any(
             "generalization_error" in point for point in document["answer"]
         )
-        points = self.solvers[prediction_errors].points(problem, self.alphas)
-        return document_of(points[self.alphas.index(document["alpha"])])
+        repeated_points = self.solvers[prediction_errors].points(problem, self.alphas)
+        return document_of(repeated_points[self.alphas.index(document["alpha"])])
 
     def _prediction(self, document: JsonObject) -> Any:
         """Repeat a stored prediction for an algorithm, with the conditions that its file names."""
         _, algorithm_question, _, *variant_marks = document["problem"]
-        spec, dimension, start, starts, iterations, _, trajectory = algorithm_question
-        overlaps = tuple(Overlaps(*matrices) for matrices in starts)
+        spec, dimension, start, start_overlaps, iterations, _, trajectory = (
+            algorithm_question
+        )
+        overlaps = tuple(Overlaps(*matrices) for matrices in start_overlaps)
         conditions = Conditions(
             dimension, start, overlaps, iterations, trajectory=trajectory
         )
@@ -407,17 +411,19 @@ class _RepeatSolver:
         for stored_answer in sorted(
             self.stored, key=lambda answer: KINDS.index(answer.kind)
         ):
-            name = self.problem.spec["channel"]["name"]
+            item_name = self.problem.spec["channel"]["name"]
             if stored_answer.kind == "own":
-                name = stored_answer.document["problem"][1][0]["name"]
+                item_name = stored_answer.document["problem"][1][0]["name"]
             try:
-                answer = None if name in failed_names else self.solve(stored_answer)
+                answer = (
+                    None if item_name in failed_names else self.solve(stored_answer)
+                )
             except THEORY_ERRORS as error:  # what is stored of it is none the worse
                 # An algorithm may have a theory at other points.
                 if stored_answer.kind != "own":
-                    failed_names.add(name)
+                    failed_names.add(item_name)
                 answer_check.remarks.append(
-                    f"{name}: its theory raised {error_line(error)}"
+                    f"{item_name}: its theory raised {error_line(error)}"
                 )
                 continue
             is_node = stored_answer.kind == "nodes"
@@ -438,8 +444,8 @@ def _points_of_answer(answer: Any) -> Iterator[JsonObject]:
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
     if isinstance(answer, list):
-        for element in answer:
-            yield from _points_of_answer(element)
+        for nested_answer in answer:
+            yield from _points_of_answer(nested_answer)
 
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
@@ -478,10 +484,10 @@ def verify_reruns(
             stems_of_key.setdefault(record.key, []).append(file_stem)
     keys = list(stems_of_key)
     cells_by_setting: dict[tuple[int, bool], list[Cell]] = {}
-    for index in np.random.default_rng(seed).permutation(len(keys))[:cell_count]:
-        record = records[stems_of_key[keys[index]][0]]
+    for key_index in np.random.default_rng(seed).permutation(len(keys))[:cell_count]:
+        record = records[stems_of_key[keys[key_index]][0]]
         setting = _threads_of(record), _was_killed(record)
-        cells_by_setting.setdefault(setting, []).append(cell_of_key[keys[index]])
+        cells_by_setting.setdefault(setting, []).append(cell_of_key[keys[key_index]])
     for (threads, was_killed), chosen_cells in cells_by_setting.items():
         run_again = _rerun_with_time_limit if was_killed else rerun_without_time_limit
         for cell, repeated_record in run_again(chosen_cells, threads):
@@ -598,22 +604,26 @@ def _reproducible_fields(
 ) -> dict[str, Any]:
     """Return the part of a record that suite, seed and code determine; unless ``numbers_in_texts``, without numbers in texts."""
     columns = store.trajectory(record) or {}
-    reproducible_fields = {name: getattr(record, name) for name in REPRODUCIBLE}
+    reproducible_fields = {
+        field_name: getattr(record, field_name) for field_name in REPRODUCIBLE
+    }
     reproducible_fields["where"] = PurePath(
         record.where or ""
     ).name  # without the folder of an installation
     reproducible_fields["cost"] = json_value(record.timing.cost)
     reproducible_fields["trajectory"] = {
-        name: column.tolist() for name, column in columns.items() if name != "seconds"
+        field_name: column.tolist()
+        for field_name, column in columns.items()
+        if field_name != "seconds"
     }
     if not numbers_in_texts:
-        for name in ("reason", "restart_reason"):
-            reproducible_fields[name] = re.sub(
-                r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reproducible_fields[name] or ""
+        for field_name in ("reason", "restart_reason"):
+            reproducible_fields[field_name] = re.sub(
+                r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reproducible_fields[field_name] or ""
             )
         reproducible_fields["warnings"] = [
-            re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
-            for line in reproducible_fields["warnings"] or ()
+            re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", warning_line)
+            for warning_line in reproducible_fields["warnings"] or ()
         ]
     return json.loads(json.dumps(reproducible_fields))  # type: ignore[no-any-return]
 
@@ -630,13 +640,13 @@ def _steps_before_time_limit(
     for run_fields in (stopped_run, full_run):
         trajectory = run_fields["trajectory"]
         common_rows = [
-            index
-            for index, iteration in enumerate(trajectory["iteration"])
+            row_index
+            for row_index, iteration in enumerate(trajectory["iteration"])
             if iteration in recorded_iterations
             and iteration <= stopped_run["iterations"]
         ]
         columns = {
-            name: [column[index] for index in common_rows]
+            name: [column[row_index] for row_index in common_rows]
             for name, column in trajectory.items()
         }
         start_fields = {name: run_fields[name] for name in ("samples", "start", "cost")}
@@ -690,8 +700,8 @@ def _paths_and_leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]
         for key, member in document.items():
             yield from _paths_and_leaves(member, f"{path}.{key}".removeprefix("."))
     elif isinstance(document, list):
-        for index, element in enumerate(document):
-            yield from _paths_and_leaves(element, f"{path}[{index}]")
+        for list_index, list_element in enumerate(document):
+            yield from _paths_and_leaves(list_element, f"{path}[{list_index}]")
     else:
         yield path, document
 

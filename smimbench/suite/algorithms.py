@@ -61,18 +61,20 @@ def read_algorithms(
     """
     algorithms: list[AlgorithmPlan] = []
     for table_index, table in enumerate(tables):
-        key = f"algorithms[{table_index}]"
+        table_key = f"algorithms[{table_index}]"
         try:
-            table_algorithms = _algorithms_of_table(table, key, problem_plans, file)
+            table_algorithms = _algorithms_of_table(
+                table, table_key, problem_plans, file
+            )
         except ProblemError as error:
             _, _, parameter_path = error.key.partition(".")
-            skip_or_raise(error, f"{key}.{parameter_path}".rstrip("."))
+            skip_or_raise(error, f"{table_key}.{parameter_path}".rstrip("."))
             continue
         entry_label = table_algorithms[0].table_label
         if any(entry_label == algorithm.table_label for algorithm in algorithms):
-            raise _repeated_label_error(file, key, entry_label)
+            raise _repeated_label_error(file, table_key, entry_label)
         for algorithm in table_algorithms:
-            _refuse_repeated_algorithm(algorithm, algorithms, file, key)
+            _refuse_repeated_algorithm(algorithm, algorithms, file, table_key)
             algorithms.append(algorithm)
     return tuple(algorithms)
 
@@ -80,7 +82,8 @@ def read_algorithms(
 def _algorithms_of_table(
     table: AlgorithmTable, key: str, problem_plans: Sequence[ProblemPlan], file: str
 ) -> list[AlgorithmPlan]:
-    """Return the algorithms of one ``[[algorithms]]`` table, one for each combination of listed parameter values.
+    """Return the algorithms of one ``[[algorithms]]`` table at ``key`` of the suite, one for each combination of listed
+    parameter values.
 
     Raises ProblemError if the algorithm cannot be built; the caller may then skip it.
     """
@@ -97,18 +100,20 @@ def _algorithms_of_table(
     for path, listed_values in listed_parameters.items():
         require_distinct(listed_values, file, ".".join((key, *path)))
     with as_problem_errors("algorithm"):
-        entry = get_registry().get("algorithm", table.name)
+        algorithm_entry = get_registry().get("algorithm", table.name)
         require_known_names(
             table.model_extra or (),
-            [*signature_of(entry.item), *AlgorithmTable.model_fields],
+            [*signature_of(algorithm_entry.item), *AlgorithmTable.model_fields],
         )
         settings = []
         for combination in itertools.product(*listed_parameters.values()):
             setting = dict(zip(listed_parameters, combination))
             parameters = with_setting(table.parameters(), setting)
-            _, spec = make_algorithm(entry, parameters)
+            _, spec = make_algorithm(algorithm_entry, parameters)
             settings.append((setting, parameters, spec))
-    supported_plan = _first_supported_problem(entry, table.name, problem_plans)
+    supported_plan = _first_supported_problem(
+        algorithm_entry, table.name, problem_plans
+    )
     if table.assumed:
         _require_possible_assumptions(
             [parameters["assumed"] for _, parameters, _ in settings], problem_plans
@@ -120,7 +125,7 @@ def _algorithms_of_table(
             search_space = search_space_of(
                 table.tune,
                 listed_parameters,
-                entry.item,
+                algorithm_entry.item,
                 without_assumptions(parameters),
                 supported_plan,
             )
@@ -132,7 +137,7 @@ def _algorithms_of_table(
         elif table.published:
             setting_origin = "as published"
         elif is_set_by_hand(
-            entry.item, without_assumptions(parameters), supported_plan
+            algorithm_entry.item, without_assumptions(parameters), supported_plan
         ):
             setting_origin = "by hand"
         setting_text = setting_text_of(setting)
@@ -185,17 +190,20 @@ def _require_possible_assumptions(
 
 
 def _refuse_repeated_algorithm(
-    algorithm: AlgorithmPlan, algorithms: Sequence[AlgorithmPlan], file: str, key: str
+    algorithm: AlgorithmPlan,
+    algorithms: Sequence[AlgorithmPlan],
+    file: str,
+    table_key: str,
 ) -> None:
     """Raise SuiteError if an earlier algorithm has the same label, or the same settings under another label."""
     run_signature = _run_signature(algorithm)
     for earlier_index, earlier_algorithm in enumerate(algorithms):
         if algorithm.label == earlier_algorithm.label:
-            raise _repeated_label_error(file, key, algorithm.label)
+            raise _repeated_label_error(file, table_key, algorithm.label)
         if run_signature == _run_signature(earlier_algorithm):
             raise SuiteError(
                 file,
-                key,
+                table_key,
                 f"is the same algorithm as algorithms[{earlier_index}], {earlier_algorithm.label!r}; remove one of the two",
             )
 
@@ -206,11 +214,11 @@ def _run_signature(algorithm: AlgorithmPlan) -> str:
     return canonical_json([algorithm.spec, search_space, algorithm.start])
 
 
-def _repeated_label_error(file: str, key: str, label: str) -> SuiteError:
+def _repeated_label_error(file: str, table_key: str, label: str) -> SuiteError:
     """Error for a label that two algorithms of a suite share."""
     return SuiteError(
         file,
-        f"{key}.label",
+        f"{table_key}.label",
         f"{label!r} is used twice; give each algorithm its own label",
     )
 
@@ -220,16 +228,20 @@ def _repeated_label_error(file: str, key: str, label: str) -> SuiteError:
 
 def without_assumptions(parameters: Parameters) -> Parameters:
     """Remove ``assumed``, the channel and prior that an algorithm takes for granted, from its parameters."""
-    return {name: value for name, value in parameters.items() if name != "assumed"}
+    return {
+        parameter_name: parameter_value
+        for parameter_name, parameter_value in parameters.items()
+        if parameter_name != "assumed"
+    }
 
 
 def listed_parameters_of(table: AlgorithmTable) -> dict[ParameterPath, list[object]]:
     """Parameters for which an ``[[algorithms]]`` table lists several values to run, with these values."""
     try:
-        entry = get_registry().get("algorithm", table.name)
+        algorithm_entry = get_registry().get("algorithm", table.name)
     except RegistryError:  # reported when the algorithm is built
         return {}
-    return dict(_listed_paths_and_values(entry.item, table.parameters()))
+    return dict(_listed_paths_and_values(algorithm_entry.item, table.parameters()))
 
 
 def _listed_paths_and_values(
@@ -239,53 +251,59 @@ def _listed_paths_and_values(
 
     For a parameter whose value is itself a list (two temperatures, say), that is a list of lists.
     """
-    for name, value in parameters.items():
-        if isinstance(value, list):
-            holds_only_lists = value and all(
-                isinstance(element, list) for element in value
+    for parameter_name, parameter_value in parameters.items():
+        if isinstance(parameter_value, list):
+            holds_only_lists = parameter_value and all(
+                isinstance(list_element, list) for list_element in parameter_value
             )
-            if holds_only_lists or not takes_lists(item_class, "algorithm", name):
-                yield (name,), value
-        elif name == "assumed":
-            for kind, inner_parameters in value.items():
+            if holds_only_lists or not takes_lists(
+                item_class, "algorithm", parameter_name
+            ):
+                yield (parameter_name,), parameter_value
+        elif parameter_name == "assumed":
+            for item_kind, inner_parameters in parameter_value.items():
                 for parameter, values in (
                     inner_parameters.items()
                     if isinstance(inner_parameters, dict)
                     else ()
                 ):
                     if isinstance(values, list):
-                        yield (name, kind, parameter), values
-        elif isinstance(value, dict) and isinstance(value.get("name"), str):
+                        yield (parameter_name, item_kind, parameter), values
+        elif isinstance(parameter_value, dict) and isinstance(
+            parameter_value.get("name"), str
+        ):
             # An algorithm within this one.
             try:
-                inner_class = get_registry().get("algorithm", value["name"]).item
+                inner_class = (
+                    get_registry().get("algorithm", parameter_value["name"]).item
+                )
             except RegistryError:  # reported when the algorithm is built
                 continue
             inner_parameters = {
-                parameter: element
-                for parameter, element in value.items()
+                parameter: list_element
+                for parameter, list_element in parameter_value.items()
                 if parameter != "name"
             }
             for path, values in _listed_paths_and_values(inner_class, inner_parameters):
-                yield (name, *path), values
+                yield (parameter_name, *path), values
 
 
 def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
     """Return the parameters of an algorithm, updated with the values of a setting."""
     updated_parameters = dict(parameters)
-    for (name, *inner_path), value in setting.items():
+    for (parameter_name, *inner_path), parameter_value in setting.items():
         if not inner_path:
-            updated_parameters[name] = value
+            updated_parameters[parameter_name] = parameter_value
             continue
-        inner_parameters = updated_parameters.get(name) or {}
+        inner_parameters = updated_parameters.get(parameter_name) or {}
         # An algorithm may be given by its name alone.
         inner_parameters = (
             {"name": inner_parameters}
             if isinstance(inner_parameters, str)
             else inner_parameters
         )
-        updated_parameters[name] = with_setting(
-            inner_parameters, {tuple(inner_path): value}
+        updated_parameters[parameter_name] = with_setting(
+            inner_parameters, {tuple(inner_path): parameter_value}
         )
     return updated_parameters
 
@@ -293,11 +311,15 @@ def with_setting(parameters: Parameters, setting: Setting) -> Parameters:
 def setting_text_of(setting: Setting) -> str:
     """Write a setting as short text for labels, such as ``learning_rate 0.3, beta1 0.8``."""
     parameter_texts = []
-    for path, value in setting.items():
-        if isinstance(value, float):
-            value_text = f"{value:.12g}"
+    for path, parameter_value in setting.items():
+        if isinstance(parameter_value, float):
+            value_text = f"{parameter_value:.12g}"
         else:
-            value_text = value if isinstance(value, str) else json.dumps(value)
+            value_text = (
+                parameter_value
+                if isinstance(parameter_value, str)
+                else json.dumps(parameter_value)
+            )
         prefix = "assumed " if path[0] == "assumed" else ""
         parameter_texts.append(f"{prefix}{path[-1]} {value_text}")
     return ", ".join(parameter_texts)
@@ -315,8 +337,8 @@ def sample_budgets(
     for alpha, dimension in itertools.product(
         problem_plan.alphas, problem_plan.dimensions
     ):
-        n = model.sample_count(alpha, dimension)
-        data = placeholder_data(n, model.tokens, dimension, alpha)
+        sample_count = model.sample_count(alpha, dimension)
+        data = placeholder_data(sample_count, model.tokens, dimension, alpha)
         run_plan = plan_of(algorithm, data)
         budgets.append(
             (run_plan.steps, run_plan.batch, run_plan.students, run_plan.draws_fresh)
@@ -329,9 +351,11 @@ def is_set_by_hand(
 ) -> bool:
     """Whether the suite sets a parameter to another value than its default, parameters of steps and samples apart."""
     algorithm = build(item_class, "algorithm", parameters)
-    for name in parameters:
+    for parameter_name in parameters:
         other_parameters = {
-            key: value for key, value in parameters.items() if key != name
+            other_name: other_value
+            for other_name, other_value in parameters.items()
+            if other_name != parameter_name
         }
         algorithm_without_parameter, error = attempt(
             build, item_class, "algorithm", other_parameters
@@ -406,24 +430,26 @@ def _ranges_or_values(
 
     ``parent_tables`` are the names of the tables that enclose this one.
     """
-    for name, value in table.items():
-        parameter_path = (*parent_tables, name)
-        key = ".".join(parameter_path)
-        if isinstance(value, list):
+    for parameter_name, range_or_list in table.items():
+        parameter_path = (*parent_tables, parameter_name)
+        parameter_key = ".".join(parameter_path)
+        if isinstance(range_or_list, list):
             try:
-                yield parameter_path, list(checked_distinct(value))
+                yield parameter_path, list(checked_distinct(range_or_list))
             except ValueError as error:
-                raise ParameterError(key, str(error)) from None
-        elif not isinstance(value, dict):
-            raise ParameterError(key, f"{LIST_OR_RANGE}, got {value!r}")
-        elif not value.keys() & Range.model_fields.keys():
-            yield from _ranges_or_values(value, *parameter_path)
+                raise ParameterError(parameter_key, str(error)) from None
+        elif not isinstance(range_or_list, dict):
+            raise ParameterError(
+                parameter_key, f"{LIST_OR_RANGE}, got {range_or_list!r}"
+            )
+        elif not range_or_list.keys() & Range.model_fields.keys():
+            yield from _ranges_or_values(range_or_list, *parameter_path)
         else:
-            require_known_names(value, Range.model_fields, *parameter_path)
+            require_known_names(range_or_list, Range.model_fields, *parameter_path)
             try:
-                yield parameter_path, Range.model_validate(value)
+                yield parameter_path, Range.model_validate(range_or_list)
             except pydantic.ValidationError as error:
                 inner_key, message = explain_validation(error)
                 raise ParameterError(
-                    f"{key}.{inner_key}".rstrip("."), message
+                    f"{parameter_key}.{inner_key}".rstrip("."), message
                 ) from None

@@ -279,20 +279,20 @@ class Cell:
         """Third-party packages whose code the run uses: those of its items, metrics and starting algorithm."""
         model = self.problem["model"]["name"]
         inner_algorithms = [
-            value
-            for value in self.algorithm.values()
-            if isinstance(value, dict) and "source" in value
+            parameter_value
+            for parameter_value in self.algorithm.values()
+            if isinstance(parameter_value, dict) and "source" in parameter_value
         ]
         items = [*self.problem.values(), self.algorithm, *inner_algorithms]
         distributions = {item.get("distribution", BUILT_IN) for item in items}
         metric_and_start_names = [
-            ("metric", name.partition("@")[0]) for name in self.run.metrics
+            ("metric", item_name.partition("@")[0]) for item_name in self.run.metrics
         ]
         if self.run.start not in STARTS:
             metric_and_start_names.append(("algorithm", self.run.start))
-        for kind, name in metric_and_start_names:
+        for item_kind, item_name in metric_and_start_names:
             try:
-                registry_entry = get_registry().get(kind, name, model)
+                registry_entry = get_registry().get(item_kind, item_name, model)
             except RegistryError:  # reported in the record of the run
                 continue
             distributions.add(registry_entry.distribution)
@@ -311,13 +311,17 @@ class Cell:
         """
         problem = build_problem(self.problem)
         algorithm = build_algorithm(self.algorithm, problem)
-        for kind, spec in self.problem.items():
-            _require_same_version(kind, spec, problem.spec[kind])
+        for item_kind, spec in self.problem.items():
+            _require_same_version(item_kind, spec, problem.spec[item_kind])
         entry = _algorithm_entry(self.algorithm, problem)
         _require_same_version("algorithm", self.algorithm, version_of(entry))
-        for kind, entry in assumed_entries(self.algorithm, problem.model.name).items():
+        for item_kind, entry in assumed_entries(
+            self.algorithm, problem.model.name
+        ).items():
             _require_same_version(
-                f"assumed {kind}", self.algorithm["assumed"][kind], version_of(entry)
+                f"assumed {item_kind}",
+                self.algorithm["assumed"][item_kind],
+                version_of(entry),
             )
         return problem, algorithm
 
@@ -325,7 +329,7 @@ class Cell:
 def _require_same_version(
     kind: str, required_spec: Specification, installed_spec: Specification
 ) -> None:
-    """Raise RegistryError unless the installed item has the version and code that the cell was defined with."""
+    """Raise RegistryError unless the installed item of this kind has the version and code that the cell was defined with."""
     required_version, installed_version = (
         _version_text(required_spec),
         _version_text(installed_spec),
@@ -476,26 +480,33 @@ class Suite:
                 }
             ),
             "dimension": sorted(
-                {D for problem_plan in problem_plans for D in problem_plan.dimensions}
+                {
+                    dimension
+                    for problem_plan in problem_plans
+                    for dimension in problem_plan.dimensions
+                }
             ),
             "seed": list(range(self.seeds)),
         }
-        for key, value in self.only:
-            key_values = list(dict.fromkeys(valid_values[key]))
-            if key == "algorithm":
-                is_satisfiable = value in key_values
+        for condition_key, condition_value in self.only:
+            key_values = list(dict.fromkeys(valid_values[condition_key]))
+            if condition_key == "algorithm":
+                is_satisfiable = condition_value in key_values
             else:
                 is_satisfiable = any(
-                    _meets_condition(key, value, key_value) for key_value in key_values
+                    _meets_condition(condition_key, condition_value, key_value)
+                    for key_value in key_values
                 )
             if is_satisfiable:
                 continue
             # A similar number is no helpful suggestion: numbers are not mistyped words.
-            similar_text = value if key in ("problem", "algorithm") else ""
+            similar_text = (
+                condition_value if condition_key in ("problem", "algorithm") else ""
+            )
             raise SuiteError(
                 "--only",
-                f"{key}={value}",
-                f"the suite has no such {key}; {suggestion(similar_text, key_values, 12)}",
+                f"{condition_key}={condition_value}",
+                f"the suite has no such {condition_key}; {suggestion(similar_text, key_values, 12)}",
             )
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
@@ -524,7 +535,7 @@ class Suite:
             for plan, dimension, replicates, alpha in grid_points:
                 if replicate >= replicates:
                     continue
-                for algorithm, options in algorithms_and_options:
+                for algorithm, run_options in algorithms_and_options:
                     spec, tuning, origin = self._setting(plan, algorithm)
                     cells.append(
                         Cell(
@@ -535,7 +546,7 @@ class Suite:
                             replicate=replicate,
                             seed=self.seed,
                             backend=backend,
-                            run=options,
+                            run=run_options,
                             problem_label=plan.label,
                             algorithm_label=algorithm.label,
                             tuning=tuning,
@@ -579,12 +590,15 @@ def is_same_setup(description: object, reference: object) -> bool:
     if not (isinstance(description, dict) and isinstance(reference, dict)):
         return bool(description == reference)
     common_keys = description.keys() & reference.keys()
-    for key, value in (*description.items(), *reference.items()):
-        if isinstance(value, dict) and key not in common_keys:
+    for description_key, description_value in (
+        *description.items(),
+        *reference.items(),
+    ):
+        if isinstance(description_value, dict) and description_key not in common_keys:
             return False
     return all(
-        is_same_setup(description[key], reference[key])
-        for key in common_keys - {*CODE_KEYS, "distribution", "metrics"}
+        is_same_setup(description[description_key], reference[description_key])
+        for description_key in common_keys - {*CODE_KEYS, "distribution", "metrics"}
     )
 
 
@@ -593,7 +607,7 @@ def is_same_setup(description: object, reference: object) -> bool:
 
 def build_problem(spec: dict[str, Specification]) -> Problem:
     """Build a problem from the names and parameters of its model, channel, prior and inputs."""
-    return Problem(**{kind: as_table(item) for kind, item in spec.items()})
+    return Problem(**{item_kind: as_table(item) for item_kind, item in spec.items()})
 
 
 def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
@@ -632,13 +646,13 @@ def make_algorithm(
 
 def _algorithm_entry(spec: Specification, problem: Problem | None) -> Entry:
     """Find the registered algorithm of a specification, preferably one that supports the problem's model."""
-    name = as_table(spec)["name"]
+    algorithm_name = as_table(spec)["name"]
     if problem is not None:
         try:
-            return get_registry().get("algorithm", name, problem.model.name)
+            return get_registry().get("algorithm", algorithm_name, problem.model.name)
         except RegistryError:  # of another model: ``refusal`` says so
             pass
-    return get_registry().get("algorithm", name)
+    return get_registry().get("algorithm", algorithm_name)
 
 
 def assumed_entries(algorithm: Specification, model: str) -> dict[str, Entry]:
@@ -663,8 +677,8 @@ def with_versions(algorithm: Specification, model: str) -> Specification:
     if "assumed" not in algorithm:
         return algorithm
     assumed_tables = dict(algorithm["assumed"])
-    for kind, entry in assumed_entries(algorithm, model).items():
-        table = assumed_tables[kind]
+    for item_kind, entry in assumed_entries(algorithm, model).items():
+        table = assumed_tables[item_kind]
         named_table = {"name": table} if isinstance(table, str) else table
-        assumed_tables[kind] = named_table | version_of(entry)
+        assumed_tables[item_kind] = named_table | version_of(entry)
     return algorithm | {"assumed": assumed_tables}

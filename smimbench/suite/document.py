@@ -100,23 +100,23 @@ def parse_toml(file: str, text: str) -> JsonObject:
 
 
 def merge_with_base(
-    path: Path, document: JsonObject, extending_paths: tuple[Path, ...] = ()
+    path: Path, suite_document: JsonObject, extending_paths: tuple[Path, ...] = ()
 ) -> JsonObject:
     """Merge a parsed suite with the suite that it ``extends``, which may extend another one.
 
     ``extending_paths`` are the paths of the suites that extend this one, to detect cycles.
     """
-    if "extends" not in document:
-        return document
-    file, name = str(path), document.pop("extends")
+    if "extends" not in suite_document:
+        return suite_document
+    file, base_name = str(path), suite_document.pop("extends")
     extending_paths = (*extending_paths, path.resolve())
-    if not isinstance(name, str) or not name:
+    if not isinstance(base_name, str) or not base_name:
         raise SuiteError(
-            file, "extends", f"must be the name or path of a suite, got {name!r}"
+            file, "extends", f"must be the name or path of a suite, got {base_name!r}"
         )
     try:
         base_path = find_suite(
-            str(path.parent / name) if name.endswith(".toml") else name
+            str(path.parent / base_name) if base_name.endswith(".toml") else base_name
         )
         base_text = suite_text(base_path)
     except (OSError, SuiteError) as error:
@@ -125,13 +125,13 @@ def merge_with_base(
         raise SuiteError(
             file,
             "extends",
-            f"{name!r} extends itself, directly or through other suites",
+            f"{base_name!r} extends itself, directly or through other suites",
         )
     return _merge_documents(
         merge_with_base(
             base_path, parse_toml(str(base_path), base_text), extending_paths
         ),
-        document,
+        suite_document,
     )
 
 
@@ -142,8 +142,8 @@ def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
     holds; with other problems neither do published values and stored optima, which belong to the problems of the base.
     """
     merged_document = {
-        name: dict(table) if isinstance(table, dict) else table
-        for name, table in base.items()
+        table_name: dict(table) if isinstance(table, dict) else table
+        for table_name, table in base.items()
     }
     merged_document.get("suite", {}).pop("duration", None)
     if "problem" in extension or "problems" in extension:
@@ -152,18 +152,18 @@ def _merge_documents(base: JsonObject, extension: JsonObject) -> JsonObject:
         merged_document.get("run", {}).pop("reference", None)
         merged_document.pop("optimum", None)
         _drop_unused_axes(merged_document.get("grid", {}), extension)
-    for name, table in extension.items():
-        base_table = merged_document.get(name)
+    for table_name, table in extension.items():
+        base_table = merged_document.get(table_name)
         if isinstance(base_table, dict) and isinstance(table, dict):
-            merged_document[name] = base_table | table
+            merged_document[table_name] = base_table | table
         elif (
-            name == "algorithms"
+            table_name == "algorithms"
             and isinstance(base_table, list)
             and isinstance(table, list)
         ):
-            merged_document[name] = base_table + table
+            merged_document[table_name] = base_table + table
         else:
-            merged_document[name] = table
+            merged_document[table_name] = table
     return merged_document
 
 
@@ -177,7 +177,10 @@ def _drop_unused_axes(grid: JsonObject, extension: JsonObject) -> None:
         for problem in problems
     ]
     for axis in Axes.model_fields:
-        if all(isinstance(table, dict) and axis in table for table in problem_grids):
+        if all(
+            isinstance(problem_grid, dict) and axis in problem_grid
+            for problem_grid in problem_grids
+        ):
             grid.pop(axis, None)
 
 
@@ -264,24 +267,26 @@ def _table_at_path(
 
     An item that is given by its name alone becomes a table.
     """
-    table: Any = document
+    table_or_list: Any = document
     for depth, key in enumerate(keys):
         key_path = ".".join(keys[: depth + 1])
-        if isinstance(table, list):
-            table = _table_in_list(table, key, f"--set {assignment}", key_path)
+        if isinstance(table_or_list, list):
+            table_or_list = _table_in_list(
+                table_or_list, key, f"--set {assignment}", key_path
+            )
         else:
             if key in ("model", "inputs", "channel", "prior") and isinstance(
-                table.get(key), str
+                table_or_list.get(key), str
             ):
-                table[key] = {"name": table[key]}
-            table = table.setdefault(key, {})
-        if not isinstance(table, (dict, list)):
+                table_or_list[key] = {"name": table_or_list[key]}
+            table_or_list = table_or_list.setdefault(key, {})
+        if not isinstance(table_or_list, (dict, list)):
             raise SuiteError(
                 file,
                 key_path,
                 f"is not a table, so --set {assignment} cannot set a key in it",
             )
-    return table
+    return table_or_list
 
 
 def _table_in_list(tables: list[Any], key: str, file: str, key_path: str) -> Any:
@@ -303,17 +308,17 @@ def _append_to_list(
     table: JsonObject, key: str, value: object, assignment: str, file: str
 ) -> None:
     """Append a value to a list of the suite; in a list of tables, a bare word becomes the name of a new table."""
-    entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
-    if not isinstance(entries, list):
+    list_entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
+    if not isinstance(list_entries, list):
         raise SuiteError(
             file,
             key,
             f"is not a list in this suite, so --set {assignment} cannot append to it",
         )
     holds_tables = key == "algorithms" or any(
-        isinstance(entry, dict) for entry in entries
+        isinstance(list_entry, dict) for list_entry in list_entries
     )
-    entries.append(
+    list_entries.append(
         {"name": value} if holds_tables and isinstance(value, str) else value
     )
 
@@ -388,8 +393,8 @@ def suite_of_items(
         for kind, name in item_names.items()
     }
     assignments = [
-        _assignment(name, value, accepted_parameters)
-        for name, value in parameters.items()
+        _assignment(name, parameter_value, accepted_parameters)
+        for name, parameter_value in parameters.items()
     ]
     problem_table: dict[str, Parameters] = {
         kind: {"name": name} for kind, name in item_names.items()
@@ -406,23 +411,29 @@ def suite_of_items(
 
 
 def _settable_parameter_names(kind: str, name: str, model: str) -> list[str]:
-    """Names of the parameters of an item that a user may set, without those that the engine takes from the model."""
+    """Names of the parameters of the item of this kind and name that a user may set, without those that the engine takes
+    from the model.
+    """
     engine_filled = ENGINE_FILLED.get(kind, ())
     parameter_names = signature_of(get_registry().get(kind, name, model).item)
     return [name for name in parameter_names if name not in engine_filled]
 
 
 def _assignment(
-    name: str, value: object, accepted_parameters: Mapping[str, Sequence[str]]
+    parameter_name: str,
+    parameter_value: object,
+    accepted_parameters: Mapping[str, Sequence[str]],
 ) -> str:
     """Return the ``--set`` assignment of a parameter to the only item that accepts it; ValueError if there is not exactly one."""
     value_text = (
-        value if isinstance(value, str) else json.dumps(value, default=plain_value)
+        parameter_value
+        if isinstance(parameter_value, str)
+        else json.dumps(parameter_value, default=plain_value)
     )
     kinds = [
-        kind
-        for kind, parameter_names in accepted_parameters.items()
-        if name in parameter_names
+        item_kind
+        for item_kind, parameter_names in accepted_parameters.items()
+        if parameter_name in parameter_names
     ]
     if not kinds:
         valid_names = [
@@ -431,11 +442,11 @@ def _assignment(
             *itertools.chain(*accepted_parameters.values()),
         ]
         raise ValueError(
-            f"{name} is neither an option nor a parameter of this problem; {suggestion(name, valid_names)}"
+            f"{parameter_name} is neither an option nor a parameter of this problem; {suggestion(parameter_name, valid_names)}"
         )
-    assignment = f"problem.{kinds[0]}.{name}={value_text}"
+    assignment = f"problem.{kinds[0]}.{parameter_name}={value_text}"
     if len(kinds) > 1:
         raise ValueError(
-            f"{' and '.join(kinds)} both have a parameter {name}; choose one, as with --set {assignment}"
+            f"{' and '.join(kinds)} both have a parameter {parameter_name}; choose one, as with --set {assignment}"
         )
     return assignment

@@ -290,7 +290,7 @@ class _Reader:
             )
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
-        """Add a remark on an item that cannot be built and is left out, or raise SuiteError.
+        """Add a remark on an item (at ``key`` of the suite) that cannot be built and is left out, or raise SuiteError.
 
         It is left out if its own code is at fault or the suite comes from stored results.
         """
@@ -419,13 +419,15 @@ class _Reader:
                     chosen_tables, listed_values, dimensions, replicate_counts
                 )
                 continue
-            for D, replicates in zip(dimensions, replicate_counts):
-                inputs = chosen_tables["inputs"] | {"features": D}
-                features_setting = {"features": D} if len(dimensions) > 1 else {}
+            for dimension, replicates in zip(dimensions, replicate_counts):
+                inputs = chosen_tables["inputs"] | {"features": dimension}
+                features_setting = (
+                    {"features": dimension} if len(dimensions) > 1 else {}
+                )
                 yield _ProblemVariant(
                     chosen_tables | {"inputs": inputs},
                     listed_values | features_setting,
-                    (D,),
+                    (dimension,),
                     (replicates,),
                 )
 
@@ -435,7 +437,8 @@ class _Reader:
         """Build a problem with its grid; None if it cannot be built and is left out."""
         if label and variant.listed_values:
             assignments = (
-                f"{name}={value}" for name, value in variant.listed_values.items()
+                f"{name}={parameter_value}"
+                for name, parameter_value in variant.listed_values.items()
             )
             label += f" ({', '.join(assignments)})"
         try:
@@ -647,8 +650,8 @@ class _Reader:
         for correction in curve.corrections:
             per_problem_numbers.append(("corrections", correction.above))
             per_problem_numbers.append(("corrections", correction.below))
-        for field, numbers in per_problem_numbers:
-            if len(numbers) not in (1, len(problem_labels)):
+        for field, numbers_per_problem in per_problem_numbers:
+            if len(numbers_per_problem) not in (1, len(problem_labels)):
                 raise self.suite_error(
                     f"{key}.{field}",
                     f"must have one number, or {len(problem_labels)} numbers, one for each problem of the curve",
@@ -662,7 +665,9 @@ class _Reader:
 
 
 def _is_single_value(kind: str, tables: Mapping[str, Parameters], name: str) -> bool:
-    """Whether the list that a suite gives for a parameter is one value of it, instead of several values to run."""
+    """Whether the list that a suite gives for the parameter ``name`` of an item of this kind is one value of it, instead of
+    several values to run.
+    """
     try:
         model = None if kind == "model" else str(tables["model"].get("name"))
         item_class = get_registry().get(kind, str(tables[kind].get("name")), model).item

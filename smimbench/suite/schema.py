@@ -202,8 +202,8 @@ class Items(Table):
         if self.inputs != DEFAULT_INPUTS:
             items_by_kind["inputs"] = self.inputs
         return {
-            kind: {"name": item} if isinstance(item, str) else dict(item)
-            for kind, item in items_by_kind.items()
+            item_kind: {"name": item} if isinstance(item, str) else dict(item)
+            for item_kind, item in items_by_kind.items()
         }
 
 
@@ -463,18 +463,20 @@ class RunOptions(Table):
     def identity(self) -> dict[str, object]:
         """Run options that are part of a cell's identity, as a dictionary of their values."""
         key_options = {}
-        for name, marker in options_in_key().items():
-            value = getattr(self, name)
+        for option_name, marker in options_in_key().items():
+            option_value = getattr(self, option_name)
             if not (
                 marker.left_out_at_default
-                and value == type(self).model_fields[name].default
+                and option_value == type(self).model_fields[option_name].default
             ):
-                key_options[name] = value
+                key_options[option_name] = option_value
         return key_options
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
         """Return the run options of a cell: those that are part of its identity, with the given ``metrics``."""
-        cell_options = {name: getattr(self, name) for name in options_in_key()}
+        cell_options = {
+            option_name: getattr(self, option_name) for option_name in options_in_key()
+        }
         return RunOptions.model_construct(**cell_options | {"metrics": metrics})
 
 
@@ -482,8 +484,8 @@ def options_in_key() -> dict[str, InKey]:
     """Names of the run options that are part of a cell's identity, each with its ``InKey`` marker."""
     fields = RunOptions.model_fields.items()
     return {
-        name: marker
-        for name, field in fields
+        option_name: marker
+        for option_name, field in fields
         for marker in field.metadata
         if isinstance(marker, InKey)
     }
@@ -545,7 +547,9 @@ Setting = dict[ParameterPath, Any]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Search space of a tuning: a list of values or a range for each parameter, and the number of settings to try."""
+    """Search space of a tuning: a list of values or a range for each of the searched ``parameters``, and the number of
+    settings to try.
+    """
 
     trials: int
     parameters: dict[ParameterPath, list[object] | Range]
@@ -575,9 +579,9 @@ class SearchSpace:
 
         suite_setting: Setting = {}
         for path in self.parameters:
-            value = _value_in_suite(suite_parameters, path)
-            if value is not None:
-                suite_setting[path] = value
+            suite_value = _value_in_suite(suite_parameters, path)
+            if suite_value is not None:
+                suite_setting[path] = suite_value
         value_lists = [
             choices for choices in self.parameters.values() if isinstance(choices, list)
         ]
@@ -585,7 +589,7 @@ class SearchSpace:
         if has_only_lists and math.prod(map(len, value_lists)) <= self.trials:
             combinations = itertools.product(*value_lists)
             listed_settings = (
-                dict(zip(self.parameters, values)) for values in combinations
+                dict(zip(self.parameters, combination)) for combination in combinations
             )
             return [suite_setting, *listed_settings]
         settings = [suite_setting]
@@ -605,8 +609,8 @@ class SearchSpace:
 def _value_in_suite(suite_parameters: object, path: ParameterPath) -> object:
     """Return the value that the suite gives to the parameter at ``path``, or None if it sets none."""
     value = suite_parameters
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
+    for path_name in path:
+        value = value.get(path_name) if isinstance(value, dict) else None
     return value
 
 

@@ -62,18 +62,19 @@ class CorrelatedTokens(Inputs):
             raise ParameterError(
                 "covariance", f"must be a square matrix, got {self.covariance}"
             )
-        C = np.array(self.covariance, dtype=float)
+        C_matrix = np.array(self.covariance, dtype=float)
         if not (
-            np.allclose(C, C.T, rtol=0, atol=1e-12) and np.linalg.eigvalsh(C)[0] > 1e-9
+            np.allclose(C_matrix, C_matrix.T, rtol=0, atol=1e-12)
+            and np.linalg.eigvalsh(C_matrix)[0] > 1e-9
         ):
             raise ParameterError(
                 "covariance",
                 f"must be symmetric and positive definite, got {self.covariance}",
             )
-        if abs(np.trace(C) - len(C)) > 1e-9 * len(C):
+        if abs(np.trace(C_matrix) - len(C_matrix)) > 1e-9 * len(C_matrix):
             raise ParameterError(
                 "covariance",
-                f"must have mean 1 along its diagonal, got {np.trace(C) / len(C):g}",
+                f"must have mean 1 along its diagonal, got {np.trace(C_matrix) / len(C_matrix):g}",
             )
 
     @property

@@ -159,9 +159,9 @@ def _read_text(path: str | None, digest: str) -> tuple[str, str]:
             text = file_bytes.decode()
         except UnicodeDecodeError:
             text = file_bytes.decode("latin-1")
-        lines = [line for line in text.splitlines() if line.strip()]
-        if all(map(QUESTION.match, lines)):
-            text = "\n\n".join(QUESTION.sub("", line) for line in lines)
+        text_lines = [text_line for text_line in text.splitlines() if text_line.strip()]
+        if all(map(QUESTION.match, text_lines)):
+            text = "\n\n".join(QUESTION.sub("", text_line) for text_line in text_lines)
     text_digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     if digest not in ("", text_digest):
         raise ParameterError(
@@ -228,7 +228,7 @@ def _learn_vectors(
         word for sentence in vocabulary_sentences for word in sentence
     )
     vocabulary = sorted(word_counts, key=lambda word: (-word_counts[word], word))
-    word_indices = {word: index for index, word in enumerate(vocabulary)}
+    word_indices = {word: word_index for word_index, word in enumerate(vocabulary)}
     sentences = [
         np.array(
             [word_indices[word] for word in sentence if word in word_indices], dtype=int

@@ -55,7 +55,8 @@ class Calibration(PerComponent):
         if "calibration" in point:
             claimed_ratios = point["calibration"] or [None] * problem.components
             return claimed_ratios, [
-                None if value is None else 0.0 for value in claimed_ratios
+                None if claimed_ratio is None else 0.0
+                for claimed_ratio in claimed_ratios
             ]
         second_moments = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))

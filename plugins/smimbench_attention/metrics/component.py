@@ -25,7 +25,8 @@ class PerComponent(Metric):
     ) -> list[float]:
         """Measure every component of the estimate after the symmetry is removed."""
         return [
-            float(value) for value in to_host(self._values(instance.problem, claims))
+            float(component_value)
+            for component_value in to_host(self._values(instance.problem, claims))
         ]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

@@ -24,19 +24,19 @@ class Cosine(PerComponent):
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Cosine between estimate and signal for each component; 0 where either of them is 0."""
-        teacher, aligned = claims.teacher, claims.aligned
-        overlaps, estimate_norms, signal_norms = (
+        teacher, aligned_estimate = claims.teacher, claims.aligned
+        component_overlaps, estimate_norms, signal_norms = (
             np.diagonal(np.asarray(problem.model.inner(*pair_of_signals), dtype=float))
             for pair_of_signals in (
-                (teacher, aligned),
-                (aligned, aligned),
+                (teacher, aligned_estimate),
+                (aligned_estimate, aligned_estimate),
                 (teacher, teacher),
             )
         )
         norm_products = np.sqrt(estimate_norms * signal_norms)
         return np.where(
             norm_products > 0,
-            overlaps / np.where(norm_products > 0, norm_products, 1.0),
+            component_overlaps / np.where(norm_products > 0, norm_products, 1.0),
             0.0,
         )
 

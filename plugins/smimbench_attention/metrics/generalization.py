@@ -38,12 +38,14 @@ class _PredictionError(Metric):
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical generalization error and its own error at a ``point`` of theory, or None where theory gives none."""
         errors = point.get("generalization_error") or {}
-        kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
-        error_of_kind = errors.get(kind)
+        predictor_kind = (
+            "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
+        )
+        error_of_kind = errors.get(predictor_kind)
         if error_of_kind is None:
             return [None], [None]
         return [error_of_kind], [
-            (point.get("generalization_error_error") or {}).get(kind, 0.0)
+            (point.get("generalization_error_error") or {}).get(predictor_kind, 0.0)
         ]
 
 
@@ -54,12 +56,12 @@ def _errors(
     if MEMORY not in claims.memory:
         if (reason := instance.problem.no_theory) is not None:
             raise NotMeasured(f"generalization errors need Gaussian latents: {reason}")
-        inner, signal = instance.problem.model.inner, instance.signal
+        overlap_of, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
             instance.problem,
-            inner(signal, signal),
-            inner(signal, estimate),
-            inner(estimate, estimate),
+            overlap_of(signal, signal),
+            overlap_of(signal, estimate),
+            overlap_of(estimate, estimate),
             claims.V,
         )
     errors: dict[str, Uncertain] = claims.memory[MEMORY]

@@ -41,12 +41,13 @@ class Nishimori(PerComponent):
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Nishimori ratio of each component; NaN for a component whose estimate is the prior mean."""
-        model, aligned = problem.model, np.asarray(claims.aligned, dtype=float)
+        model, aligned_estimate = problem.model, np.asarray(claims.aligned, dtype=float)
         prior_mean = np.asarray(
-            problem.prior.mean(problem.components, aligned.shape[-1]), dtype=float
+            problem.prior.mean(problem.components, aligned_estimate.shape[-1]),
+            dtype=float,
         )
         centered_signal = np.asarray(claims.teacher, dtype=float) - prior_mean
-        centered_estimate = aligned - prior_mean
+        centered_estimate = aligned_estimate - prior_mean
         overlap, self_overlap = (
             np.diagonal(
                 np.asarray(model.inner(centered_estimate, other_signal), dtype=float)

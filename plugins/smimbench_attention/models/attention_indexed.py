@@ -52,8 +52,8 @@ def _bands(dimension: int) -> tuple[slice, ...]:
         1,
     )
     band_edges = [
-        _BAND_BLOCK * round(band * dimension / band_count / _BAND_BLOCK)
-        for band in range(band_count)
+        _BAND_BLOCK * round(band_index * dimension / band_count / _BAND_BLOCK)
+        for band_index in range(band_count)
     ]
     return tuple(
         slice(band_start, band_end)
@@ -207,7 +207,7 @@ class AttentionIndexed(TokenModel):
         )
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of an iteration: operations on samples, bytes of inputs, and operations of ``denoise``.
+        """Cost of an iteration on n samples: operations on samples, bytes of inputs, and operations of ``denoise``.
 
         Per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the inputs, and
         ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.

@@ -93,7 +93,7 @@ class SequenceMultiIndex(TokenModel):
         return rng.standard_normal((components, dimension))
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of an iteration: operations on samples, bytes of inputs, and operations of ``denoise``.
+        """Cost of an iteration on n samples: operations on samples, bytes of inputs, and operations of ``denoise``.
 
         Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal.
         """

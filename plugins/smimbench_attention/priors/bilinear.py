@@ -67,8 +67,9 @@ class _SingularBulks(NamedTuple):
 
 
 def _bulks(delta: Host, a: float) -> _SingularBulks:
-    """Find the edges of the bulks of singular values at noise variances delta (n,): ``G(p) = 1`` at ``v = 0``, where G
-    has its poles at 0 and ``+-a``. Where G is below 1 at its minimum between two poles, a gap separates two bulks.
+    """Find the edges ``inner``, ``outer`` and ``end`` of the bulks of singular values at noise variances delta (n,): ``G(p)
+    = 1`` at ``v = 0``, where G has its poles at 0 and ``+-a``. Where G is below 1 at its minimum ``p = t^(3/2)`` between
+    two poles, a gap separates two bulks.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
@@ -77,11 +78,11 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
         """Solve ``G(p) = 1`` by Newton's method, from p towards ``p_limit``."""
         for _ in range(200):
             G, dG_dp = _sum_over_poles(p, delta, a)
-            step = (1 - G**-0.5) / (-0.5 * dG_dp * G**-1.5)
+            newton_step = (1 - G**-0.5) / (-0.5 * dG_dp * G**-1.5)
             next_p = np.where(
                 p_limit > p,
-                np.clip(p + step, p, p_limit),
-                np.clip(p + step, p_limit, p),
+                np.clip(p + newton_step, p, p_limit),
+                np.clip(p + newton_step, p_limit, p),
             )
             if np.all(np.abs(next_p - p) <= 4e-16 * p):
                 break
@@ -93,28 +94,28 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     t = np.full(delta.shape, a ** (2 / 3))
     for _ in range(200):
         cube_root = np.cbrt(3 * a * a + t**3)
-        step = (t * t * cube_root + cbrt_delta * (t**3 - a * a)) / (
+        newton_step = (t * t * cube_root + cbrt_delta * (t**3 - a * a)) / (
             2 * t * cube_root + t**4 / cube_root**2 + 3 * cbrt_delta * t * t
         )
-        t = t - step
-        if np.all(np.abs(step) <= 4e-16 * t):
+        t = t - newton_step
+        if np.all(np.abs(newton_step) <= 4e-16 * t):
             break
     G_minimizer = np.minimum(t**1.5, a * (1 - 1e-15))
     upper_end = edge(
         np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf)
     )
-    inner = G_minimizer.copy()
-    outer = G_minimizer.copy()
+    inner_edge = G_minimizer.copy()
+    outer_edge = G_minimizer.copy()
     has_gap = _sum_over_poles(G_minimizer, delta, a)[0] < 1
     if has_gap.any():
         delta = delta[has_gap]
         G_minimizer = G_minimizer[has_gap]
-        inner[has_gap] = edge(np.minimum(np.sqrt(delta), G_minimizer), G_minimizer)
-        outer[has_gap] = edge(
+        inner_edge[has_gap] = edge(np.minimum(np.sqrt(delta), G_minimizer), G_minimizer)
+        outer_edge[has_gap] = edge(
             np.maximum(np.full(G_minimizer.shape, a - math.sqrt(0.5)), G_minimizer),
             G_minimizer,
         )
-    return _SingularBulks(inner, outer, upper_end)
+    return _SingularBulks(inner_edge, outer_edge, upper_end)
 
 
 def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
@@ -128,9 +129,9 @@ def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
 
 
 def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
-    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for noise variances
-    delta (n, 1). v solves ``f = sum_s w_s / ((p - s)^2 + v^2) = 1`` over the poles s = 0, a and -a; A and B are
-    ``-df/dv^2`` and ``-(df/dp)/2``.
+    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for noise variances delta
+    (n, 1). ``t = v^2`` solves ``f = sum_s w_s / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a; A and B are
+    ``-df/dt`` and ``-(df/dp)/2``.
     """
     pole_weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
     pole_distances = np.stack([p, p - a, p + a])
@@ -162,8 +163,9 @@ def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, H
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Weights, which sum to about 1, singular values x, posterior means xi and variances over Delta at nodes (n, K),
-    for noise variances delta (n,). Panels of nodes end at the edges of the bulks and at the singular values ``breaks``.
+    """Weights, which sum to about 1, singular values x, posterior means xi and variances over Delta at nodes (n, K), for
+    noise variances delta (n,). Panels of nodes in the parameter p end at the edges of the bulks and at the singular values
+    ``breaks``.
     """
     a = rho**-0.5
     delta_column = delta[:, None]
@@ -197,10 +199,10 @@ def _nodes(
                     relative_variance,
                 )
             )
-    weights, x, mean, relative_variance = (
+    quadrature_weights, x, mean, relative_variance = (
         np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
     )
-    return weights, x, mean, relative_variance
+    return quadrature_weights, x, mean, relative_variance
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
@@ -223,20 +225,20 @@ def observed_law(
     value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at
     ``breaks`` are integrated as well as smooth ones.
     """
-    weights, x, mean, relative_variance = (
+    quadrature_weights, x, mean, relative_variance = (
         nodes[0] for nodes in _nodes(np.array([float(noise)]), rho, breaks)
     )
-    weights = weights / weights.sum() / 2
+    quadrature_weights = quadrature_weights / quadrature_weights.sum() / 2
     with_both_signs = (
-        (weights, weights),
+        (quadrature_weights, quadrature_weights),
         (x, -x),
         (mean, -mean),
         (noise * relative_variance, noise * relative_variance),
     )
-    weights, x, mean, variance = (
+    quadrature_weights, x, mean, variance = (
         np.concatenate(both_signs) for both_signs in with_both_signs
     )
-    return weights, x, mean, variance
+    return quadrature_weights, x, mean, variance
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
@@ -249,8 +251,12 @@ def mmse(noise: Host | float, rho: float) -> Host:
 
     def error(delta: Host) -> Array:
         """MMSE (n,) at noise levels delta (n,)."""
-        weights, _, _, relative_variance = _nodes(delta, rho)
-        return delta * (weights * relative_variance).sum(-1) / weights.sum(-1)
+        quadrature_weights, _, _, relative_variance = _nodes(delta, rho)
+        return (
+            delta
+            * (quadrature_weights * relative_variance).sum(-1)
+            / quadrature_weights.sum(-1)
+        )
 
     return mmse_of_any_noise(error, noise, _SMALLEST_NOISE, _LARGEST_NOISE)
 
@@ -258,8 +264,8 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def singular_map(
     singular_values: Host, noise: float, rho: float, *, continued: bool = False
 ) -> Host:
-    r"""Singular values ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has singular values x;
-    ``continued`` extends the map by straight lines outside the bulks.
+    r"""Singular values ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has singular values x, from
+    the subordination function ``p + i v``; ``continued`` extends the map by straight lines outside the bulks.
 
     .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
 
@@ -411,8 +417,8 @@ class Bilinear(ProductPrior):
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
         """Quadrature over singular values, with both signs, of the noisy signal."""
-        weights, *law = observed_law(noise, self.rho, breaks)
-        return weights, 1.0, law
+        quadrature_weights, *law = observed_law(noise, self.rho, breaks)
+        return quadrature_weights, 1.0, law
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]

@@ -163,11 +163,11 @@ class ProductPrior(Prior):
         if not all_finite:
             return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
-        for spectrum, delta, (left_vectors, _, right_vectors) in zip(
+        for spectrum, noise_variance, (left_vectors, _, right_vectors) in zip(
             spectra, noise, decompositions
         ):
             denoised_spectrum = self._denoise_spectrum(
-                spectrum, float(delta), rho, continued=continued
+                spectrum, float(noise_variance), rho, continued=continued
             )
             denoised_on_device = xp.asarray(denoised_spectrum, **matching(R))
             estimate.append(
@@ -193,13 +193,13 @@ class ProductPrior(Prior):
         if self.rho == 0:
             capped_noise = np.minimum(noise, 1.0)
             error = capped_noise * (2 - capped_noise)
-            overlaps = (1 - capped_noise) ** 2
+            diagonal_overlaps = (1 - capped_noise) ** 2
         else:
             error = self._mmse(noise, self.rho)
-            overlaps = 1 - error
+            diagonal_overlaps = 1 - error
         components = noise.shape[-1]
         identity = np.eye(components)
-        Q = self.mean_overlap(components) + identity * overlaps[..., None]
+        Q = self.mean_overlap(components) + identity * diagonal_overlaps[..., None]
         V = identity * error[..., None]
         return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
@@ -247,12 +247,16 @@ class ProductPrior(Prior):
                 "rho",
                 f"must be > 0 for means over {self._spectrum}; rho = 0 is a limit for theory only",
             )
-        weights, weight_sum, node_arguments = self._observed_law(noise, breaks)
+        quadrature_weights, weight_sum, node_arguments = self._observed_law(
+            noise, breaks
+        )
         node_values = np.asarray(function(*node_arguments))
         # The rule's own error is a tenth of this or less; rounding of nodes next to a break is larger.
-        error = self._law_error * (np.abs(node_values) @ weights)
+        error = self._law_error * (np.abs(node_values) @ quadrature_weights)
         return Uncertain(
-            node_values @ weights / weight_sum, error / weight_sum, "quadrature"
+            node_values @ quadrature_weights / weight_sum,
+            error / weight_sum,
+            "quadrature",
         )
 
 

@@ -81,8 +81,9 @@ def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
 
 
 def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Find the edges of the bulks of eigenvalues: solve ``r(s) = root`` and ``q(s) = +-root``, with ``root =
-    sqrt(Delta)`` (n,). Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
+    """Find the edges of the bulks of eigenvalues, with ``root = sqrt(Delta)`` (n,): ``outer`` solves ``r(s) = root``,
+    ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, ``turn`` is where the two ranges of s meet.
+    Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
     """
@@ -100,7 +101,7 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
         return q_value, 1 - a / m**3
 
     def minus_q(s: Host) -> tuple[Host, Host]:
-        """Function -q(s) and its derivative, for ``base = 0``."""
+        """Function -q(s) and its derivative, for ``base = 0``; ``m = sqrt(1 + s^2)``."""
         m = np.sqrt(1 + s * s)
         return s * (a / m - 1), a / m**3 - 1
 
@@ -160,15 +161,15 @@ def observed_law(
     number.
     """
     noise = np.asarray(noise, dtype=np.float64)
-    delta = np.reshape(noise, (-1, 1))
-    weights, s, qr = _nodes(delta[:, 0], rho, breaks)
-    mean = math.sqrt(rho) * delta / s**2
-    x = math.sqrt(rho) * (delta - qr) + mean
-    weights, x, mean, variance = (
+    noise_column = np.reshape(noise, (-1, 1))
+    quadrature_weights, s, qr = _nodes(noise_column[:, 0], rho, breaks)
+    mean = math.sqrt(rho) * noise_column / s**2
+    x = math.sqrt(rho) * (noise_column - qr) + mean
+    quadrature_weights, x, mean, variance = (
         np.reshape(node_array, (*noise.shape, -1))
-        for node_array in (weights, x, mean, delta / (1 + s * s))
+        for node_array in (quadrature_weights, x, mean, noise_column / (1 + s * s))
     )
-    return weights, x, mean, variance
+    return quadrature_weights, x, mean, variance
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
@@ -183,19 +184,24 @@ def mmse(noise: Host | float, rho: float) -> Host:
 
     def error(delta: Host) -> Array:
         """MMSE (n,) at noise levels delta (n,)."""
-        weights, s, _ = _nodes(delta, rho)
+        quadrature_weights, s, _ = _nodes(delta, rho)
         # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
-        return delta * (weights / (1 + s * s)).sum(-1) / weights.sum(-1)
+        return (
+            delta
+            * (quadrature_weights / (1 + s * s)).sum(-1)
+            / quadrature_weights.sum(-1)
+        )
 
-    largest = _LARGEST_NOISE / min(rho, 1.0)
-    return mmse_of_any_noise(error, noise, _SMALLEST_NOISE, largest)
+    largest_noise = _LARGEST_NOISE / min(rho, 1.0)
+    return mmse_of_any_noise(error, noise, _SMALLEST_NOISE, largest_noise)
 
 
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host]:
-    """Quadrature weights, s and the product q r at the nodes of both ranges of s, (n, K) each, for noise variances
-    delta (n,). Panels of nodes end at the edges of the bulks and at the eigenvalues ``breaks``.
+    """Quadrature weights, s and the product q r at the nodes of both ranges of s (from ``base`` on), (n, K) each, for noise
+    variances delta (n,) and ``root = sqrt(delta)``. Panels of nodes end at the edges of the bulks and at the eigenvalues x
+    in ``breaks``.
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
@@ -251,10 +257,10 @@ def _nodes(
                     q * r,
                 )
             )
-    weights, s, qr = (
+    quadrature_weights, s, qr = (
         np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
     )
-    return weights, s, qr
+    return quadrature_weights, s, qr
 
 
 def _break_offset(
@@ -402,8 +408,8 @@ class _Edge:
     def __init__(
         self, s: float, side: int, noise: float, rho: float, *, inner: bool = False
     ) -> None:
-        """Compute the edge at the parameter s; ``side`` is 1 for a right end of a bulk and -1 for a left end, ``inner``
-        marks the two ends at a gap between bulks.
+        """Compute the edge at the parameter s, with ``root = sqrt(noise)`` and ``m = sqrt(1 + s^2)``; ``side`` is 1 for a
+        right end of a bulk and -1 for a left end, ``inner`` marks the two ends at a gap between bulks.
         """
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)
@@ -436,8 +442,9 @@ class _Edge:
         )
 
     def denoise_beyond(self, eigenvalues: Host) -> Host:
-        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w has moved by d: m, c and e are its
-        distances to the two poles, their terms in ``dx/dw``, and whether d adds to the distance.
+        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w has moved by d: m1, m2 are its distances
+        to the two poles, c1, c2 their terms in ``dx/dw``, e1, e2 = +-1 say whether d adds to the distance; K is ``e1 c1/m1
+        + e2 c2/m2`` at distance d.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's
@@ -445,20 +452,24 @@ class _Edge:
         """
         distance_from_edge = self.side * (eigenvalues - self.x)
         (m1, m2), (c1, c2), (e1, e2) = self.distances, self.terms, self.signs
-        tiny = 1e-300
-        d = np.sqrt(distance_from_edge / max(e1 * c1 / m1 + e2 * c2 / m2, tiny))
+        smallest_divisor = 1e-300
+        d = np.sqrt(
+            distance_from_edge / max(e1 * c1 / m1 + e2 * c2 / m2, smallest_divisor)
+        )
         for _ in range(20):
             d = np.clip(d, 0.0, self.largest_distance)
             pole_distance_1 = m1 + e1 * d
             pole_distance_2 = m2 + e2 * d
             term_1 = c1 / pole_distance_1
             term_2 = c2 / pole_distance_2
-            K = np.maximum(e1 * term_1 + e2 * term_2, tiny)
+            K = np.maximum(e1 * term_1 + e2 * term_2, smallest_divisor)
             dK_dd = term_1 * (e1 + e1 * m1 / pole_distance_1) + term_2 * (
                 e2 + e2 * m2 / pole_distance_2
             )
             newton_step = (
-                2 * (np.sqrt(distance_from_edge * K) - d * K) / np.maximum(dK_dd, tiny)
+                2
+                * (np.sqrt(distance_from_edge * K) - d * K)
+                / np.maximum(dK_dd, smallest_divisor)
             )
             d = d + newton_step
             if not np.any(newton_step > 1e-14 * d):
@@ -496,10 +507,12 @@ def _real_root(ell: Host, noise: float, rho: float) -> Host:
     radicand = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
     u = radicand ** (1 / 3)
     v = np.divide(p, u, out=np.zeros_like(p), where=radicand > 0)
-    t = np.where(h > 0, -1.0, 1.0) * (u - v)
-    root = t - third_of_quadratic_coefficient
+    shifted_root = np.where(h > 0, -1.0, 1.0) * (u - v)
+    root = shifted_root - third_of_quadratic_coefficient
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
-    pair_product = (t / 2 + third_of_quadratic_coefficient) ** 2 + 0.75 * (u + v) ** 2
+    pair_product = (shifted_root / 2 + third_of_quadratic_coefficient) ** 2 + 0.75 * (
+        u + v
+    ) ** 2
     return np.where(
         root > noise ** (1 / 3),
         root,
@@ -571,7 +584,9 @@ class Wishart(ProductPrior):
         return Law(
             spectral_means=self._spectral_means,
             fluctuation=self._fluctuation,
-            eigenvalue_map=lambda values, noise: continued_map(values, noise, self.rho),
+            eigenvalue_map=lambda eigenvalues, noise: continued_map(
+                eigenvalues, noise, self.rho
+            ),
         )
 
     def _fluctuation(self, dimension: int) -> float:
@@ -589,8 +604,10 @@ class Wishart(ProductPrior):
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
-        scale = math.sqrt(self._width(dimension) / dimension)
-        return np.repeat((scale * np.eye(dimension))[None], components, axis=0)
+        root_of_width_ratio = math.sqrt(self._width(dimension) / dimension)
+        return np.repeat(
+            (root_of_width_ratio * np.eye(dimension))[None], components, axis=0
+        )
 
     def mean_overlap(self, components: int) -> Array:
         """Overlap of the prior mean with itself: ``rho`` in every entry of (P, P), host. At finite D the diagonal of the second
@@ -608,8 +625,8 @@ class Wishart(ProductPrior):
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
         """Quadrature over the eigenvalues of the noisy signal."""
-        weights, *law = observed_law(noise, self.rho, breaks)
-        return weights, weights.sum(), law
+        quadrature_weights, *law = observed_law(noise, self.rho, breaks)
+        return quadrature_weights, quadrature_weights.sum(), law
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
