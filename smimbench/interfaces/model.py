@@ -82,7 +82,7 @@ class Model(Item):
         raise NotImplementedError
 
     def inner(self, a: Array, b: Array) -> Array:
-        """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
+        """Overlap matrix (P, P) of two signals a and b: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
         raise NotImplementedError
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:

@@ -29,9 +29,9 @@ class Denoised(NamedTuple):
 
 class Factor(NamedTuple):
     """Parametrization of the signal by the factor that gradient methods optimize.
-    ``compose`` makes the signal from the factor, ``pullback`` the gradient by the factor from that by the signal;
-    ``gram_scale`` turns ``F F^T`` into the signal, ``gaussian`` says whether iid N(0, 1) factors give a signal of the
-    prior.
+    ``draw`` makes a random factor, ``compose`` the signal from it, ``pullback`` the gradient by the factor from that by the
+    signal; ``gram_scale`` turns ``F F^T`` into the signal, ``gaussian`` says whether iid N(0, 1) factors give a signal of
+    the prior.
 
     Attributes
     ----------

@@ -485,7 +485,7 @@ class Problem:
     def draw(
         self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
     ) -> tuple[Host, Host]:
-        """Draw inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
+        """Draw inputs (n, T, D) and labels y (n, ...) of n samples of a teacher, from latents z, on the host."""
         model = self.model
         input_dtype, label_dtype = input_and_label_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=input_dtype)
@@ -511,7 +511,7 @@ class Problem:
         )
 
     def labels(self, z: Host, rng: np.random.Generator) -> Host:
-        """Draw labels (n, ...) from the channel, given latents z, on the host."""
+        """Draw labels y (n, ...) from the channel, given latents z, on the host."""
         y = np.asarray(self.channel.forward(z, rng=rng))
         return checked_array(
             f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:])

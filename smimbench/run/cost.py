@@ -208,9 +208,11 @@ def _estimate_iteration(
     batch_size = run_plan.batch or samples
     iteration_cost = model.cost(batch_size, dimension, problem.components)
     bytes_read = _bytes_per_number(cell) * batch_size * model.tokens * dimension
-    rate, bandwidth = _speed_of(cell)
+    operations_per_second, bandwidth = _speed_of(cell)
     return max(
-        run_plan.students * (iteration_cost.flops + iteration_cost.denoiser) / rate,
+        run_plan.students
+        * (iteration_cost.flops + iteration_cost.denoiser)
+        / operations_per_second,
         bytes_read / bandwidth,
     ) + CALL, run_plan.steps or None
 

@@ -560,7 +560,9 @@ def exit_reason(exit_code: int | None) -> str:
 
 
 def main() -> None:
-    """Main function of a worker process: runs tasks until the parent closes the pipe."""
+    """Main function of a worker process: receives its ``setup`` (plugins, threads, module), and runs tasks until the parent
+    closes the pipe.
+    """
     messages, answer_pipe = _take_over_pipes()
     setup: JsonObject = json.loads(messages.get())
 

@@ -191,7 +191,9 @@ class Store:
         return records
 
     def read(self, stem: str, check_digests: bool = True) -> Record:
-        """Read one record from its file; ValueError or OSError if it cannot be trusted."""
+        """Read one record from its file, given the name without suffix (``stem``); ValueError or OSError if it cannot be
+        trusted.
+        """
         record = read_record(self.folder / f"{stem}.json", check_digests=check_digests)
         if record.file_stem != stem:
             raise ValueError(
@@ -268,7 +270,7 @@ def _compact_copy(
 ) -> Record:
     """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``)."""
 
-    def common(table: T) -> T:
+    def shared_table(table: T) -> T:
         """Return the equal table of an earlier record if there is one, otherwise this table."""
         return shared_parts.setdefault(repr(table), table)  # type: ignore[no-any-return]
 
@@ -276,7 +278,9 @@ def _compact_copy(
         shared_parts.setdefault(setting, setting): setting_value
         for setting, setting_value in record.cell.items()
     }
-    cell |= {setting: common(cell[setting]) for setting in ("problem", "algorithm")}
+    cell |= {
+        setting: shared_table(cell[setting]) for setting in ("problem", "algorithm")
+    }
     trajectory: Any = record.trajectory if keep_trajectory else None
     if isinstance(trajectory, dict):
         # Rows of different lengths stay lists: ``Store.trajectory`` complains of them.
@@ -285,8 +289,8 @@ def _compact_copy(
         record,
         cell=cell,
         trajectory=trajectory,
-        machine=common(record.machine),
-        versions=common(record.versions),
+        machine=shared_table(record.machine),
+        versions=shared_table(record.versions),
         document={},
     )
 

@@ -80,7 +80,7 @@ def load_suite(
     only: Iterable[str] = (),
     plugins: Iterable[str | Path] = (),
 ) -> Suite:
-    """Read and check a suite.
+    """Read and check a suite, with ``--set`` assignments (``overrides``) and ``--only`` conditions (``only``).
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class _Reader:
     def read_suite(
         self, text: str, overrides: tuple[str, ...], only: tuple[Condition, ...]
     ) -> Suite:
-        """Build the suite; SuiteError for the first mistake."""
+        """Build the suite from its text, ``--set`` assignments and ``--only`` conditions; SuiteError for the first mistake."""
         document = self.document
         self._load_drop_ins()
         problem_plans = self._problem_plans()
@@ -340,7 +340,10 @@ class _Reader:
                 "problem",
                 "a suite needs either one [problem] table or several [[problems]] tables",
             )
-        tables = {f"problems[{i}]": table for i, table in enumerate(document.problems)}
+        tables = {
+            f"problems[{table_index}]": table
+            for table_index, table in enumerate(document.problems)
+        }
         if document.problem:
             tables = {"problem": document.problem}
         for axis in Axes.model_fields:
@@ -518,25 +521,27 @@ class _Reader:
     ) -> dict[str, dict[str, T]]:
         """Return tables of values by the identity of their problem and by key, with a remark on those of no problem."""
         tables_by_problem: dict[str, dict[str, T]] = {}
-        unused: list[str] = []
-        for i, table in enumerate(tables):
+        labels_without_problem: list[str] = []
+        for table_index, table in enumerate(tables):
             try:
                 problem = Problem(**table.problem.tables())
             except ProblemError as error:
-                self._leave_out(error, f"{key}[{i}].problem.{error.key}")
+                self._leave_out(error, f"{key}[{table_index}].problem.{error.key}")
                 continue
             if problem.identity in identities:
                 same_problem = tables_by_problem.setdefault(problem.identity, {})
-                same_problem[f"{key}[{i}]"] = table
+                same_problem[f"{key}[{table_index}]"] = table
             elif isinstance(table, ReferenceTable):
-                unused.append(f"{table.label!r} of {problem.label}")
+                labels_without_problem.append(f"{table.label!r} of {problem.label}")
             else:
-                unused.append(problem.label)
-        if unused:
-            kind = "published values" if key == "run.reference" else "stored optima"
+                labels_without_problem.append(problem.label)
+        if labels_without_problem:
+            kind_of_values = (
+                "published values" if key == "run.reference" else "stored optima"
+            )
             self.remarks.append(
-                f"{kind} that belong to no problem of this suite are left out: "
-                + "; ".join(dict.fromkeys(unused))
+                f"{kind_of_values} that belong to no problem of this suite are left out: "
+                + "; ".join(dict.fromkeys(labels_without_problem))
             )
         return tables_by_problem
 
@@ -613,9 +618,12 @@ class _Reader:
             for problem_plan in problem_plans
         }
         algorithm_labels = {algorithm.label for algorithm in algorithms}
-        for i, curve in enumerate(self.document.figure.curves):
+        for curve_index, curve in enumerate(self.document.figure.curves):
             self._check_curve(
-                curve, f"figure.curves[{i}]", component_counts, algorithm_labels
+                curve,
+                f"figure.curves[{curve_index}]",
+                component_counts,
+                algorithm_labels,
             )
 
     def _check_curve(
@@ -625,7 +633,7 @@ class _Reader:
         component_counts: Mapping[str, int],
         algorithm_labels: Collection[str],
     ) -> None:
-        """Check one curve of a figure.
+        """Check one curve of a figure, given the numbers of components of problems and the labels of algorithms.
 
         ``component_counts`` are the numbers of components of the problems, by label.
         """

@@ -143,7 +143,7 @@ class Table(pydantic.BaseModel):
 
 
 class SuiteTable(Table):
-    """``[suite]``: title, description and source of the suite."""
+    """``[suite]``: title, description, source (``reference``) and duration of the suite."""
 
     title: str = ""
     """Heading of tables and figures; default: the name of the file."""
@@ -362,7 +362,9 @@ class OptimumTable(Table):
 
 
 class Correction(Table):
-    """Entry of a curve's ``corrections``: range of x in which the published curve is known to be wrong."""
+    """Entry of a curve's ``corrections``: range of x, from ``above`` to ``below``, in which the published curve is known to
+    be wrong.
+    """
 
     section: str
     """Heading of docs/corrections.md that says why."""

@@ -42,11 +42,13 @@ _BAND_BLOCK = 24
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
-    """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed."""
+    """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed; the number of bands grows
+    with the dimension.
+    """
     band_count = next(
         (
-            band_count_there
-            for smallest_dimension, band_count_there in _BANDS
+            band_count_of_size
+            for smallest_dimension, band_count_of_size in _BANDS
             if dimension >= smallest_dimension
         ),
         1,

@@ -164,8 +164,8 @@ def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
     """Weights, which sum to about 1, singular values x, posterior means xi and variances over Delta at nodes (n, K), for
-    noise variances delta (n,). Panels of nodes in the parameter p end at the edges of the bulks and at the singular values
-    ``breaks``.
+    noise variances delta (n,). Panels of nodes in ``p = Re w`` end at the edges of the bulks and at the singular values
+    ``breaks``; ``v = Im w``, with ``a = rho^{-1/2}``.
     """
     a = rho**-0.5
     delta_column = delta[:, None]
@@ -206,7 +206,8 @@ def _nodes(
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
-    """Subordination function ``w = p + i v`` of the law of ``S + sqrt(noise) Z`` at singular values x (n,).
+    """Subordination function ``w = p + i v`` of the law of ``S + sqrt(noise) Z`` at singular values x (n,); ``a =
+    rho^{-1/2}``.
 
     The equation of w is that of three atoms under a noise of ``1 + Delta``.
     """
