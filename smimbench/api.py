@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,25 +64,20 @@ def run(
     -------
     Rows
         A list with one dict per problem, algorithm, sample ratio, dimension, metric and component. Its ``table`` is a flat
-        frame of them.
+        frame of them, its ``remarks`` are what the command line says of the run: files and settings that are not used,
+        algorithms that are not tuned, scarce memory.
 
     Raises
     ------
     SuiteError, BackendError, StoreError
     ValueError
         If overrides or conditions are given with a loaded suite.
-
-    Warns
-    -----
-    UserWarning
-        What the command line says on standard error: files that are not used, settings that are not, scarce memory.
     """
     from smimbench.run.campaign import plan_campaign
 
     suite, store = _open_suite(suite, results, overrides, only)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
-    for remark in (*suite.remarks, *campaign.remarks):
-        warnings.warn(remark, stacklevel=2)
+    remarks = [*suite.remarks, *campaign.remarks]
     total = len(campaign.cells_to_run)
     with _progress_bar(progress) as show_progress:
         record_numbers = itertools.count(1)
@@ -95,9 +89,9 @@ def run(
                 on_record(record.document)
 
         show_progress(suite.name, 0, total)
-        campaign.run(on_campaign_record, on_wait=warnings.warn)
+        campaign.run(on_campaign_record, on_wait=remarks.append)
         show_progress(f"theory of {suite.name}", 0, None)
-        return _json_rows(_load_and_solve(suite, store, (backend,))[0])
+        return _json_rows(_load_and_solve(suite, store, (backend,))[0], remarks)
 
 
 def tune(
@@ -140,19 +134,19 @@ def show(
 
     suite, store = _open_suite(suite, results)
     stored_results = Results(suite, store, backends)
+    remarks = [*suite.remarks]
     if stored_results.rows and stored_results.answers.has_missing_answers:
-        warnings.warn(
-            f"some theory of {suite.name} is not stored; smimbench.run solves it",
-            stacklevel=2,
+        remarks.append(
+            f"some theory of {suite.name} is not stored; smimbench.run solves it"
         )
-    return _json_rows(stored_results)
+    return _json_rows(stored_results, remarks)
 
 
-def _json_rows(results: Results) -> Rows:
-    """Return the table as ``show --json`` prints it, one dictionary per row."""
+def _json_rows(results: Results, remarks: Sequence[str]) -> Rows:
+    """Return the table as ``show --json`` prints it, one dictionary per row, with remarks on it."""
     from smimbench.report.notebook import Rows
 
-    return Rows(row.document() for row in results.rows)
+    return Rows((row.document() for row in results.rows), remarks)
 
 
 def _load_and_solve(
@@ -298,6 +292,7 @@ def theory(
     else:
         suite = _as_suite(suite, overrides)
     labels = {plan.problem: plan.label for plan in suite.plans}
+    remarks = [*suite.remarks]
     with (
         tempfile.TemporaryDirectory() as temporary,
         _progress_bar(progress) as show_progress,
@@ -321,7 +316,7 @@ def theory(
                 or bool(verify)
                 or suite.needs_prediction_errors,
                 on_progress=on_progress,
-                on_remark=warnings.warn,
+                on_remark=remarks.append,
                 memory=memory,
             )
 
@@ -341,15 +336,14 @@ def theory(
 
             checks = draw_checks(suite, theories, verify, on_progress)
             theories = with_checks(theories, checks)
-    for problem in theories:
-        if problem.unsolved:
-            warnings.warn(
-                f"the theory of {problem.label} was not solved: {problem.unsolved}",
-                stacklevel=2,
-            )
+    remarks += [
+        f"the theory of {problem.label} was not solved: {problem.unsolved}"
+        for problem in theories
+        if problem.unsolved
+    ]
     if results is None:
         solver = make_solver(None, solver.memory)
-    return Theory(suite, theories, solver.answer, alphas)
+    return Theory(suite, theories, solver.answer, alphas, remarks)
 
 
 @contextlib.contextmanager

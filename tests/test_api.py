@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 
 import pytest
 
 import smimbench
 from smimbench.suite import SuiteError
-from tests.helpers import ROOT, SUITE, environment, output, write_suite
+from tests.helpers import ROOT, SUITE, environment, flat, output, write_suite
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not():
@@ -58,7 +59,7 @@ def test_running_a_part_keeps_the_rest(tmp_path):
     } == {"adam", "gamp"}
 
 
-def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
+def test_progress_comes_through_a_callback_and_remarks_with_the_rows(tmp_path):
     path = write_suite(tmp_path, SUITE)
     seen = []
     smimbench.run(
@@ -66,16 +67,18 @@ def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
     )
     assert [record["status"] for record in seen] == ["ok"] * 4
     (tmp_path / "r" / "small" / "torn.json").write_text("{")
-    with pytest.warns(
-        UserWarning,
-        match=r"torn\.json: the file is incomplete or not JSON; not used, moved to",
-    ):
-        smimbench.run(
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = smimbench.run(
             path,
             results=tmp_path / "r",
             overrides=["grid.seeds=1"],
             on_record=seen.append,
         )
+    (remark,) = rows.remarks
+    assert "torn.json: the file is incomplete or not JSON; not used" in remark
+    assert "note:" in repr(rows)
+    assert "torn.json: the file is incomplete" in flat(rows._repr_html_())
     assert len(seen) == 4
 
 

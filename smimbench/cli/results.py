@@ -333,6 +333,7 @@ def _remarks(
     """Collect the remarks on tables: reasons of failed cells, which are not wrapped for copying, then all else as one note."""
     from smimbench.report.row import place
     from smimbench.report.tables import missing_values, other_version_lines
+    from smimbench.report.wording import note
 
     rows = table.rows
     remarks = _failure_reasons(rows)
@@ -362,13 +363,9 @@ def _remarks(
         )
     notes += other_version_lines(table.other_versions, table.missing > 0)
     notes += [*missing_values(rows), *_unconverged_lines(rows)]
-    if notes:
-        note_lines = textwrap.wrap(
-            f"note: {'; '.join(dict.fromkeys(notes))}", console.width, break_on_hyphens=False, break_long_words=False,
-            subsequent_indent="  ", max_lines=None if line_limit == math.inf else NOTE_LINES,
-            placeholder=" ... (all: smimbench show --full)",
-        )  # fmt: skip
-        remarks.append("\n".join(note_lines))
+    max_lines = None if line_limit == math.inf else NOTE_LINES
+    if note_text := note(notes, console.width, max_lines):
+        remarks.append(note_text)
     return remarks
 
 

@@ -27,7 +27,7 @@ from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.tables import CONTENDER as RANKING
 from smimbench.report.text_files import flat_rows
 from smimbench.report.verdict import Verdict, verdicts
-from smimbench.report.wording import contender_line, verdict_line
+from smimbench.report.wording import contender_line, note, verdict_line
 from smimbench.run.record import Record
 from smimbench.run.store import scores_of, settings_under, why_no_runs
 from smimbench.suite import SuiteError
@@ -59,7 +59,19 @@ SCREEN = 20
 
 
 class Rows(list[RowDocument]):
-    """List of rows, as in ``show --json``, that notebooks display as verdicts and a table."""
+    """List of rows, as in ``show --json``, that notebooks display as verdicts and a table.
+
+    Attributes
+    ----------
+    remarks : list of str
+        What the command line says in the note under a verdict: files and settings that are not used, algorithms not tuned.
+    """
+
+    def __init__(
+        self, rows: Iterable[RowDocument] = (), remarks: Iterable[str] = ()
+    ) -> None:
+        super().__init__(rows)
+        self.remarks = [*remarks]
 
     @property
     def table(self) -> Any:
@@ -77,6 +89,7 @@ class Rows(list[RowDocument]):
                 text = f"  {contender_line(contender)}"
                 all_lines += textwrap.wrap(text, 80, subsequent_indent=indent)
         lines = all_lines if len(all_lines) <= SCREEN else best_lines
+        lines += filter(None, [note(self.remarks)])
         return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
 
     def _repr_html_(self) -> str | None:
@@ -89,6 +102,8 @@ class Rows(list[RowDocument]):
             sections.append(
                 f"{_plain_table(CONTENDER, verdict.contenders)}<p>{line}</p>"
             )
+        if self.remarks:
+            sections.append(f"<p>{html.escape(note(self.remarks))}</p>")
         rows = [row_of(row) for row in self[:40]]
         summary = f"{len(rows)} of {len(self)} rows"
         return (
@@ -233,12 +248,15 @@ class Theory:
         Solves questions that a figure needs besides.
     alphas : sequence of float or None
         Sample ratios; None: those of the suite.
+    remarks : sequence of str
+        What is not solved, or less exactly than usual, and why.
     """
 
     suite: Suite
     problems: list[ProblemTheory]
     answer: Callable[[Iterable[Question]], Answers]
     alphas: Sequence[float] | None = None
+    remarks: Sequence[str] = ()
 
     @property
     def documents(self) -> list[JsonObject]:
@@ -392,5 +410,7 @@ class Theory:
             max(0, len(problem.points) - points_per_problem)
             for problem in self.problems
         )
-        remark = f"{hidden_count} more points in .table; " if hidden_count else ""
-        return f"{self.suite.title}\n{plain_text(theory_tables(shortened_problems))}{remark}.table, .thresholds, .plot()"
+        points = f"{hidden_count} more points in .table; " if hidden_count else ""
+        tables = plain_text(theory_tables(shortened_problems))
+        note_lines = f"{note(self.remarks)}\n" if self.remarks else ""
+        return f"{self.suite.title}\n{tables}{note_lines}{points}.table, .thresholds, .plot()"

@@ -23,7 +23,15 @@ from smimbench.report.notebook import ROW
 from smimbench.report.row import names_with_backend
 from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
 from smimbench.report.text_files import as_csv
-from smimbench.report.wording import agreement_words, tied_words, verdict_line
+from smimbench.report.wording import (
+    RATIO,
+    VERDICT_HELP,
+    agreement_meaning,
+    agreement_words,
+    reversal_line,
+    tied_words,
+    verdict_line,
+)
 from smimbench.run.record import RunJson
 from smimbench.run.store import options_of
 
@@ -150,19 +158,33 @@ class _VerdictTexts(NamedTuple):
     ties: str
     line: str
     agreement: str
+    agreement_meaning: str
     ratio: str
+    ratio_meaning: str
+    reversal: str
 
 
 def _verdict_texts(verdict: Verdict) -> _VerdictTexts:
     """Return the texts of a verdict for the page."""
-    best, agreement, ratio = next(iter(verdict.contenders), None), "", ""
+    best, agreement, meaning, ratio = next(iter(verdict.contenders), None), "", "", ""
     if best and (best.mean_error is not None or not best.points):
         best = None
     if best:
-        agreement = agreement_words(best)
+        agreement, meaning = agreement_words(best), agreement_meaning(best)
         ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
     ties, line = tied_words(verdict), verdict_line(verdict)
-    return _VerdictTexts(verdict.problem, best, ties, line, agreement, ratio)
+    reversal = reversal_line(verdict) if verdict.reversals else ""
+    return _VerdictTexts(
+        verdict.problem,
+        best,
+        ties,
+        line,
+        agreement,
+        meaning,
+        ratio,
+        VERDICT_HELP[RATIO],
+        reversal,
+    )
 
 
 def _run_date(run_document: RunJson) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smimbench.registry.registry import metric_label
@@ -32,29 +32,29 @@ BELOW = "below the Bayes optimum: check samples, teacher or code"
 REVERSED = "the order turns round"
 """Remark on algorithms of which each is better than the other at some sample ratio."""
 
+RATIO, DETECTABLE, OUTLIERS = (
+    "1.03±0.01 times the optimal error",
+    "a deviation above 18% would have been detected",
+    "3 of 60 runs are outliers",
+)
+"""Phrases with numbers in ``VERDICT_HELP``."""
 
 VERDICT_HELP = {
     "gamp is best": "Its error is the smallest, as a geometric mean over the sample ratios at the largest dimension. tied "
     "with: runs do not tell these algorithms apart (95% interval).",
-    "1.03±0.01 times the optimal error": "Its error over the Bayes-optimal error, the smallest that any algorithm can reach, "
-    "which theory computes without a simulation; with the standard error. 1 is perfect.",
-    AGREEMENT[
-        "yes"
-    ]: "Its errors are what theory predicts for this algorithm, within chance and the effects of finite size: "
-    "its code can be trusted as far as the next number says.",
-    "a deviation above 18% would have been detected": "What the test sees: a mistake that changes the error by 18% or more "
-    "would have been found with a probability of 99%. Smaller ones may be hidden; more seeds and larger dimensions find them.",
-    AGREEMENT[
-        "no"
-    ]: "A number is further from its prediction than chance and finite size allow (in brackets: how far, z in "
-    "standard errors). Look for a mistake in the code, or for runs that stopped too early.",
-    AGREEMENT[
-        "finite size"
-    ]: "Finite size may explain the difference from theory, or hide one of 50%: add larger dimensions.",
-    AGREEMENT["too few runs"]: "A difference of 50% could go unnoticed: add seeds.",
-    AGREEMENT[
-        None
-    ]: "There is no theory for this algorithm. Its error can be compared with the optimum; its code is not "
+    RATIO: "Its error over the Bayes-optimal error, the smallest that any algorithm can reach, which theory computes without "
+    "a simulation; with the standard error. 1 is perfect.",
+    "agrees with theory": "Its errors are what theory predicts for this algorithm, within chance and the effects of finite "
+    "size: its code can be trusted as far as the next number says.",
+    DETECTABLE: "What the test sees: a mistake that changes the error by as much or more would have been found with a "
+    "probability of 99%. Smaller ones may be hidden; more seeds and larger dimensions find them.",
+    "disagrees with theory": "A number is further from its prediction than chance and finite size allow (in brackets: how "
+    "far, z in standard errors). Look for a mistake in the code, or for runs that stopped too early.",
+    "these sizes are too small to test the prediction": "Finite size may explain the difference from theory, or hide one of "
+    "50%: add larger dimensions.",
+    "too few runs to test the prediction": "A difference of 50% could go unnoticed: add seeds.",
+    OUTLIERS: "All others agree with theory: look at these.",
+    "no prediction": "There is no theory for this algorithm. Its error can be compared with the optimum; its code is not "
     "tested.",
     BELOW: "No algorithm can beat the optimum by more than chance: it saw more samples or the teacher, or the code is wrong.",
     "2.1 times gamp's error (2.03 to 2.18)": "Ratio of two errors on the same data sets, with its 95% interval.",
@@ -68,6 +68,21 @@ def print_phrases(console: Console, meanings: dict[str, str]) -> None:
     for phrase, meaning in meanings.items():
         console.print(phrase, style="bold")
         console.print(textwrap.indent(textwrap.fill(meaning, 76), "    "))
+
+
+def note(remarks: Iterable[str], width: int = 80, max_lines: int | None = None) -> str:
+    """Join remarks on results to the note that follows a verdict, wrapped; empty if there are none."""
+    text = "; ".join(dict.fromkeys(remarks))
+    lines = textwrap.wrap(
+        f"note: {text}",
+        width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=max_lines,
+        placeholder=" ... (all: smimbench show --full)",
+    )
+    return "\n".join(lines) if text else ""
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -182,6 +197,17 @@ def agreement_words(contender: Contender) -> str:
         AGREEMENT.get(answer, ""),
         "a deviation above {} would have been detected",
     )
+
+
+def agreement_meaning(contender: Contender) -> str:
+    """Return what the phrase on agreement with theory means."""
+    answer = contender.agreement.prediction
+    if contender.below_optimum:
+        return VERDICT_HELP[BELOW]
+    if contender.agreement.far_off is not None:
+        return VERDICT_HELP[OUTLIERS]
+    meaning = VERDICT_HELP[AGREEMENT[answer]]
+    return f"{meaning} {VERDICT_HELP[DETECTABLE]}" if answer == "yes" else meaning
 
 
 def agreement_cell(contender: Contender) -> str:

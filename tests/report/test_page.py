@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 import smimbench
+from smimbench.report.wording import AGREEMENT, RATIO, VERDICT_HELP
 from tests.helpers import ATTENTION, call, ends_with, write_suite
 
 pytest.importorskip("jinja2")
@@ -224,3 +225,11 @@ def test_the_verdict_comes_first(page, capsys):
         "gamp is best"
         in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]
     )
+
+
+def test_the_card_of_a_verdict_explains_itself(page):
+    card = page.read_text().partition('class="verdicts"')[2].partition("</ul>")[0]
+    hints = [html.unescape(hint) for hint in re.findall('title="([^"]*)"', card)]
+    assert len(hints) == 2
+    assert hints[0] == VERDICT_HELP[RATIO]
+    assert any(hints[1].startswith(VERDICT_HELP[text]) for text in AGREEMENT.values())
