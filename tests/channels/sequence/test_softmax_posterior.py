@@ -171,7 +171,7 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
         skip,
         1e-5,
         2048,
-        gap=scale * labels.gap,
+        u_gap=scale * labels.gap,
     )
     off = np.sqrt(((found.shift[:, -1] - expected.shift) ** 2).mean(1) / (1.0 - q[-1]))
     assert np.sqrt((off**2).mean()) < 0.12

@@ -42,6 +42,7 @@ class _SignChannel(Channel):
     components = 1
 
     def __post_init__(self) -> None:
+        """Check the number of tokens."""
         check_whole("tokens", self.tokens, 1)
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
@@ -114,9 +115,9 @@ class _SignChannel(Channel):
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # Far out a label is certain and carries no information: u need not extend beyond the function or its law.
         argument_scale = np.minimum(standard_deviation, 1.0)
-        law_deviation = np.maximum(standard_deviation, 1.0)
-        density_of_u = np.exp(-((nodes / law_deviation) ** 2) / 2) / (
-            math.sqrt(2 * math.pi) * law_deviation
+        deviation_of_nodes = np.maximum(standard_deviation, 1.0)
+        density_of_u = np.exp(-((nodes / deviation_of_nodes) ** 2) / 2) / (
+            math.sqrt(2 * math.pi) * deviation_of_nodes
         )
         information = (
             2
@@ -165,7 +166,7 @@ class _SignChannel(Channel):
             error_share + noise_share * (1 + signal_share) * (1 - error_share),
         )
         estimate_angle = signal_share**2, noise_share * (1 + signal_share)
-        values = {
+        angle_by_predictor = {
             "bayes": _angle_difference(
                 truth_angle, draw_angle, error_share * (truth_share + estimate_share)
             ),
@@ -183,10 +184,12 @@ class _SignChannel(Channel):
             ),
             "constant": np.arctan2(np.sqrt(truth_angle[0]), np.sqrt(truth_angle[1])),
         }
-        factor = 2 * self.tokens / math.pi
+        error_per_angle = 2 * self.tokens / math.pi
         return {
-            predictor: Uncertain(factor * value, 1e-14 * factor * value, "closed form")
-            for predictor, value in values.items()
+            predictor: Uncertain(
+                error_per_angle * value, 1e-14 * error_per_angle * value, "closed form"
+            )
+            for predictor, value in angle_by_predictor.items()
         }
 
 
@@ -236,11 +239,12 @@ class Probit(_SignChannel):
     """
 
     tokens: int = 1
-    noise: float = 1.0
+    noise: float = 1.0  # variance Delta
 
     name = "probit"
 
     def __post_init__(self) -> None:
+        """Check the number of tokens and that the noise is positive."""
         super().__post_init__()
         check_number("noise", self.noise, positive=True)
 
@@ -263,17 +267,17 @@ def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
     by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-clipped_u / math.sqrt(2))
     by_density = normal_density(u)
     hazard = xp.where(u < 5.0, by_erfcx, by_density)
-    variance = 1 - hazard * (u + hazard)
+    tail_variance = 1 - hazard * (u + hazard)
     # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
     is_far_tail = u < (-30.0 if u.dtype == xp.float64 else -8.0)
     safe_u = xp.where(is_far_tail, u, -xp.ones_like(u))
     inverse_square = 1 / (safe_u * safe_u)
-    series = inverse_square * (
+    variance_series = inverse_square * (
         1
         - inverse_square
         * (6 - inverse_square * (50 - inverse_square * (518 - inverse_square * 6354)))
     )
-    return hazard, clip(xp.where(is_far_tail, series, variance), 0.0, 1.0)
+    return hazard, clip(xp.where(is_far_tail, variance_series, tail_variance), 0.0, 1.0)
 
 
 def _angle_difference(
@@ -281,7 +285,7 @@ def _angle_difference(
     angle_2: tuple[Array, Array],
     squared_sine_difference: Array,
 ) -> Array:
-    """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
+    """Difference of two angles up to pi / 2 from the squares of sine and cosine of each, and the difference of squared sines."""
     sine_1, cosine_1, sine_2, cosine_2 = (
         np.sqrt(square) for square in (*angle_1, *angle_2)
     )

@@ -67,10 +67,10 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         """
         check_latents(z, 1, self.tokens)
         xp = namespace(z)
-        row = z[..., 0, :]
-        highest = xp.argmax(row, axis=-1, keepdims=True)
-        lowest = xp.argmin(row, axis=-1, keepdims=True)
-        return xp.where(row > 0, highest, lowest)
+        latents_of_tokens = z[..., 0, :]
+        largest_token = xp.argmax(latents_of_tokens, axis=-1, keepdims=True)
+        smallest_token = xp.argmin(latents_of_tokens, axis=-1, keepdims=True)
+        return xp.where(latents_of_tokens > 0, largest_token, smallest_token)
 
     def posterior(
         self,
@@ -87,16 +87,16 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         used. ValueError if a label cannot come from any latents.
         """
         xp = namespace(omega)
-        deviation, moments = self._moments(y, omega, V, second_moment)
-        shift = deviation * moments.shift
-        variance = deviation**2 * xp.mean(moments.square - moments.shift**2)
+        prior_deviation, moments = self._moments(y, omega, V, second_moment)
+        mean_shift = prior_deviation * moments.shift
+        variance = prior_deviation**2 * xp.mean(moments.square - moments.shift**2)
         second_moment_of_z = None
         if moments.outer is not None:
             flat_omega = xp.astype(omega[:, 0, :], xp.float64)
             second_moment_of_z = shifted_second_moment(
-                flat_omega, shift, deviation**2 * moments.outer, omega.dtype
+                flat_omega, mean_shift, prior_deviation**2 * moments.outer, omega.dtype
             )
-        mean = omega + xp.astype(shift[:, None, :], omega.dtype)
+        mean = omega + xp.astype(mean_shift[:, None, :], omega.dtype)
         return Posterior(
             mean,
             xp.astype(xp.reshape(variance, (1, 1)), omega.dtype),
@@ -111,22 +111,26 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     def _moments(
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> tuple[Array, TokenMoments]:
-        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``; impossible labels raise ValueError."""
+        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``, of labels y with ``z ~ N(omega, V)``; ValueError if
+        impossible.
+        """
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
-        second_leader = xp.max(xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True)
+        leader_of_second_group = xp.max(
+            xp.where(y != y[:, :1], y, -1), axis=-1, keepdims=True
+        )
         if bool(
             xp.any(
                 (xp.take_along_axis(y, y, axis=-1) != y)
-                | ((y != y[:, :1]) & (y != second_leader))
+                | ((y != y[:, :1]) & (y != leader_of_second_group))
             )
         ):
             raise ValueError(
                 "impossible labels: rows may point at no more than two tokens, and each of these must point at itself"
             )
-        deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
-        return deviation, posterior_moments(
-            y, xp.astype(omega[:, 0, :], xp.float64) / deviation, second_moments
+        prior_deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
+        return prior_deviation, posterior_moments(
+            y, xp.astype(omega[:, 0, :], xp.float64) / prior_deviation, second_moments
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
@@ -136,14 +140,21 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         for three. The error adds in squares one standard error of these and the error of the fit.
         """
         q, v = on_host(Q, V)
-        variance = np.where(q + v > 0, q + v, 1.0)
+        total_variance = np.where(q + v > 0, q + v, 1.0)
         scaled_value, scaled_error = scaled_information(self.tokens)(
-            np.sqrt(v / variance)
+            np.sqrt(v / total_variance)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            scale = np.where(v > 0, q / variance / np.sqrt(v * variance), np.inf)
+            information_scale = np.where(
+                v > 0, q / total_variance / np.sqrt(v * total_variance), np.inf
+            )
         method = "quadrature" if self.tokens == 2 else "fit through Monte Carlo"
-        return uncertain_like(Q, scaled_value * scale, scaled_error * scale, method)
+        return uncertain_like(
+            Q,
+            scaled_value * information_scale,
+            scaled_error * information_scale,
+            method,
+        )
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
         """Susceptibility (..., 1, 1): the coefficient lambda of ``I = lambda Q`` where Q = 0; 0 elsewhere.

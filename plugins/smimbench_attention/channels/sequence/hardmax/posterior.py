@@ -69,7 +69,7 @@ LOG_DROP = 30.0
 
 
 class TokenMoments(NamedTuple):
-    """Moments of ``e = (z - omega) / sqrt(V)``: mean (n, M), mean square (n, M) and outer product (n, M, M) or None."""
+    """Moments of ``e = (z - omega) / sqrt(V)``: ``shift`` E[e], ``square`` E[e^2], (n, M), and ``outer`` E[e e^T] or None."""
 
     log_partition: Array
     shift: Array
@@ -95,7 +95,7 @@ def posterior_moments(
 def _block_moments(
     xp: ModuleType, y: Array, scaled_omega: Array, second_moments: bool
 ) -> TokenMoments:
-    """Posterior moments of two groups of tokens of opposite sign, summed over which of them is positive."""
+    """Posterior moments of two groups of tokens, of opposite sign, summed over which of them is positive."""
     n, M = scaled_omega.shape
     token_index = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[
         None, :
@@ -127,7 +127,7 @@ def _block_moments(
         second_moments,
     )
     log_masses, group_shifts, group_squares = (
-        xp.reshape(field, (2, 2, n, *field.shape[1:])) for field in moments[:3]
+        xp.reshape(moment, (2, 2, n, *moment.shape[1:])) for moment in moments[:3]
     )
     log_masses_by_sign = log_masses[0, ...] + log_masses[1, ...]
     log_partition = xp.logaddexp(log_masses_by_sign[0, :], log_masses_by_sign[1, :])
@@ -230,7 +230,9 @@ def _leader_interval(
     is_follower: Array,
     leader_mean: Array,
 ) -> tuple[Array, Array]:
-    """Ends (n,) of the interval of ``t = z_leader - leader_mean`` outside which the integrand is negligible."""
+    """Ends (n,) of the interval of ``t = z_leader - leader_mean``, for a group's leader, outside which the integrand is
+    negligible.
+    """
 
     def log_integrand(t: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the integrand over the leader, its slope and curvature."""
@@ -287,7 +289,7 @@ def _integrate_interval(
     is_leader: Array,
     second_moments: bool,
 ) -> TokenMoments:
-    """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - a_leader``."""
+    """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - leader_mean``, over the leader."""
     is_follower = is_member & ~is_leader
     leader_mean = xp.sum(xp.where(is_leader, scaled_omega, 0.0), axis=-1)
     lower_end, upper_end = _leader_interval(
@@ -369,7 +371,7 @@ def all_labels(tokens: int) -> Host:
 
 @cache
 def susceptibility_without_overlap(tokens: int) -> float:
-    """Susceptibility ``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1, summed over labels."""
+    """Susceptibility ``E sum_mk G_mk^2`` at omega = 0 and V = 1, summed over labels; ``G = E[z z^T | y] - I``."""
     if tokens == 2:
         return 12 / math.pi**2  # the mean of cos^2 and so on over the wedges
     labels = all_labels(tokens)
@@ -400,18 +402,19 @@ def small_error_limit(tokens: int) -> float:
 
 @cache
 def scaled_information(tokens: int) -> ChebyshevFit:
-    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else a polynomial fit.
+    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information`` of ``s = sqrt(V / (Q + V))``: integrated, or a
+    polynomial fit.
 
-    A function of s; both ends are exact.
+    Integrated for two tokens, else fitted to samples; both ends are exact.
     """
-    limit = small_error_limit(tokens)
+    limit_at_s_0 = small_error_limit(tokens)
     susceptibility = susceptibility_without_overlap(tokens)
     if tokens == 2:
         # degree of the polynomial; doubled: its error falls from 5e-10 to rounding
         degree = 32
         nodes = lobatto_points(degree + 1)
         exact_values = [
-            limit,
+            limit_at_s_0,
             *(
                 two_token_information(float(s)) * s / (1 - s * s) / s**2
                 for s in nodes[1:-1]
@@ -427,7 +430,7 @@ def scaled_information(tokens: int) -> ChebyshevFit:
     nodes = lobatto_points(13)
     sampled_values = np.stack(
         [
-            limit + np.zeros(8),
+            limit_at_s_0 + np.zeros(8),
             *(sampled_scaled_information(tokens, float(s)) for s in nodes[1:-1]),
             susceptibility + np.zeros(8),
         ]
@@ -454,10 +457,10 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
     planes = np.stack(
         [*identity, *((identity[a] - identity[b]) / math.sqrt(2) for a, b in pairs)]
     )
-    ratio = s / math.sqrt(q)
+    noise_ratio = s / math.sqrt(q)
     # width of a slab: 1.5 times the width over which labels change
-    slab_width = min(1.0, 1.5 * ratio)
-    plane_information = _mean_sign_information(ratio)
+    slab_width = min(1.0, 1.5 * noise_ratio)
+    plane_information = _mean_sign_information(noise_ratio)
     pair_information = plane_information * _probability_pair_largest(tokens)
     control_means = np.array(
         [1.0, *[plane_information] * len(planes), *[pair_information] * len(pairs)]
@@ -466,21 +469,24 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
     weighted_controls = []
     for scramble in range(8):
         # the names of the streams seed the points, so they must not change
-        points = [
+        omega_points = [
             normal_points(tokens, NORMAL_POINTS, "sequence hardmax: base", scramble)
         ]
         for plane_index, plane in enumerate(planes):
-            normal = normal_points(
+            normal_numbers = normal_points(
                 tokens, PLANE_POINTS, "sequence hardmax: layer", scramble, plane_index
             )
-            points.append(normal - (1 - slab_width) * np.outer(normal @ plane, plane))
-        omega = np.concatenate(points)
-        distance = omega @ planes.T
+            omega_points.append(
+                normal_numbers
+                - (1 - slab_width) * np.outer(normal_numbers @ plane, plane)
+            )
+        omega = np.concatenate(omega_points)
+        distances = omega @ planes.T
         density_ratio = (
-            np.exp(-0.5 * distance**2 * (1 / slab_width**2 - 1)) / slab_width
+            np.exp(-0.5 * distances**2 * (1 / slab_width**2 - 1)) / slab_width
         )
         point_weights = 1 / (NORMAL_POINTS + PLANE_POINTS * density_ratio.sum(axis=1))
-        plane_controls = _sign_information(distance / ratio)
+        plane_controls = _sign_information(distances / noise_ratio)
         pair_controls = np.stack(
             [_is_pair_largest(omega, a, b) for a, b in pairs], axis=1
         )
@@ -496,11 +502,11 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
         for label in all_labels(tokens):
             # skipping less likely labels changes the sum by 4e-12
             likely_points = np.flatnonzero(
-                _probability_bound(label, omega / ratio) > 1e-12
+                _probability_bound(label, omega / noise_ratio) > 1e-12
             )
             moments = posterior_moments(
                 np.broadcast_to(label, (len(likely_points), tokens)),
-                omega[likely_points] / ratio,
+                omega[likely_points] / noise_ratio,
                 False,
             )
             squared_gradients[likely_points] += np.exp(moments.log_partition) * np.sum(
@@ -533,20 +539,21 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
 def _probability_bound(label: Host, scaled_omega: Host) -> Host:
     """Upper bound (n,) on the probability of labels: that of the least likely inequality, summed over signs."""
     same_group_sign = np.where(label == label[0], 1.0, -1.0)
-    lead = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
+    leader_margin = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
     is_follower = label != np.arange(len(label))
     ndtr = special(np).ndtr
-    bounds = [
+    bound_by_sign = [
         np.minimum(
-            ndtr(sign * scaled_omega), np.where(is_follower, ndtr(sign * lead), 1.0)
+            ndtr(sign * scaled_omega),
+            np.where(is_follower, ndtr(sign * leader_margin), 1.0),
         ).min(axis=1)
         for sign in (same_group_sign, -same_group_sign)
     ]
-    return np.asarray(sum(bounds))
+    return np.asarray(sum(bound_by_sign))
 
 
 def _sign_information(margin: Host) -> Host:
-    """Mean square of g if only the sign of ``z ~ N(k, 1)`` is observed: ``phi^2 / (Phi (1 - Phi))``."""
+    """Mean square of g if only the sign of ``z ~ N(margin, 1)`` is observed: ``phi^2 / (Phi (1 - Phi))`` at the margin."""
     log_ndtr = special(np).log_ndtr
     return np.asarray(
         np.exp(-margin * margin - log_ndtr(margin) - log_ndtr(-margin)) / (2 * math.pi)
@@ -556,14 +563,11 @@ def _sign_information(margin: Host) -> Host:
 def _mean_sign_information(ratio: float) -> float:
     """Mean of ``_sign_information(x / ratio)`` over a standard normal x."""
     nodes, weights = gauss_legendre(200)
-    half_width = min(10.0, 14.0 * ratio)
-    density = normal_density(half_width * nodes)
+    largest_x = min(10.0, 14.0 * ratio)
+    density = normal_density(largest_x * nodes)
     return float(
         np.sum(
-            half_width
-            * weights
-            * density
-            * _sign_information(half_width * nodes / ratio)
+            largest_x * weights * density * _sign_information(largest_x * nodes / ratio)
         )
     )
 
@@ -578,7 +582,7 @@ def _is_pair_largest(omega: Host, a: int, b: int) -> Host:
 
 
 def _probability_pair_largest(tokens: int) -> float:
-    """Mean of ``_pair_leads`` where tokens a and b are equal."""
+    """Mean of ``_is_pair_largest`` where tokens a and b are equal."""
     nodes, weights = gauss_legendre(200)
     scaled_nodes = 4 * (nodes + 1)
     return (
@@ -640,7 +644,7 @@ def two_token_information(s: float) -> float:
 
 
 def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
-    """Quadrature nodes and weights for positive omega, as far as ``N(0, width^2)`` reaches."""
+    """Quadrature nodes and weights for positive omega, as far as ``N(0, deviation^2)`` reaches."""
     panel_edges = [0.0, min(1.0, deviation)]
     while panel_edges[-1] < CERTAIN_DISTANCE * deviation:
         panel_edges.append(2 * panel_edges[-1])
@@ -653,7 +657,9 @@ def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
 
 
 def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability and squared gradient for two tokens of opposite sign, ``a = (h, k)``."""
+    """Square ``|a|^2``, label probability and its squared gradient for two tokens of opposite sign; scaled means ``a = (h,
+    k)``.
+    """
     omega = np.stack([h, k])
     probability_positive = special(np).ndtr(omega)
     probability_negative = special(np).ndtr(-omega)
@@ -669,7 +675,8 @@ def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
 
 
 def _equal_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability and squared gradient for two tokens of equal sign.
+    """Square ``|a|^2``, label probability and its squared gradient for two tokens of equal sign, at distances h, k from
+    boundaries.
 
     The first is further out: ``h = a_2``, ``k = (a_1 - a_2) / sqrt(2)``.
     """

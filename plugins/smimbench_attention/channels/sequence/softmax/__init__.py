@@ -94,26 +94,27 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     tokens: int
     layers: int = 1
-    skip: float = 1.0
-    accuracy: float = 1e-5
-    points: int = 2048
+    skip: float = 1.0  # weight of the skip connection
+    accuracy: float = 1e-5  # target for the error of the posterior mean
+    points: int = 2048  # most of a sampled posterior
 
     version = 5
     symmetry = "signs"
     _points_seed = 0
 
     def __post_init__(self) -> None:
+        """Check the numbers of tokens, layers and points, skip and accuracy."""
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1)
         check_whole("points", self.points, 256, 1 << 24)
         check_number("skip", self.skip, positive=False)
         if self.layers > MOST_LAYERS.get(self.tokens, 1):
-            sizes = (
+            allowed_layers = (
                 "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
             )
             raise ParameterError(
                 "layers",
-                f"{sizes}, got layers = {self.layers} with tokens = {self.tokens}",
+                f"{allowed_layers}, got layers = {self.layers} with tokens = {self.tokens}",
             )
         if not isinstance(self.accuracy, float) or not 1e-12 <= self.accuracy <= 0.1:
             raise ParameterError(

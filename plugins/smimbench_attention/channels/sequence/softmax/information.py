@@ -55,13 +55,13 @@ def labels_for_differences(network: Network, Q: Array, V: Array) -> int:
 def means_over_labels(
     network: Network, Q: Array, V: Array, labels: int | None, kind: int
 ) -> Uncertain:
-    """Information or susceptibility (entry ``kind``) and its error for a batch of (Q, V), from tables or random labels.
+    """Information (``kind`` 0) or susceptibility (2) and its error for a batch of (Q, V), from tables or random ``labels``.
 
-    For two layers or more: 0 is the information, 2 the susceptibility.
+    For two layers or more.
     """
     accuracy = TABLE_ACCURACY if labels is None else TABLE_ACCURACY.with_labels(labels)
-    values = []
-    errors = []
+    estimates = []
+    standard_errors = []
     methods = []
     for Q_matrix, V_matrix in zip(
         *(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))
@@ -81,10 +81,12 @@ def means_over_labels(
                 else labels,
             )
             method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
-        values.append(means[kind])
-        errors.append(means[kind + 1])
+        estimates.append(means[kind])
+        standard_errors.append(means[kind + 1])
         methods.append(method)
-    value, error = (np.reshape(results, Q.shape) for results in (values, errors))
+    value, error = (
+        np.reshape(results, Q.shape) for results in (estimates, standard_errors)
+    )
     return uncertain_like(Q, value, error, ", ".join(dict.fromkeys(methods)))
 
 
@@ -114,10 +116,12 @@ def _draw_labels(
     """Draw the labels of one scramble of points, and compute their posterior moments."""
     layers = network.layers
     tokens = network.tokens
-    size = layers * tokens
-    normal_numbers = normal_points(2 * size, labels, "deep attention: labels", scramble)
-    white_omega = _rotate_to_differences(normal_numbers[:, :size], network)
-    white_residual = _rotate_to_differences(normal_numbers[:, size:], network)
+    latent_count = layers * tokens
+    normal_numbers = normal_points(
+        2 * latent_count, labels, "deep attention: labels", scramble
+    )
+    white_omega = _rotate_to_differences(normal_numbers[:, :latent_count], network)
+    white_residual = _rotate_to_differences(normal_numbers[:, latent_count:], network)
     root_V = symmetric_root(V)
     omega = symmetric_root(Q) @ white_omega
     z = omega + root_V @ white_residual
@@ -142,36 +146,38 @@ def _draw_labels(
             POINTS,
             bool(unknown_layers) or None,
             seed=scramble,
-            gap=last_gap,
+            u_gap=last_gap,
             runs=2,
         )
     inverse_root = np.linalg.inv(root_V)
-    shifts = [inverse_root @ posterior_run.shift for posterior_run in posterior_runs]
+    whitened_shifts = [
+        inverse_root @ posterior_run.shift for posterior_run in posterior_runs
+    ]
     second_moments = posterior_runs[0].second
     responses = None
     if unknown_layers:
         # Means of unknown layers are zero, so that dz = z there.
-        matrices = [
+        second_moment_matrices = [
             posterior_run.second.reshape(labels, layers, tokens, layers, tokens)
             for posterior_run in posterior_runs
         ]
-        second_moments = np.einsum("nambm->nab", matrices[0])
+        second_moments = np.einsum("nambm->nab", second_moment_matrices[0])
         whitened_squares = [
             np.stack(
                 [
-                    matrix[:, layer, :, layer, :] / V[layer, layer]
+                    second_moment_matrix[:, layer, :, layer, :] / V[layer, layer]
                     for layer in unknown_layers
                 ],
                 axis=1,
             )
             - np.eye(tokens)
-            for matrix in matrices
+            for second_moment_matrix in second_moment_matrices
         ]
         responses = whitened_squares[0], whitened_squares[-1]
     return Labels(
         white_omega,
         white_residual,
-        (shifts[0], shifts[-1]),
+        (whitened_shifts[0], whitened_shifts[-1]),
         inverse_root @ second_moments @ inverse_root if is_exact else None,
         responses,
     )
@@ -209,9 +215,9 @@ def label_averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMean
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
     out: numerical errors would not have mean zero.
     """
-    per_scramble = max(16, labels // SCRAMBLES)
+    labels_per_scramble = max(16, labels // SCRAMBLES)
     means = label_means(
-        lambda scramble: _draw_labels(network, Q, V, per_scramble, scramble),
+        lambda scramble: _draw_labels(network, Q, V, labels_per_scramble, scramble),
         Q,
         V,
         scrambles=SCRAMBLES,

@@ -43,8 +43,8 @@ def attention(v: Array) -> Array:
     """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
     xp = namespace(v)
     logits = v[..., :, None] * v[..., None, :]
-    weights = xp.exp(logits - reduce_tokens(xp.maximum, logits))
-    return weights / reduce_tokens(operator.add, weights)
+    exponentials = xp.exp(logits - reduce_tokens(xp.maximum, logits))
+    return exponentials / reduce_tokens(operator.add, exponentials)
 
 
 def _apply(matrix: Array, vector: Array) -> Array:
@@ -80,33 +80,36 @@ def output(z: Array, skip: float) -> Array:
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
-    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode.
+    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode through attention matrices S and products
+    B.
 
     ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
     """
     xp = namespace(z, cotangent)
     layers = z.shape[-2]
-    hidden = [z[..., 0, :]]
+    hidden_vectors = [z[..., 0, :]]
     S = []
     B = [identity_like(z.shape[-1], z)]
     for layer in range(1, layers):
-        S.append(attention(hidden[-1]))
+        S.append(attention(hidden_vectors[-1]))
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
-        hidden.append(_apply(B[-1], z[..., layer, :]))
-    gradient = [_apply_transposed(B[-1], cotangent)]
+        hidden_vectors.append(_apply(B[-1], z[..., layer, :]))
+    gradients = [_apply_transposed(B[-1], cotangent)]
     gradient_h = cotangent
     gradient_B = 0.0
     for layer in range(layers - 1, 0, -1):
         gradient_B = gradient_B + gradient_h[..., :, None] * z[..., layer, None, :]
         # B_l = (c I + S(h)) B_{l-1}
-        attended = S[layer - 1]
+        attention_matrix = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
-        gradient_h = attention_vjp(hidden[layer - 1], attended, gradient_S)
-        gradient_B = skip * gradient_B + xp.matmul(
-            xp.matrix_transpose(attended), gradient_B
+        gradient_h = attention_vjp(
+            hidden_vectors[layer - 1], attention_matrix, gradient_S
         )
-        gradient.append(_apply_transposed(B[layer - 1], gradient_h))
-    return xp.stack(gradient[::-1], axis=-2)
+        gradient_B = skip * gradient_B + xp.matmul(
+            xp.matrix_transpose(attention_matrix), gradient_B
+        )
+        gradients.append(_apply_transposed(B[layer - 1], gradient_h))
+    return xp.stack(gradients[::-1], axis=-2)
 
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
@@ -151,11 +154,11 @@ def output_of_label(y: Array) -> Array:
             xp.broadcast_to(token_index[..., None, None], (*leading_axes, tokens, 1))
             for token_index in (largest_pair // tokens, largest_pair % tokens)
         )
-        row_1, row_2 = (
+        row_of_token_1, row_of_token_2 = (
             xp.take_along_axis(y, token_index, axis=-1)[..., 0]
             for token_index in pair_tokens
         )
-        scaled_output = row_1 - row_2
+        scaled_output = row_of_token_1 - row_of_token_2
         squared_difference = xp.max(xp.max(pair_contrast, axis=-1), axis=-1)
     is_nonzero = squared_difference > 0.0
     return (

@@ -54,7 +54,8 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
 
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
-    """Radii rho and weights of a trapezoidal rule in log rho for ``E[rho^2 f(rho)]``, where rho^2 is chi-squared with M degrees.
+    """Radii rho and weights of a trapezoidal rule, of spacing ``step`` in log rho, for ``E[rho^2 f(rho)]``; rho^2 is
+    chi-squared with M degrees.
 
     The law of rho weighted by rho^2 is chi_{M+2}, so the weights are normalized to M = E rho^2. Both tails decay, hence spectral
     accuracy.
@@ -84,7 +85,7 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
         Phi V^2 = tau E[rho^2 tanh^2 t] - M Q = M V - tau E[rho^2 / cosh^2 t],   t = k rho^2 + sqrt(k) rho x
 
     The first form keeps its digits for small ``Q``, the second for small ``V`` (where ``V Phi -> M``).
-    Trapezoidal rules in ``log rho`` and ``x``; the error is the change from half the nodes. Derived, checked
+    Trapezoidal rules in ``log rho`` and ``normal_nodes``; the error is the change from half the nodes. Derived, checked
     by tests/channels/sequence/test_softmax.py.
     """
     q, v = (array.reshape(-1) for array in on_host(Q, V))
@@ -95,14 +96,14 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
         tokens, min(0.08, 0.35 / math.sqrt(tokens))
     )
     # points in x
-    x, fine_x_weights = gaussian_trapezoid(257)
-    rules = []
-    for stride in (1, 2):
+    normal_nodes, fine_x_weights = gaussian_trapezoid(257)
+    weights_by_rule = []
+    for node_stride in (1, 2):
         coarse_rho_weights, coarse_x_weights = (
-            np.where(np.arange(len(weights)) % stride == 0, weights, 0.0)
+            np.where(np.arange(len(weights)) % node_stride == 0, weights, 0.0)
             for weights in (fine_rho_weights, fine_x_weights)
         )
-        rules.append(
+        weights_by_rule.append(
             (
                 coarse_rho_weights * (tokens / coarse_rho_weights.sum()),
                 coarse_x_weights / coarse_x_weights.sum(),
@@ -112,14 +113,18 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     # overlaps handled at once
     for block in blocks(len(q), 32):
         scaled_radius = np.sqrt(overlap_ratio[block])[:, None, None] * rho[:, None]
-        t = scaled_radius * (scaled_radius + x)
+        tanh_argument = scaled_radius * (scaled_radius + normal_nodes)
         is_small_overlap = overlap_ratio[block] <= 1.0
-        response = np.where(
-            is_small_overlap[:, None, None], np.tanh(t) ** 2, _sech_squared(np, t)
+        squared_response = np.where(
+            is_small_overlap[:, None, None],
+            np.tanh(tanh_argument) ** 2,
+            _sech_squared(np, tanh_argument),
         )
-        for rule_values, (rho_weights, x_weights) in zip(values_by_rule, rules):
+        for rule_values, (rho_weights, x_weights) in zip(
+            values_by_rule, weights_by_rule
+        ):
             mean_response = variance[block] * np.sum(
-                np.sum(response * x_weights, axis=-1) * rho_weights, axis=-1
+                np.sum(squared_response * x_weights, axis=-1) * rho_weights, axis=-1
             )
             rule_values[block] = (
                 np.where(

@@ -45,33 +45,41 @@ class LayerMoments(NamedTuple):
         n, layers, tokens = omega.shape
         shift = self.shift
         omega_64 = xp.astype(omega, xp.float64)
-        traces = self.second
+        token_traces = self.second
         second_moment = None
         if full_second:
-            matrix = xp.reshape(self.second, (n, layers, tokens, layers, tokens))
+            matrix_by_layer_and_token = xp.reshape(
+                self.second, (n, layers, tokens, layers, tokens)
+            )
             # sum over equal tokens
-            traces = xp.sum(
-                xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1
+            token_traces = xp.sum(
+                xp.linalg.diagonal(
+                    xp.permute_dims(matrix_by_layer_and_token, (0, 1, 3, 2, 4))
+                ),
+                axis=-1,
             )
             flat_shift, flat_omega = (
-                xp.reshape(array, (n, layers * tokens)) for array in (shift, omega_64)
+                xp.reshape(latents, (n, layers * tokens))
+                for latents in (shift, omega_64)
             )
             outer = xp.reshape(self.second, (n, layers * tokens, layers * tokens))
             second_moment = xp.reshape(
                 shifted_second_moment(flat_omega, flat_shift, outer, omega.dtype),
-                matrix.shape,
+                matrix_by_layer_and_token.shape,
             )
         if on_device(
             shift
         ):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
             layer_rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
             covariance = (
-                xp.mean(traces, axis=0)
+                xp.mean(token_traces, axis=0)
                 - xp.matmul(layer_rows, xp.matrix_transpose(layer_rows)) / n
             ) / tokens
         else:
             covariance = (
-                xp.mean(traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0)
+                xp.mean(
+                    token_traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0
+                )
                 / tokens
             )
         return Posterior(
@@ -90,7 +98,7 @@ def moments_of_means(
     error: Array,
     shape: tuple[int, ...],
 ) -> LayerMoments:
-    """Moments from rows of posterior means (k, n): first of ``dz`` layer by layer, then the second moment.
+    """Moments from rows of posterior means (k, n), of ``dz`` and then its second moment, and the log-partition from ``mass``.
 
     ``log Z_out = log(mass) + log_unit - log_normalization``; ``mass`` and ``log_unit`` (n,), 0 mass where
     nothing was found; ``shape`` is (n, L, M).
@@ -122,22 +130,23 @@ def integrate(
     skip: float,
     accuracy: float,
     points: int,
-    full: bool | None = False,
+    full_second_moment: bool | None = False,
     seed: int = 0,
-    gap: Array | None = None,
+    u_gap: Array | None = None,
     runs: int = 1,
 ) -> list[LayerMoments]:
-    """Posterior moments and partition function for any number of layers, and two or three tokens, from independent ``runs``.
+    """Posterior moments and log-partition of layers z ~ N(omega, V) given outputs u, for two or three tokens, from independent
+    ``runs``.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
-    over all scrambles and rounded down to a power of 2. Another ``seed`` gives independent results. ``gap`` (n,) is
+    over all scrambles and rounded down to a power of 2. Another ``seed`` gives independent results. ``u_gap`` (n,) is
     ``u_1 - u_2`` of two tokens where it is known better than the difference of their ``u``: deep attention without a skip
     connection makes tokens alike. The ``error`` is 1.5 times a standard error over the scrambles, with the share of the heaviest
     point. It is computed on the host.
 
-    All runs sample the same Gaussians, with points of their own: given these, their errors are independent. ``full`` None leaves
-    out second moments.
+    All runs sample the same Gaussians, with points of their own: given these, their errors are independent.
+    ``full_second_moment`` None leaves out second moments.
     """
     from smimbench_attention.channels.sequence.softmax.deep.kernel import (
         SCRAMBLES,
@@ -148,7 +157,7 @@ def integrate(
     n, layers, tokens = omega.shape
     outputs = to_host(u)
     if tokens == 2:
-        difference = outputs[:, 0] - outputs[:, 1] if gap is None else to_host(gap)
+        difference = outputs[:, 0] - outputs[:, 1] if u_gap is None else to_host(u_gap)
         outputs = np.concatenate([outputs, difference[:, None]], axis=1)
     all_points = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
     # for this accuracy or worse, try an eighth of the points first
@@ -158,7 +167,7 @@ def integrate(
     conditional_variance = float(V[-1, -1] - regression_slopes @ cross_covariance)
     is_diagonal_V = is_diagonal(V)
     precision = np.diag(1.0 / np.diagonal(V)) if is_diagonal_V else np.linalg.inv(V)
-    law = LatentLaw(
+    latent_law = LatentLaw(
         tokens,
         float(skip),
         np.linalg.cholesky(V[:-1, :-1]),
@@ -168,7 +177,13 @@ def integrate(
         is_diagonal_V,
         np.diagonal(V).copy(),
     )
-    matrix_size = 0 if full is None else layers * tokens if full else layers
+    matrix_size = (
+        0
+        if full_second_moment is None
+        else layers * tokens
+        if full_second_moment
+        else layers
+    )
     sums = np.empty((n, runs, 3 + layers * tokens + matrix_size**2))
     # One memory layout only: any other would be compiled separately.
     arrays = [
@@ -177,7 +192,9 @@ def integrate(
     point_sets = _integration_points(
         layers, tokens, trial_points, all_points, SCRAMBLES, seed, runs
     )
-    integrate_samples(*arrays, law, float(accuracy), point_sets, bool(full), sums)
+    integrate_samples(
+        *arrays, latent_law, float(accuracy), point_sets, bool(full_second_moment), sums
+    )
     log_normalization = 0.5 * tokens * math.log(2.0 * math.pi * conditional_variance)
     if tokens == 2:  # the kernel divides B by (1 + c)^(L - 1)
         log_normalization += 2.0 * (layers - 1) * math.log1p(skip)
@@ -186,7 +203,7 @@ def integrate(
         moments = moments_of_means(
             mass, log_unit, log_normalization, np.stack(means), error, omega.shape
         )
-        run_moments.append(LayerMoments(*(array_like(values, u) for values in moments)))
+        run_moments.append(LayerMoments(*(array_like(moment, u) for moment in moments)))
     return run_moments
 
 
@@ -208,9 +225,15 @@ def _integration_points(
     coordinate_count = (layers - 1) * tokens
 
     def stage_points(
-        stage: int, count: int, shares: tuple[int, int, int], copies: int, runs: int
+        stage: int,
+        count: int,
+        mixture_shares: tuple[int, int, int],
+        copies: int,
+        runs: int,
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
-        """Points of one stage, by component of the mixture, and how many of each a scramble has."""
+        """Points of one stage by component of the mixture (in eighths of ``count``), in ``runs`` times ``copies`` scrambles,
+        and their numbers.
+        """
         from scipy.special import ndtr
 
         points_shape = coordinate_count + tokens + layers, count, runs * copies
@@ -221,7 +244,7 @@ def _integration_points(
             ndtr(random_numbers[..., coordinate_count + tokens :]), 1e-16, 1.0 - 1e-16
         )
         random_numbers[..., -1] = -np.log(-np.log(random_numbers[..., -1]))
-        component_sizes = tuple(share * count // 8 for share in shares)
+        component_sizes = tuple(share * count // 8 for share in mixture_shares)
         component_points = (
             component.reshape(runs, -1, points_shape[0]).transpose(0, 2, 1)
             for component in np.split(
@@ -231,19 +254,21 @@ def _integration_points(
         return tuple(map(np.ascontiguousarray, component_points)), component_sizes
 
     # shares of the prior, the Gaussians and the gaps
-    shares, pilot_shares = (
+    mixture_shares, pilot_mixture_shares = (
         ((2, 4, 2), (4, 0, 4)) if tokens == 2 else ((4, 4, 0), (8, 0, 0))
     )
     return (
-        stage_points(0, 2 * PILOT_POINTS, pilot_shares, 1, 1),
-        stage_points(1, all_points, shares, 1, 1),
-        stage_points(2, trial_points, shares, scrambles, runs),
-        stage_points(3, all_points, shares, scrambles, runs),
+        stage_points(0, 2 * PILOT_POINTS, pilot_mixture_shares, 1, 1),
+        stage_points(1, all_points, mixture_shares, 1, 1),
+        stage_points(2, trial_points, mixture_shares, scrambles, runs),
+        stage_points(3, all_points, mixture_shares, scrambles, runs),
     )
 
 
 def mixing(z: Host, skip: float) -> Host:
-    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K`` for K layers ``z`` (n, K, 2), to full precision."""
+    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K``, B the product of the attention matrices of layers z
+    (n, K, 2).
+    """
     from smimbench_attention.channels.sequence.softmax.deep.kernel import (
         mixing_of_samples,
     )
@@ -257,8 +282,10 @@ def mixing(z: Host, skip: float) -> Host:
 
 def output_gap(z: Host, skip: float) -> Host:
     """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
-    hidden = z.shape[1] - 1
-    difference = z[:, hidden, 0] - z[:, hidden, 1]
+    hidden_layers = z.shape[1] - 1
+    last_difference = z[:, hidden_layers, 0] - z[:, hidden_layers, 1]
     return np.asarray(
-        (1.0 + skip) ** hidden * mixing(z[:, :hidden], skip)[2] * difference
+        (1.0 + skip) ** hidden_layers
+        * mixing(z[:, :hidden_layers], skip)[2]
+        * last_difference
     )

@@ -51,16 +51,17 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 @jit
 def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
-    """Choose centers among points of large weight, without replacement, and fit Gaussians around them.
+    """Choose centers ``seeds`` (score, sign of u, place) among points of large weight, without replacement; fit Gaussians
+    around them.
 
     The square roots of the weights are the odds: bold, but not blind to small modes.
     """
-    size = law.root.shape[0] * law.tokens
+    dimension = law.root.shape[0] * law.tokens
     weakest_center, lowest_score = 0, -math.inf
     for k in range(CENTERS):
         seeds[k, 0] = lowest_score
     for component in range(3):
-        gumbel_noise = points[component][0, size + law.tokens + law.root.shape[0]]
+        gumbel_noise = points[component][0, dimension + law.tokens + law.root.shape[0]]
         for first_point in range(0, len(gumbel_noise), BATCH_POINTS):
             n = min(BATCH_POINTS, len(gumbel_noise) - first_point)
             draw_points(
@@ -84,7 +85,7 @@ def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
                     seeds[weakest_center, 1] = (
                         1.0 if table[PLUS, j] >= table[MINUS, j] else -1.0
                     )
-                    for k in range(size):
+                    for k in range(dimension):
                         seeds[weakest_center, 2 + k] = table[XI + k, j]
                     lowest_score = math.inf
                     for k in range(CENTERS):
@@ -103,15 +104,15 @@ def _fit_gaussians(table, sample, law, gaussians, seeds):
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
     """
-    tokens, size = law.tokens, law.root.shape[0] * law.tokens
+    tokens, dimension = law.tokens, law.root.shape[0] * law.tokens
     increment = 1e-5
     inverse_deviation = 1.0 / math.sqrt(law.noise)
-    points_per_center = size + 1
-    rows, residual = np.zeros((3, 6)), np.zeros(3)
+    points_per_center = dimension + 1
+    jacobian_rows, residual = np.zeros((3, 6)), np.zeros(3)
     for iteration in range(5):
         for k in range(CENTERS):
             for column in range(points_per_center):
-                for i in range(size):
+                for i in range(dimension):
                     table[XI + i, k * points_per_center + column] = seeds[k, 2 + i] + (
                         increment if column == i + 1 else 0.0
                     )
@@ -125,28 +126,30 @@ def _fit_gaussians(table, sample, law, gaussians, seeds):
                     seed[1] * solved[center_point] - conditional_mean[center_point]
                 ) * inverse_deviation
                 cost += 0.5 * residual[m] ** 2
-                for i in range(size):
+                for i in range(dimension):
                     probe_point = center_point + i + 1
                     derivative = (
                         (seed[1] * solved[probe_point] - conditional_mean[probe_point])
                         * inverse_deviation
                         - residual[m]
                     ) / increment
-                    rows[m, i] = derivative if abs(derivative) < 1e100 else 0.0
-            is_improved = iteration == 0 or cost < gaussian[0, size + 1]
+                    jacobian_rows[m, i] = derivative if abs(derivative) < 1e100 else 0.0
+            is_improved = iteration == 0 or cost < gaussian[0, dimension + 1]
             if is_improved:
-                for i in range(size):
+                for i in range(dimension):
                     gaussian[0, i] = seed[2 + i]
-                gaussian[0, size + 1] = cost
-                _describe_gaussian(gaussian, rows, residual, size, tokens)
+                gaussian[0, dimension + 1] = cost
+                _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens)
             # length of the next step
             step_length = (
                 1.0
                 if iteration == 0
-                else min(1.0, gaussian[0, size + 2] * (2.0 if is_improved else 0.3))
+                else min(
+                    1.0, gaussian[0, dimension + 2] * (2.0 if is_improved else 0.3)
+                )
             )
-            gaussian[0, size + 2] = step_length
-            for i in range(size):
+            gaussian[0, dimension + 2] = step_length
+            for i in range(dimension):
                 seed[2 + i] = gaussian[0, i] + step_length * gaussian[7, i]
 
 
@@ -160,40 +163,40 @@ def _dot(x, y, n):
 
 
 @jit
-def _describe_gaussian(gaussian, rows, residual, size, tokens):
+def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
     """Write the Gaussian around a center from the residual and its derivative J.
 
     J in rows 1 to 3, an orthonormal basis of the rows of (J, I) in 4 to 6, the step to the maximum in 7; behind the center the
     logarithm of the root of the curvature's determinant.
     """
-    step = gaussian[7]
-    gaussian[0, size] = 0.0
+    step_to_maximum = gaussian[7]
+    gaussian[0, dimension] = 0.0
     for m in range(tokens):
         row = gaussian[4 + m]
-        for i in range(size):
-            gaussian[1 + m, i] = row[i] = rows[m, i]
+        for i in range(dimension):
+            gaussian[1 + m, i] = row[i] = jacobian_rows[m, i]
         for i in range(tokens):
-            row[size + i] = 1.0 if i == m else 0.0
-        projection = _dot(rows[m], gaussian[0], size) - residual[m]
+            row[dimension + i] = 1.0 if i == m else 0.0
+        projection = _dot(jacobian_rows[m], gaussian[0], dimension) - residual[m]
         for k in range(m):
             previous_row = gaussian[4 + k]
-            overlap = _dot(row, previous_row, size + tokens)
-            projection -= overlap * previous_row[8]
-            for i in range(size + tokens):
-                row[i] -= overlap * previous_row[i]
-        norm = math.sqrt(_dot(row, row, size + tokens))
+            row_overlap = _dot(row, previous_row, dimension + tokens)
+            projection -= row_overlap * previous_row[8]
+            for i in range(dimension + tokens):
+                row[i] -= row_overlap * previous_row[i]
+        norm = math.sqrt(_dot(row, row, dimension + tokens))
         row[8] = projection / norm
-        gaussian[0, size] += math.log(norm)
-        for i in range(size + tokens):
+        gaussian[0, dimension] += math.log(norm)
+        for i in range(dimension + tokens):
             row[i] /= norm
-            step[i] = row[8] * row[i] + (
-                step[i] if m else -gaussian[0, i] if i < size else 0.0
+            step_to_maximum[i] = row[8] * row[i] + (
+                step_to_maximum[i] if m else -gaussian[0, i] if i < dimension else 0.0
             )
 
 
 @jit
 def _sum_out_signs(table, n, omega, law):
-    """Compute the probabilities FLIPPED of the other sign of each layer, and the covariances PAIRS of two flips.
+    """Compute the probabilities FLIPPED of the other sign of each layer, and the covariances PAIRS of two flips, of n points.
 
     A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed out exactly.
     """
@@ -263,25 +266,27 @@ def _sum_out_signs(table, n, omega, law):
 
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
-def _add_products_by_scramble(row, factor_row, first_point, n, per_scramble, sums):
+def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
     """Add the sums of products of two rows to ``sums``, each point to the scramble it belongs to."""
     for scramble in range(
-        first_point // per_scramble, (first_point + n - 1) // per_scramble + 1
+        first_point // scramble_points, (first_point + n - 1) // scramble_points + 1
     ):
         total = 0.0
         for j in range(
-            max(0, scramble * per_scramble - first_point),
-            min(n, (scramble + 1) * per_scramble - first_point),
+            max(0, scramble * scramble_points - first_point),
+            min(n, (scramble + 1) * scramble_points - first_point),
         ):
             total += row[j] * factor_row[j]
         sums[scramble] += total
 
 
 @jit
-def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments, sums):
+def _accumulate(
+    table, first_point, n, scramble_points, omega, law, second_moments, sums
+):
     """Add points to the sums (K, scrambles) of the weight, its square, the shift, and second moments or their traces."""
     layers, tokens = omega.shape
-    size, weight, flip_products, unit_weights = (
+    dimension, weight, flip_products, unit_weights = (
         layers * tokens,
         table[WEIGHT],
         table[OFF_2],
@@ -290,30 +295,30 @@ def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments,
     _sum_out_signs(table, n, omega, law)
     fill_row(unit_weights, n, 1.0)
     _add_products_by_scramble(
-        weight, unit_weights, first_point, n, per_scramble, sums[0]
+        weight, unit_weights, first_point, n, scramble_points, sums[0]
     )
-    _add_products_by_scramble(weight, weight, first_point, n, per_scramble, sums[1])
-    matrix_size = size if second_moments else layers
-    for k in range(size):
+    _add_products_by_scramble(weight, weight, first_point, n, scramble_points, sums[1])
+    matrix_size = dimension if second_moments else layers
+    for k in range(dimension):
         layer = k // tokens
         z = table[Z + k]
         dz = table[DZ + k]
         flip_probability = table[FLIPPED + k // tokens]
         shift = table[SHIFT + k]
-        weighted = table[WEIGHTED + k]
+        weighted_shift = table[WEIGHTED + k]
         for j in range(n):
             # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
             shift[j] = dz[j] - 2.0 * flip_probability[j] * z[j]
-            weighted[j] = shift[j] * weight[j]
+            weighted_shift[j] = shift[j] * weight[j]
         _add_products_by_scramble(
-            weighted, unit_weights, first_point, n, per_scramble, sums[2 + k]
+            weighted_shift, unit_weights, first_point, n, scramble_points, sums[2 + k]
         )
-        for i in range(k + 1 if len(sums) > 2 + size else 0):
+        for i in range(k + 1 if len(sums) > 2 + dimension else 0):
             layer_2 = i // tokens
             if second_moments or k % tokens == i % tokens:
                 moment_sums = sums[
                     2
-                    + size
+                    + dimension
                     + (
                         k * matrix_size + i
                         if second_moments
@@ -321,11 +326,11 @@ def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments,
                     )
                 ]
                 _add_products_by_scramble(
-                    weighted,
+                    weighted_shift,
                     table[SHIFT + i],
                     first_point,
                     n,
-                    per_scramble,
+                    scramble_points,
                     moment_sums,
                 )
                 if (
@@ -339,7 +344,7 @@ def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments,
                         table[Z + i],
                         first_point,
                         n,
-                        per_scramble,
+                        scramble_points,
                         moment_sums,
                     )
 
@@ -348,14 +353,17 @@ def _accumulate(table, first_point, n, per_scramble, omega, law, second_moments,
 def _estimate(
     table, sample, law, gaussians, points, sizes, second_moments, sums, estimates
 ):
-    """Estimate one sample from all scrambles: log-unit, mass, error and means, into ``estimates``.
+    """Estimate one sample from all scrambles: log-unit, mass, error and K means, by ratios of sums of weights, into
+    ``estimates``.
 
     Returns the effective number of points.
     """
     omega, log_unit, weight = sample[1], -1e300, table[WEIGHT]
     layers, tokens = omega.shape
-    size, sum_count = layers * tokens, len(sums)
-    matrix_size = 0 if sum_count == 2 + size else size if second_moments else layers
+    dimension, sum_count = layers * tokens, len(sums)
+    matrix_size = (
+        0 if sum_count == 2 + dimension else dimension if second_moments else layers
+    )
     for k in range(sum_count):
         fill_row(sums[k], SCRAMBLES, 0.0)
     for component in range(3):
@@ -394,7 +402,7 @@ def _estimate(
                 second_moments,
                 sums,
             )
-    mass = squared_weights = error = 0.0
+    mass = squared_weights = error_variance = 0.0
     for scramble in range(SCRAMBLES):
         mass += sums[0, scramble] / SCRAMBLES
         squared_weights += sums[1, scramble]
@@ -414,18 +422,18 @@ def _estimate(
         estimates[1 + k] = ratio + (
             bias if effective_points > FEWEST_EFFECTIVE_POINTS else 0.0
         )
-        if k < 2 + size:
-            error += variance / law.variances[(k - 2) // tokens] / size
+        if k < 2 + dimension:
+            error_variance += variance / law.variances[(k - 2) // tokens] / dimension
     for k in range(matrix_size):
         for i in range(k):
-            estimates[3 + size + i * matrix_size + k] = estimates[
-                3 + size + k * matrix_size + i
+            estimates[3 + dimension + i * matrix_size + k] = estimates[
+                3 + dimension + k * matrix_size + i
             ]
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
     estimates[0], estimates[1] = log_unit, mass / (sizes[0] + sizes[1] + sizes[2])
     estimates[2] = (
-        1.5 * math.sqrt(error + 1.0 / (SCRAMBLES * safe_mass) ** 2)
+        1.5 * math.sqrt(error_variance + 1.0 / (SCRAMBLES * safe_mass) ** 2)
         if mass > 0.0
         else math.inf
     )
@@ -458,15 +466,15 @@ def _estimate_runs(
 
 
 @compiled
-def integrate_samples(u, omega, law, accuracy, sets, second_moments, estimates):
+def integrate_samples(u, omega, law, accuracy, point_sets, second_moments, estimates):
     """Compute the posterior moments of all samples, one after the other, by importance sampling.
 
-    ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``sets`` are four pairs,
-    of points for each component and their number in a scramble: pilot, improvement, first and last estimate; ``estimates``
-    (n, R, 3 + K) gets level, mass, error and K means from R runs of estimates, each with its own points and the same Gaussians.
-    The means are first moments, alone or followed by second ones, ``second_moments`` or traces.
+    ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
+    pairs, of points for each component and their number in a scramble: pilot, improvement, first and last estimate;
+    ``estimates`` (n, R, 3 + K) gets log-unit, mass, error and K means from R runs of estimates, each with its own points and
+    the same Gaussians. The means are first moments, alone or followed by second ones, ``second_moments`` or traces.
     """
-    pilot, improvement, first_estimate, last_estimate = sets
+    pilot_set, improvement_set, first_set, last_set = point_sets
     table = np.zeros((ROWS, STRIDE))
     gaussians = np.zeros((CENTERS, 8, 9))
     seeds = np.zeros((CENTERS, 8))
@@ -474,13 +482,15 @@ def integrate_samples(u, omega, law, accuracy, sets, second_moments, estimates):
     retried_estimates = np.zeros(estimates.shape[1:])
     for index in range(len(u)):
         sample = u[index], omega[index]
-        _choose_centers(table, sample, law, gaussians, pilot[0], pilot[1], seeds)
+        _choose_centers(
+            table, sample, law, gaussians, pilot_set[0], pilot_set[1], seeds
+        )
         effective_points = _estimate_runs(
             table,
             sample,
             law,
             gaussians,
-            first_estimate,
+            first_set,
             second_moments,
             sums,
             estimates[index],
@@ -493,19 +503,25 @@ def integrate_samples(u, omega, law, accuracy, sets, second_moments, estimates):
             if (
                 effective_points >= FEWEST_EFFECTIVE_POINTS
                 if stage
-                else first_estimate[1] == last_estimate[1] or largest_error <= accuracy
+                else first_set[1] == last_set[1] or largest_error <= accuracy
             ):
                 continue
             if stage:
                 _choose_centers(
-                    table, sample, law, gaussians, improvement[0], improvement[1], seeds
+                    table,
+                    sample,
+                    law,
+                    gaussians,
+                    improvement_set[0],
+                    improvement_set[1],
+                    seeds,
                 )
             retried_points = _estimate_runs(
                 table,
                 sample,
                 law,
                 gaussians,
-                last_estimate,
+                last_set,
                 second_moments,
                 sums,
                 retried_estimates,

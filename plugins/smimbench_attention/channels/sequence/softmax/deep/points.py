@@ -109,29 +109,30 @@ def add_product(row, row_1, row_2, n, factor):
 
 @jit
 def multiply_attention(table, n, layers, first_layer, skip):
-    """Product of the attention matrices of two tokens from layer ``first_layer`` to ``layers``, which stand in the rows Z.
+    """Product B of the attention matrices of two tokens from layer ``first_layer`` to ``layers``, whose latents stand in the
+    rows Z: off-diagonal entries OFF_1, OFF_2, determinant DET.
 
-    ``B / (1 + c)^K`` has the off-diagonal entries OFF_1 and OFF_2, and its rows sum to 1. DET is its determinant, INNER that
-    without the last layer, SIDE is ``h_1 - h_2`` of the last layer.
+    They are those of ``B / (1 + c)^K``, whose rows sum to 1. INNER is the determinant without the last layer, SIDE is
+    ``h_1 - h_2`` of the last layer.
     """
-    off_1 = table[OFF_1]
-    off_2 = table[OFF_2]
+    off_diagonal_1 = table[OFF_1]
+    off_diagonal_2 = table[OFF_2]
     determinant = table[DET]
     inner_determinant = table[INNER]
     hidden_difference = table[SIDE]
     if first_layer == 0:
         for j in range(n):
-            off_1[j] = off_2[j] = 0.0
+            off_diagonal_1[j] = off_diagonal_2[j] = 0.0
             determinant[j] = 1.0
     for layer in range(first_layer, layers):
         z_1 = table[Z + 2 * layer]
         z_2 = table[Z + 2 * layer + 1]
-        scale = (1.0 + skip) ** layer
+        growth = (1.0 + skip) ** layer
         inverse_1_plus_c = 1.0 / (1.0 + skip)
         for j in range(n):
             previous_determinant = determinant[j]
-            h_1 = scale * (z_1[j] - off_1[j] * (z_1[j] - z_2[j]))
-            difference = scale * previous_determinant * (z_1[j] - z_2[j])
+            h_1 = growth * (z_1[j] - off_diagonal_1[j] * (z_1[j] - z_2[j]))
+            difference = growth * previous_determinant * (z_1[j] - z_2[j])
             odds_1 = bounded_exp(-h_1 * difference)
             odds_2 = bounded_exp((h_1 - difference) * difference)
             attention_1 = 1.0 / (1.0 + odds_1)
@@ -145,8 +146,12 @@ def multiply_attention(table, n, layers, first_layer, skip):
                 * attention_1
                 * attention_2
             )
-            off_1[j] += odds_1 * attention_1 * inverse_1_plus_c * previous_determinant
-            off_2[j] += odds_2 * attention_2 * inverse_1_plus_c * previous_determinant
+            off_diagonal_1[j] += (
+                odds_1 * attention_1 * inverse_1_plus_c * previous_determinant
+            )
+            off_diagonal_2[j] += (
+                odds_2 * attention_2 * inverse_1_plus_c * previous_determinant
+            )
             inner_determinant[j] = previous_determinant
             hidden_difference[j] = difference
             determinant[j] = (
@@ -157,19 +162,26 @@ def multiply_attention(table, n, layers, first_layer, skip):
 @jit
 def _solve_two(table, n, u, law):
     """Solve for z_L of two tokens, at the sign + of u, and for the determinant of B; into the rows SOLVED and DET."""
-    hidden = law.root.shape[0]
-    multiply_attention(table, n, hidden, 0, law.skip)
-    scale = (1.0 + law.skip) ** -hidden
-    u_1, u_2, output_gap = scale * u[0], scale * u[1], scale * u[2]
-    off_1 = table[OFF_1]
-    off_2 = table[OFF_2]
+    hidden_layers = law.root.shape[0]
+    multiply_attention(table, n, hidden_layers, 0, law.skip)
+    inverse_growth = (1.0 + law.skip) ** -hidden_layers
+    u_1, u_2, output_gap = (
+        inverse_growth * u[0],
+        inverse_growth * u[1],
+        inverse_growth * u[2],
+    )
+    off_diagonal_1 = table[OFF_1]
+    off_diagonal_2 = table[OFF_2]
     determinant = table[DET]
     z_1 = table[SOLVED]
     z_2 = table[SOLVED + 1]
     for j in range(n):
         determinant[j] = max(determinant[j], LEAST_DETERMINANT)
-        step = output_gap / determinant[j]
-        z_1[j], z_2[j] = u_1 + off_1[j] * step, u_2 - off_2[j] * step
+        scaled_gap = output_gap / determinant[j]
+        z_1[j], z_2[j] = (
+            u_1 + off_diagonal_1[j] * scaled_gap,
+            u_2 - off_diagonal_2[j] * scaled_gap,
+        )
 
 
 @inline
@@ -183,7 +195,9 @@ def _attention_of_three(query, key_1, key_2, skip):
 
 @jit
 def _solve_three(table, n, u, law):
-    """Solve for z_L of three tokens and one layer before the last, and for the determinant; into the rows SOLVED and DET."""
+    """Solve for z_L of three tokens with one layer (x, y, z) before it, of attention (a, b, c; d, e, f; g, h, i) with
+    cofactors p, q, r; into the rows SOLVED and DET.
+    """
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
         x, y, z = table[Z, j], table[Z + 1, j], table[Z + 2, j]
@@ -209,36 +223,48 @@ def _solve_three(table, n, u, law):
 
 @jit
 def integrand(table, n, sample, law):
-    """Log-integrand, but for the determinant of B, at the whitened points XI: PLUS and MINUS, for both signs of u."""
+    """Log-integrand, but for the determinant of B, at n whitened points XI: PLUS and MINUS, for both signs of u."""
     u, omega = sample
-    tokens, hidden = law.tokens, law.root.shape[0]
+    tokens, hidden_layers = law.tokens, law.root.shape[0]
     energy, log_plus, log_minus = table[ENERGY], table[PLUS], table[MINUS]
     for row in range(ENERGY, EXISTS):
         fill_row(table[row], n, 0.0)
-    for m in range(tokens):
-        fill_row(table[CENTER + m], n, omega[hidden, m])
-    for k in range(hidden * tokens):
-        layer, m = k // tokens, k % tokens
-        dz, z = table[DZ + k], table[Z + k]
+    for token in range(tokens):
+        fill_row(table[CENTER + token], n, omega[hidden_layers, token])
+    for coordinate in range(hidden_layers * tokens):
+        layer, token = coordinate // tokens, coordinate % tokens
+        dz, z = table[DZ + coordinate], table[Z + coordinate]
         fill_row(dz, n, 0.0)
-        for b in range(layer + 1):
-            add_row(dz, table[XI + b * tokens + m], n, law.root[layer, b])
-        fill_row(z, n, omega[layer, m])
+        for layer_2 in range(layer + 1):
+            add_row(
+                dz, table[XI + layer_2 * tokens + token], n, law.root[layer, layer_2]
+            )
+        fill_row(z, n, omega[layer, token])
         add_row(z, dz, n, 1.0)
-        add_row(table[CENTER + m], dz, n, law.slopes[layer])
-        add_product(energy, table[XI + k], table[XI + k], n, 0.5)
+        add_row(table[CENTER + token], dz, n, law.slopes[layer])
+        add_product(energy, table[XI + coordinate], table[XI + coordinate], n, 0.5)
     if tokens == 2:
         _solve_two(table, n, u, law)
     else:
         _solve_three(table, n, u, law)
-    inverse_noise = 0.5 / law.noise
-    for m in range(tokens):
-        solved, center, mean = table[SOLVED + m], table[CENTER + m], omega[hidden, m]
-        dz, z = table[DZ + hidden * tokens + m], table[Z + hidden * tokens + m]
+    half_inverse_noise = 0.5 / law.noise
+    for token in range(tokens):
+        solved, conditional_mean, mean = (
+            table[SOLVED + token],
+            table[CENTER + token],
+            omega[hidden_layers, token],
+        )
+        dz, z = (
+            table[DZ + hidden_layers * tokens + token],
+            table[Z + hidden_layers * tokens + token],
+        )
         for j in range(n):
-            plus, minus = solved[j] - center[j], solved[j] + center[j]
-            log_plus[j] -= inverse_noise * plus * plus
-            log_minus[j] -= inverse_noise * minus * minus
+            plus_residual, minus_residual = (
+                solved[j] - conditional_mean[j],
+                solved[j] + conditional_mean[j],
+            )
+            log_plus[j] -= half_inverse_noise * plus_residual * plus_residual
+            log_minus[j] -= half_inverse_noise * minus_residual * minus_residual
             dz[j], z[j] = solved[j] - mean, solved[j]
     for j in range(n):
         log_plus[j] -= energy[j]
@@ -246,26 +272,28 @@ def integrand(table, n, sample, law):
 
 
 @jit
-def _draw_gaussians(table, first_point, n, points, per_center, gaussians, size, tokens):
+def _draw_gaussians(
+    table, first_point, n, points, points_per_center, gaussians, dimension, tokens
+):
     """Draw whitened points XI from Gaussians around the centers, narrow along the solved directions.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
     """
     for j in range(n):
-        gaussian = gaussians[(first_point + j) // per_center % CENTERS]
-        for coordinate in range(size):
+        gaussian = gaussians[(first_point + j) // points_per_center % CENTERS]
+        for coordinate in range(dimension):
             table[XI + coordinate, j] = (
                 gaussian[0, coordinate]
                 + GAUSSIAN_WIDTH * points[coordinate, first_point + j]
             )
         for token in range(tokens):
             projection = 0.0
-            for coordinate in range(size + tokens):
+            for coordinate in range(dimension + tokens):
                 projection += (
                     gaussian[4 + token, coordinate]
                     * points[coordinate, first_point + j]
                 )
-            for coordinate in range(size):
+            for coordinate in range(dimension):
                 table[XI + coordinate, j] -= (
                     GAUSSIAN_WIDTH * projection * gaussian[4 + token, coordinate]
                 )
@@ -274,14 +302,14 @@ def _draw_gaussians(table, first_point, n, points, per_center, gaussians, size, 
 @inline
 def _gap_constants(layer, omega, u, law):
     """Scale of a layer's token difference, mean and width of that of z_L, ``|u_1 - u_2| / (1 + c)^{L-2}`` and that power."""
-    hidden = law.root.shape[0]
-    center = omega[hidden, 0] - omega[hidden, 1]
-    width = math.sqrt(2.0 * law.variances[hidden])
-    growth = (1.0 + law.skip) ** (hidden - 1)
+    hidden_layers = law.root.shape[0]
+    last_mean_gap = omega[hidden_layers, 0] - omega[hidden_layers, 1]
+    last_gap_deviation = math.sqrt(2.0 * law.variances[hidden_layers])
+    growth = (1.0 + law.skip) ** (hidden_layers - 1)
     return (
         math.sqrt(2.0) * law.root[layer, layer],
-        center,
-        width,
+        last_mean_gap,
+        last_gap_deviation,
         abs(u[2]) / growth,
         growth,
     )
@@ -289,30 +317,32 @@ def _gap_constants(layer, omega, u, law):
 
 @jit
 def _draw_gaps(table, n, sample, law):
-    """Draw points for nearly singular attention matrices of two tokens: token differences solved for, or drawn by size.
+    """Draw points xi_1, xi_2 (whitened latents of both tokens) for nearly singular attention: token gaps solved for, or drawn
+    by size.
 
     The difference of the tokens of ``z_L`` is drawn from its law; with the other layers it fixes the determinant of the last
-    attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)`` for small d.
+    attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``
+    for small d, where ``c + d^2 / 4`` is the second eigenvalue.
     """
     u, omega = sample
-    hidden, skip, determinant = law.root.shape[0], law.skip, table[DET]
+    hidden_layers, skip, determinant = law.root.shape[0], law.skip, table[DET]
     log_size_ratio, root_half = math.log(LEAST_GAP / LARGEST_GAP), math.sqrt(0.5)
-    for layer in range(hidden):
+    for layer in range(hidden_layers):
         multiply_attention(table, n, layer, max(layer - 1, 0), skip)
-        scale, last_center, last_width, output_gap, growth = _gap_constants(
-            layer, omega, u, law
+        gap_scale, last_mean_gap, last_gap_deviation, output_gap, growth = (
+            _gap_constants(layer, omega, u, law)
         )
         z_1 = table[Z + 2 * layer]
         z_2 = table[Z + 2 * layer + 1]
         xi_1 = table[XI + 2 * layer]
         xi_2 = table[XI + 2 * layer + 1]
         uniform = table[SPARE + layer]
-        for m in range(2):  # the mean given the previous layers
-            fill_row(table[Z + 2 * layer + m], n, omega[layer, m])
+        for token in range(2):  # the mean given the previous layers
+            fill_row(table[Z + 2 * layer + token], n, omega[layer, token])
             for k in range(layer):
                 add_row(
-                    table[Z + 2 * layer + m],
-                    table[XI + 2 * k + m],
+                    table[Z + 2 * layer + token],
+                    table[XI + 2 * k + token],
                     n,
                     law.root[layer, k],
                 )
@@ -324,57 +354,61 @@ def _draw_gaps(table, n, sample, law):
                 if is_by_size
                 else (uniform[j] - SIZE_SHARE) / (1.0 - SIZE_SHARE)
             )
-            side_sign = -1.0 if share_position < 0.5 else 1.0
+            gap_sign = -1.0 if share_position < 0.5 else 1.0
             gap_size = LARGEST_GAP * exp(
                 log_size_ratio
                 * (2.0 * share_position - (0.0 if share_position < 0.5 else 1.0))
             )
             mean_gap, whitened_gap = z_1[j] - z_2[j], xi_2[j]
-            token_gap, is_solvable = mean_gap + scale * whitened_gap, True
-            if layer == hidden - 1:
-                singular_value = output_gap / max(
-                    abs(last_center + last_width * whitened_gap) * determinant[j],
+            token_gap, is_solvable = mean_gap + gap_scale * whitened_gap, True
+            if layer == hidden_layers - 1:
+                second_eigenvalue = output_gap / max(
+                    abs(last_mean_gap + last_gap_deviation * whitened_gap)
+                    * determinant[j],
                     SMALLEST_DIVISOR,
                 )
-                squared_gap = 4.0 * (singular_value - skip)
+                squared_gap = 4.0 * (second_eigenvalue - skip)
                 token_gap = (
-                    side_sign
+                    gap_sign
                     * math.sqrt(squared_gap if squared_gap > 0.0 else 1.0)
                     / max(growth * determinant[j], SMALLEST_DIVISOR)
                 )
                 # solutions beyond 1e3 are ignored: signals are far smaller
                 is_solvable = (
-                    squared_gap > 0.0 and singular_value < 1e3 and abs(token_gap) < 1e3
+                    squared_gap > 0.0
+                    and second_eigenvalue < 1e3
+                    and abs(token_gap) < 1e3
                 )
             token_gap = (
-                side_sign * gap_size
-                if is_by_size
-                else token_gap
-                if is_solvable
-                else 0.0
+                gap_sign * gap_size if is_by_size else token_gap if is_solvable else 0.0
             )
             table[EXISTS, j] = 1.0 if is_solvable or is_by_size else 0.0
-            whitened_step, whitened_mean = (token_gap - mean_gap) / scale, xi_1[j]
-            xi_1[j] = root_half * (whitened_mean + whitened_step)
-            xi_2[j] = root_half * (whitened_mean - whitened_step)
+            whitened_gap_shift, whitened_mean = (
+                (token_gap - mean_gap) / gap_scale,
+                xi_1[j],
+            )
+            xi_1[j] = root_half * (whitened_mean + whitened_gap_shift)
+            xi_2[j] = root_half * (whitened_mean - whitened_gap_shift)
         add_row(z_1, xi_1, n, law.root[layer, layer])
         add_row(z_2, xi_2, n, law.root[layer, layer])
 
 
 @jit
 def _gap_densities(table, n, sample, law):
-    """Density of the points of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exponential of GAP."""
+    """Density of the points xi_1, xi_2 of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exponential of
+    GAP.
+    """
     u, omega = sample
-    hidden = law.root.shape[0]
+    hidden_layers = law.root.shape[0]
     hidden_difference = table[SIDE]
     inner_determinant = table[INNER]
     log_density = table[GAP]
     factor = table[FACTOR]
     for j in range(n):
         log_density[j], factor[j] = -table[ENERGY, j], 1.0
-    for layer in range(hidden):
-        scale, last_center, last_width, output_gap, growth = _gap_constants(
-            layer, omega, u, law
+    for layer in range(hidden_layers):
+        gap_scale, last_mean_gap, last_gap_deviation, output_gap, growth = (
+            _gap_constants(layer, omega, u, law)
         )
         z_1 = table[Z + 2 * layer]
         z_2 = table[Z + 2 * layer + 1]
@@ -382,82 +416,84 @@ def _gap_densities(table, n, sample, law):
         xi_2 = table[XI + 2 * layer + 1]
         # uniform in the logarithm, of any sign; densities are relative to 1 / sqrt(2 pi) per scale
         uniform_constant = (
-            scale * math.sqrt(2.0 * math.pi) / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
+            gap_scale
+            * math.sqrt(2.0 * math.pi)
+            / (2.0 * math.log(LARGEST_GAP / LEAST_GAP))
         )
         for j in range(n):
-            energy = 0.25 * (xi_1[j] - xi_2[j]) ** 2
-            if layer == hidden - 1:
-                singular_value = max(
+            gap_energy = 0.25 * (xi_1[j] - xi_2[j]) ** 2
+            if layer == hidden_layers - 1:
+                second_eigenvalue = max(
                     law.skip + 0.25 * hidden_difference[j] * hidden_difference[j],
                     LEAST_DETERMINANT,
                 )
                 # the difference of z_L that the approximate determinant would give
                 solved_gap = output_gap / max(
-                    singular_value * inner_determinant[j], LEAST_DETERMINANT
+                    second_eigenvalue * inner_determinant[j], LEAST_DETERMINANT
                 )
-                plus_deviation = (solved_gap - last_center) / last_width
-                minus_deviation = (solved_gap + last_center) / last_width
-                peaks = bounded_exp(
+                plus_deviation = (solved_gap - last_mean_gap) / last_gap_deviation
+                minus_deviation = (solved_gap + last_mean_gap) / last_gap_deviation
+                peak_densities = bounded_exp(
                     -0.5 * plus_deviation * plus_deviation
                 ) + bounded_exp(-0.5 * minus_deviation * minus_deviation)
                 layer_density = (
                     0.25
-                    * scale
-                    / last_width
-                    * peaks
+                    * gap_scale
+                    / last_gap_deviation
+                    * peak_densities
                     * min(
                         solved_gap
                         * abs(hidden_difference[j])
                         * inner_determinant[j]
                         * growth
-                        / singular_value,
+                        / second_eigenvalue,
                         1e100,
                     )
                 )
             else:
-                layer_density = bounded_exp(-energy)
+                layer_density = bounded_exp(-gap_energy)
             gap_size = abs(z_1[j] - z_2[j])
             uniform_density = (
                 uniform_constant / gap_size
                 if gap_size >= LEAST_GAP and gap_size <= LARGEST_GAP
                 else 0.0
             )
-            log_density[j] += energy
+            log_density[j] += gap_energy
             factor[j] *= (
                 1.0 - SIZE_SHARE
             ) * layer_density + SIZE_SHARE * uniform_density
 
 
 @jit
-def _gaussian_log_density(table, n, gaussian, log_density, size, tokens):
+def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
     """Logarithm of the density of one Gaussian at every point, over the standard normal one at 0, into ``log_density``."""
     squared_norm = log_density
-    product_1 = table[SPARE]
-    product_2 = table[SPARE + 1]
-    product_3 = table[SPARE + 2]
+    projection_1 = table[SPARE]
+    projection_2 = table[SPARE + 1]
+    projection_3 = table[SPARE + 2]
     for j in range(n):
-        squared_norm[j] = product_1[j] = product_2[j] = product_3[j] = 0.0
-    for i in range(size):
+        squared_norm[j] = projection_1[j] = projection_2[j] = projection_3[j] = 0.0
+    for i in range(dimension):
         xi = table[XI + i]
         mean = gaussian[0, i]
-        row_1 = gaussian[1, i]
-        row_2 = gaussian[2, i]
-        row_3 = gaussian[3, i]
+        jacobian_1 = gaussian[1, i]
+        jacobian_2 = gaussian[2, i]
+        jacobian_3 = gaussian[3, i]
         for j in range(n):
             deviation = xi[j] - mean
             squared_norm[j] += deviation * deviation
-            product_1[j] += row_1 * deviation
-            product_2[j] += row_2 * deviation
+            projection_1[j] += jacobian_1 * deviation
+            projection_2[j] += jacobian_2 * deviation
         for j in range(n if tokens == 3 else 0):
-            product_3[j] += row_3 * (xi[j] - mean)
-    log_normalization = gaussian[0, size] - size * math.log(GAUSSIAN_WIDTH)
+            projection_3[j] += jacobian_3 * (xi[j] - mean)
+    log_normalization = gaussian[0, dimension] - dimension * math.log(GAUSSIAN_WIDTH)
     half_precision = 0.5 / GAUSSIAN_WIDTH**2
     for j in range(n):
         squared_norm[j] = log_normalization - half_precision * (
             squared_norm[j]
-            + product_1[j] * product_1[j]
-            + product_2[j] * product_2[j]
-            + product_3[j] * product_3[j]
+            + projection_1[j] * projection_1[j]
+            + projection_2[j] * projection_2[j]
+            + projection_3[j] * projection_3[j]
         )
 
 
@@ -465,11 +501,12 @@ def _gaussian_log_density(table, n, gaussian, log_density, size, tokens):
 def draw_points(
     table, component, first_point, n, sample, law, gaussians, points, sizes
 ):
-    """Draw a block of points of the prior, the Gaussians or the gaps (0, 1, 2), with their log-weights WEIGHT.
+    """Draw a block of n points of the prior, the Gaussians or the gaps (component 0, 1, 2; ``sizes`` per scramble), with
+    log-weights WEIGHT.
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
-    size = law.root.shape[0] * law.tokens
+    dimension = law.root.shape[0] * law.tokens
     tokens = law.tokens
     inverse_total = 1.0 / (sizes[0] + sizes[1] + sizes[2])
     energy, log_unit, density, weight = (
@@ -479,15 +516,22 @@ def draw_points(
         table[WEIGHT],
     )
     fill_row(table[EXISTS], n, 1.0)
-    for k in range(size):
+    for k in range(dimension):
         fill_row(table[XI + k], n, 0.0)
         add_row(table[XI + k], points[k, first_point:], n, 1.0)
     for k in range(law.root.shape[0]):
         fill_row(table[SPARE + k], n, 0.0)
-        add_row(table[SPARE + k], points[size + tokens + k, first_point:], n, 1.0)
+        add_row(table[SPARE + k], points[dimension + tokens + k, first_point:], n, 1.0)
     if component == 1:
         _draw_gaussians(
-            table, first_point, n, points, sizes[1] // CENTERS, gaussians, size, tokens
+            table,
+            first_point,
+            n,
+            points,
+            sizes[1] // CENTERS,
+            gaussians,
+            dimension,
+            tokens,
         )
     elif component == 2:
         _draw_gaps(table, n, sample, law)
@@ -501,7 +545,7 @@ def draw_points(
     center_count = CENTERS if sizes[1] else 0
     for k in range(center_count):
         log_density = table[NORMAL + k]
-        _gaussian_log_density(table, n, gaussians[k], log_density, size, tokens)
+        _gaussian_log_density(table, n, gaussians[k], log_density, dimension, tokens)
         for j in range(n):
             log_unit[j] = max(log_unit[j], log_density[j])
     prior_share = sizes[0] * inverse_total

@@ -51,7 +51,7 @@ processors: single precision ends there, and products with numbers next to its e
 
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
-    """Whether this module can compute the information at one (Q, V), both (L, L).
+    """Whether this module can compute the information at one (Q, V), both (L, L), with diagonals q and v.
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
     error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
@@ -78,9 +78,9 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
 class _Case(NamedTuple):
     """Case of the computation at one diagonal overlap: which layers are known."""
 
-    skip: float
-    q: Host
-    v: Host
+    skip: float  # weight of the skip connection
+    q: Host  # (L,) overlaps
+    v: Host  # (L,) errors
     known_layers: list[
         int
     ]  # the layer before the last with an overlap, if there is one
@@ -92,19 +92,20 @@ class _Case(NamedTuple):
     unknown_pairs: list[
         tuple[int, int]
     ]  # pairs of layers without overlap, whose susceptibility is computed
-    labels: int  # per scramble
+    labels: int  # number per scramble
 
 
 def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
-    """Find the case of the computation at one (Q, V), both (L, L) and diagonal."""
+    """Find the case of the computation at one (Q, V), both (L, L) and diagonal, with diagonals q and v."""
     q = np.diagonal(Q)
     v = np.diagonal(V)
     layers_with_overlap, layers_without_overlap = (
-        [int(a) for a in np.flatnonzero(has_layer)] for has_layer in (q > 0, q == 0)
+        [int(layer) for layer in np.flatnonzero(layer_mask)]
+        for layer_mask in (q > 0, q == 0)
     )
     output_layer = len(q) - 1
     known_layers, unknown_layers = (
-        [a for a in layers if a < output_layer]
+        [layer for layer in layers if layer < output_layer]
         for layers in (layers_with_overlap, layers_without_overlap)
     )
     unknown_pairs = list(
@@ -149,7 +150,9 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
     v = case.v
     known_layers = case.known_layers
     output_layer = len(Q) - 1
-    scales = tuple(math.sqrt(q[a] + v[a]) for a in range(output_layer))
+    layer_deviations = tuple(
+        math.sqrt(q[layer] + v[layer]) for layer in range(output_layer)
+    )
     # Rounded, so that the tables serve more than one overlap.
     outer_grid = (
         (known_layers[0], *accuracy.outer_grid(v[known_layers[0]]))
@@ -157,7 +160,7 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         else None
     )
     node_spacing = relative_node_spacing(case.is_last_unknown, bool(known_layers))
-    count = rounded_node_count(
+    node_count = rounded_node_count(
         skip,
         len(Q),
         v[output_layer] / (q[output_layer] + v[output_layer]),
@@ -165,16 +168,16 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         accuracy,
     )
     largest_node = farthest_node(skip, output_layer, accuracy)
-    samples = []
-    controls = []
+    columns_by_scramble = []
+    controls_by_scramble = []
     clipped_weight = 0.0
     for scramble in range(accuracy.scrambles):
         point_set = scramble % (1 if len(case.unknown_layers) == 1 else 2)
         tables = make_tables(
             skip,
-            scales,
+            layer_deviations,
             outer_grid,
-            count,
+            node_count,
             point_set,
             largest_node,
             accuracy.table_points,
@@ -183,15 +186,22 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
         labels = draw_labels(case, scramble)
         moments = posterior_of_labels(case, tables, labels)
         columns, control_columns = _columns_to_average(case, labels, moments)
-        samples.append(columns)
-        controls.append(control_columns)
+        columns_by_scramble.append(columns)
+        controls_by_scramble.append(control_columns)
     means = np.zeros((4, output_layer + 1, output_layer + 1))
-    if np.isfinite(samples).all() and np.isfinite(controls).all():
-        entries = [(0, a, a) for a in case.layers_with_overlap] + [
-            (2, a, b) for a, b in case.unknown_pairs
+    if (
+        np.isfinite(columns_by_scramble).all()
+        and np.isfinite(controls_by_scramble).all()
+    ):
+        entries = [(0, layer, layer) for layer in case.layers_with_overlap] + [
+            (2, layer, layer_2) for layer, layer_2 in case.unknown_pairs
         ]
-        for (row, a, b), *estimate in zip(entries, *controlled_mean(samples, controls)):
-            means[row : row + 2, a, b] = means[row : row + 2, b, a] = estimate
+        for (mean_row, layer, layer_2), *estimate in zip(
+            entries, *controlled_mean(columns_by_scramble, controls_by_scramble)
+        ):
+            means[mean_row : mean_row + 2, layer, layer_2] = means[
+                mean_row : mean_row + 2, layer_2, layer
+            ] = estimate
         # error of nodes, grids and tables, measured with finer ones
         relative_error = clipped_weight + 3e-4
         means[1::2] = np.hypot(means[1::2], relative_error * np.abs(means[::2]))
@@ -212,24 +222,29 @@ class LayerLabels(NamedTuple):
 def draw_labels(case: _Case, scramble: int) -> LayerLabels:
     """Draw the random labels of one scramble of points."""
     layers = len(case.q)
-    normal = normal_points(
+    normal_numbers = normal_points(
         2 * (layers + 2), case.labels, "last layer: labels", scramble
     ).reshape(-1, layers + 2, 2)
     omega, z = (
-        np.sqrt(scale)[:, None] * normal[:, :layers]
-        for scale in (case.q, case.q + case.v)
+        np.sqrt(variance)[:, None] * normal_numbers[:, :layers]
+        for variance in (case.q, case.q + case.v)
     )
-    for spare_index, layer in enumerate([layers - 1, *case.known_layers], layers):
+    for residual_index, layer in enumerate([layers - 1, *case.known_layers], layers):
         z[:, layer] = (
-            omega[:, layer] + math.sqrt(case.v[layer]) * normal[:, spare_index]
+            omega[:, layer]
+            + math.sqrt(case.v[layer]) * normal_numbers[:, residual_index]
         )
-    off_1, off_2, determinant = mixing(z[:, :-1], case.skip)
+    off_diagonal_1, off_diagonal_2, determinant = mixing(z[:, :-1], case.skip)
     z_1 = z[:, -1, 0]
     z_2 = z[:, -1, 1]
     token_difference = z_1 - z_2
     return LayerLabels(
         np.stack(
-            [z_1 - off_1 * token_difference, z_2 + off_2 * token_difference], axis=-1
+            [
+                z_1 - off_diagonal_1 * token_difference,
+                z_2 + off_diagonal_2 * token_difference,
+            ],
+            axis=-1,
         ),
         determinant * token_difference,
         omega,
@@ -237,21 +252,15 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
 
 
 class LastLayerMoments(NamedTuple):
-    """Posterior means of n samples, from the tables of the layers before the last.
+    """Posterior means of n samples, from the tables of the layers before the last; ``e = z_L - omega_L`` by token."""
 
-    ``shift`` (n, 2) and ``square`` (n, 2) hold ``e`` and ``e^2``, ``e = z_L - omega_L`` by token. ``table_moments`` (n, U, 4) has
-    the moments of the tables. ``product`` (n,) is ``e_1 e_2`` and ``fourth`` (n,) the sum over both tokens and both orders of
-    ``z_Lm^2 z_Lk^2``; None unless asked for. ``known_shift`` (n, 2) and ``known_square`` (n,) are shift and squared distance of
-    the known layer.
-    """
-
-    shift: Host
-    square: Host
-    table_moments: Host
-    product: Array = None
-    fourth: Array = None
-    known_shift: Array = None
-    known_square: Array = None
+    shift: Host  # (n, 2) of e
+    square: Host  # (n, 2) of e^2
+    table_moments: Host  # (n, U, 4) moments of the tables
+    product: Array = None  # (n,) of e_1 e_2, if requested
+    fourth_moment: Array = None  # (n,) of sum_mk z_Lm^2 z_Lk^2, if requested
+    known_shift: Array = None  # (n, 2) shift of the known layer
+    known_square: Array = None  # (n,) squared distance of the known layer
 
 
 def posterior_of_labels(
@@ -289,43 +298,44 @@ def posterior_moments(
     known_layer: tuple[Host, float] | None = None,
     fourth_moments: bool = False,
 ) -> LastLayerMoments:
-    """Posterior moments of the samples ``ut`` (n, 2), with ``gap = ut_1 - ut_2`` given apart for its digits.
+    """Posterior moments of the samples ``ut`` (n, 2) given omega and v of the last layer, in ``e = z - omega`` by token; ``gap
+    = ut_1 - ut_2`` is given apart for its digits.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
     n = len(ut)
     node_count = len(tables.nodes)
-    precision = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
-    table_sums = tables.sums.astype(precision, copy=False)
-    mode_amplitudes = np.ones((n, 1), precision)
+    single = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
+    table_sums = tables.sums.astype(single, copy=False)
+    mode_amplitudes = np.ones((n, 1), single)
     if known_layer is not None:
         outer_sums = [
             outer_weight @ tables.modes.T
             for outer_weight in outer_weights(tables.outer, tables.area, *known_layer)
         ]
-        mode_amplitudes = outer_sums[0].astype(precision)
+        mode_amplitudes = outer_sums[0].astype(single)
     forward_tables = table_sums.reshape(-1, table_sums.shape[2])
     backward_tables = np.ascontiguousarray(
         table_sums[:, :, :node_count].transpose(2, 0, 1).reshape(node_count, -1)
     )
     block_sums = np.zeros((n, table_sums.shape[2] // node_count))
     mode_sums = np.zeros((n, len(table_sums)))
-    shift = np.zeros((n, 2))
-    square = np.zeros((n, 2))
-    product = np.zeros(n)
-    fourth = np.zeros(n)
+    shift_sum = np.zeros((n, 2))
+    square_sum = np.zeros((n, 2))
+    product_sum = np.zeros(n)
+    fourth_sum = np.zeros(n)
     # all in units of sqrt(v)
     inverse_deviation = v**-0.5
     # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
     scaled_nodes = np.clip(
         (inverse_deviation * gap)[:, None] * tables.nodes, -1e8, 1e8
-    ).astype(precision)
+    ).astype(single)
     u_1, u_2, omega_1, omega_2 = (
-        (inverse_deviation * coordinates[:, token : token + 1]).astype(precision)
+        (inverse_deviation * coordinates[:, token : token + 1]).astype(single)
         for coordinates in (ut, omega)
         for token in range(2)
     )
-    for sign in (precision(1), precision(-1)):
+    for sign in (single(1), single(-1)):
         # z_1 = sign (u_1 + place) and z_2 = sign (u_2 - place)
         e1 = scaled_nodes + (u_1 - sign * omega_1)
         e2 = (u_2 - sign * omega_2) - scaled_nodes
@@ -338,49 +348,54 @@ def posterior_moments(
         forward_sums = (
             _amplitude_times_factor(mode_amplitudes, factor_1) @ forward_tables
         ).reshape(n, -1, node_count)
-        weights_1 = factor_2 @ backward_tables
+        node_weights_1 = factor_2 @ backward_tables
         if known_layer is not None:
-            weights_by_mode = weights_1.reshape(n, -1, node_count)
+            weights_by_mode = node_weights_1.reshape(n, -1, node_count)
             mode_sums += np.einsum("nkj,nj->nk", weights_by_mode, factor_1)
-            weights_1 = np.einsum("nk,nkj->nj", mode_amplitudes, weights_by_mode)
+            node_weights_1 = np.einsum("nk,nkj->nj", mode_amplitudes, weights_by_mode)
         block_sums += np.einsum("nbj,nj->nb", forward_sums, factor_2)
-        weights_1 *= factor_1
-        weights_2 = forward_sums[:, 0] * factor_2
+        node_weights_1 *= factor_1
+        node_weights_2 = forward_sums[:, 0] * factor_2
         for moment_sums, power_pair in (
-            (shift, (e1, e2)),
-            (square, (e1_squared, e2_squared)),
+            (shift_sum, (e1, e2)),
+            (square_sum, (e1_squared, e2_squared)),
         ):
             moment_sums += np.stack(
                 [
-                    np.einsum("nj,nj->n", *pair)
-                    for pair in zip((weights_1, weights_2), power_pair)
+                    np.einsum("nj,nj->n", *weights_and_powers)
+                    for weights_and_powers in zip(
+                        (node_weights_1, node_weights_2), power_pair
+                    )
                 ],
                 axis=-1,
             )
         if fourth_moments:
             forward_masses = np.ascontiguousarray(forward_tables[:, :node_count])
-            z1 = (u_1 + scaled_nodes) ** 2
-            z2 = (u_2 - scaled_nodes) ** 2
+            z1_squared = (u_1 + scaled_nodes) ** 2
+            z2_squared = (u_2 - scaled_nodes) ** 2
             crossed_sums, squared_sums = (
                 _amplitude_times_factor(mode_amplitudes, factor) @ forward_masses
-                for factor in (factor_1 * e1, factor_1 * z1)
+                for factor in (factor_1 * e1, factor_1 * z1_squared)
             )
-            product += np.einsum("nj,nj,nj->n", crossed_sums, factor_2, e2)
-            fourth += np.einsum("nj,nj,nj->n", weights_1, z1, z1) + np.einsum(
-                "nj,nj,nj->n", weights_2, z2, z2
+            product_sum += np.einsum("nj,nj,nj->n", crossed_sums, factor_2, e2)
+            fourth_sum += np.einsum(
+                "nj,nj,nj->n", node_weights_1, z1_squared, z1_squared
+            ) + np.einsum("nj,nj,nj->n", node_weights_2, z2_squared, z2_squared)
+            fourth_sum += 2 * np.einsum(
+                "nj,nj,nj->n", squared_sums, factor_2, z2_squared
             )
-            fourth += 2 * np.einsum("nj,nj,nj->n", squared_sums, factor_2, z2)
-    shift *= math.sqrt(v)
+    shift_sum *= math.sqrt(v)
     mode_mass = block_sums[:, 0]
     mass_column = mode_mass[:, None]
     moments = LastLayerMoments(
-        shift / mass_column,
-        v * square / mass_column,
+        shift_sum / mass_column,
+        v * square_sum / mass_column,
         (block_sums[:, 1:] / mass_column).reshape(n, -1, 4),
     )
     if fourth_moments:
         moments = moments._replace(
-            product=v * product / mode_mass, fourth=v * v * fourth / mode_mass
+            product=v * product_sum / mode_mass,
+            fourth_moment=v * v * fourth_sum / mode_mass,
         )
     if known_layer is not None:
         known_omega = known_layer[0]
@@ -424,40 +439,40 @@ def _columns_to_average(
     v = case.v
     output_layer = len(case.q) - 1
     scaled_square = moments.square / v[output_layer]
-    response = {
+    response_by_layer = {
         layer: moments.table_moments[:, index, :3]
         for index, layer in enumerate(case.unknown_layers)
     }
     control_variates = []
     for index, layer in enumerate(case.unknown_layers):
         control_variates += [
-            response[layer][:, 0] + response[layer][:, 1],
+            response_by_layer[layer][:, 0] + response_by_layer[layer][:, 1],
             moments.table_moments[:, index, 3],
         ]
     control_variates.append(scaled_square.sum(1) - 2)
-    shifts = {output_layer: moments.shift}
+    shift_by_layer = {output_layer: moments.shift}
     if case.is_last_unknown:
-        response[output_layer] = np.concatenate(
+        response_by_layer[output_layer] = np.concatenate(
             [scaled_square - 1, moments.product[:, None] / v[output_layer]], axis=1
         )
         control_variates.append(
-            moments.fourth / v[output_layer] ** 2 - 2 * scaled_square.sum(1) - 4
+            moments.fourth_moment / v[output_layer] ** 2 - 2 * scaled_square.sum(1) - 4
         )
     for layer in reversed(case.layers_with_overlap):
         if layer != output_layer:
-            shifts[layer] = moments.known_shift
+            shift_by_layer[layer] = moments.known_shift
             control_variates.append(moments.known_square / v[layer] - 2)
         omega = labels.omega[:, layer]
         control_variates += [
-            (omega * shifts[layer]).sum(1),
+            (omega * shift_by_layer[layer]).sum(1),
             (omega**2).sum(1) - 2 * q[layer],
         ]
     columns = [
-        (shifts[layer] ** 2).sum(1) / v[layer] ** 2
+        (shift_by_layer[layer] ** 2).sum(1) / v[layer] ** 2
         for layer in case.layers_with_overlap
     ]
     for layer, layer_2 in case.unknown_pairs:
-        response_product = response[layer] * response[layer_2]
+        response_product = response_by_layer[layer] * response_by_layer[layer_2]
         columns.append(
             (
                 response_product[:, 0]

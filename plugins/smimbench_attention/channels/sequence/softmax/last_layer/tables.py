@@ -26,22 +26,22 @@ class TableAccuracy:
     """Resolution of tables and means; each comment says what the number does and what doubling it changes."""
 
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
-    fewest_nodes: int = 48
+    fewest_nodes: int = 48  # of an axis
     # Largest x and y of a table for 1, 2 and more layers before the last, without a skip connection unbounded: what lies beyond
     # is moved to here, and counted as an error. Doubled (not measured): a wider spacing or more nodes, less beyond.
-    farthest: tuple[float, ...] = (1e8, 1e18, 1e30)
+    farthest: tuple[float, ...] = (1e8, 1e18, 1e30)  # x and y of a table
     # Points of the prior integral over more layers. Doubled: twice the time for tables, changes of 1e-4.
     table_points: int = 2**18
     # Largest spacing of the outer grid over ``V^{1/2}`` of the known layer. Doubled: a quarter of the tables, errors of 1e-3.
-    outer_step: float = 0.3
+    outer_step: float = 0.3  # in V^(1/2) of the known layer
     # Outer grids for V between one and twice as large. Doubled: wider spacings, fewer modes, and more tables along a curve.
-    spread_steps: int = 4
+    spread_steps: int = 4  # grids between V and 2 V
     # Labels of each scramble. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error or less.
-    labels: int = 2**12
+    labels: int = 2**12  # of a scramble
     # The same with a known layer before the last.
-    outer_labels: int = 2**11
+    outer_labels: int = 2**11  # of a scramble, with an outer grid
     # Independent sets of labels. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error, which is better known.
-    scrambles: int = 16
+    scrambles: int = 16  # of the points for labels
 
     def with_labels(self, labels: int) -> TableAccuracy:
         """Copy of these settings for another total number of labels; few labels get a coarser outer grid (error 1e-3)."""
@@ -85,18 +85,18 @@ class Tables:
     and squared length, are linear combinations of few modes: far fewer bilinear forms than values are needed.
     """
 
-    nodes: Host
-    outer: Host
-    area: Host
-    modes: Host
-    sums: Host
-    clipped_weight: float
+    nodes: Host  # (N,) of x and of y
+    outer: Host  # (K, 2) values of the known layer
+    area: Host  # (K,) of the outer values
+    modes: Host  # (J, K) of the weights of the outer values
+    sums: Host  # (J, N, m N) prior sums
+    clipped_weight: float  # weight beyond the last node
 
 
 @lru_cache(maxsize=4)  # those of four layers take 7 to 40 MB each
 def make_tables(
     skip: float,
-    scales: tuple[float, ...],
+    layer_deviations: tuple[float, ...],
     known_layer: tuple[int, float, float] | None,
     node_count: int,
     point_set: int,
@@ -105,15 +105,17 @@ def make_tables(
 ) -> Tables:
     """Make the tables for the layers before the last.
 
-    ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with the spacing
-    of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of each axis up to
-    ``largest_node``, in ``log(1 + x)``; ``point_set`` says which ``points`` serve the prior integral over more
+    ``layer_deviations`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with
+    the spacing of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of
+    each axis up to ``largest_node``, in ``log(1 + x)``; ``point_set`` says which ``points`` serve the prior integral over more
     than one unknown layer.
     """
     node_spacing = largest_node / (node_count - 1)
     known_index = None if known_layer is None else known_layer[0]
     unknown_layers = [
-        layer_index for layer_index in range(len(scales)) if layer_index != known_index
+        layer_index
+        for layer_index in range(len(layer_deviations))
+        if layer_index != known_index
     ]
     # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
     points_per_unit = 25 if known_layer is None else 8
@@ -136,14 +138,18 @@ def make_tables(
                 outer_index % 8,
             ).reshape(array_size, -1, 2)
             weight = np.full(array_size, 1.0 / array_size)
-        z = np.empty((len(normal_numbers), len(scales), 2))
-        z[:, unknown_layers] = (
+        latents = np.empty((len(normal_numbers), len(layer_deviations), 2))
+        latents[:, unknown_layers] = (
             normal_numbers
-            * np.array([scales[layer_index] for layer_index in unknown_layers])[:, None]
+            * np.array(
+                [layer_deviations[layer_index] for layer_index in unknown_layers]
+            )[:, None]
         )
         if known_index is not None:
-            z[:, known_index] = outer_value
-        return _prior_sums(node_count, z, weight, normal_numbers, skip, node_spacing)
+            latents[:, known_index] = outer_value
+        return _prior_sums(
+            node_count, latents, weight, normal_numbers, skip, node_spacing
+        )
 
     if known_layer is None:
         prior_sums, clipped_weight = table_of_outer_value(0, None)
@@ -157,10 +163,14 @@ def make_tables(
             clipped_weight,
         )
     known_index, outer_spacing, least_variance = known_layer
-    outer, area, mirrored = _half_plane_grid(outer_spacing, 5.2 * scales[known_index])
-    modes = _singular_modes(outer, area, scales[known_index], least_variance)
+    outer_values, outer_area, mirror_index = _half_plane_grid(
+        outer_spacing, 5.2 * layer_deviations[known_index]
+    )
+    modes = _singular_modes(
+        outer_values, outer_area, layer_deviations[known_index], least_variance
+    )
     # Exchanging the tokens of all layers exchanges x and y: one table for both.
-    distinct_values = np.flatnonzero(mirrored >= np.arange(len(outer)))
+    distinct_values = np.flatnonzero(mirror_index >= np.arange(len(outer_values)))
     array_size = (len(modes), node_count, (1 + 4 * len(unknown_layers)) * node_count)
     clipped_weight = 0.0
     direct_sums = np.zeros(array_size, np.float32)
@@ -170,35 +180,38 @@ def make_tables(
     ):
         tables, clipped_weights = zip(
             *(
-                table_of_outer_value(int(outer_index), outer[outer_index])
+                table_of_outer_value(int(outer_index), outer_values[outer_index])
                 for outer_index in outer_chunk
             )
         )
-        stacked = np.stack(tables, dtype=np.float32, casting="same_kind")
-        mirrored_chunk = mirrored[outer_chunk]
-        has_mirror = mirrored_chunk > outer_chunk
+        stacked_tables = np.stack(tables, dtype=np.float32, casting="same_kind")
+        mirror_of_chunk = mirror_index[outer_chunk]
+        has_mirror = mirror_of_chunk > outer_chunk
         direct_sums += np.tensordot(
-            modes[:, outer_chunk].astype(np.float32), stacked, 1
+            modes[:, outer_chunk].astype(np.float32), stacked_tables, 1
         )
         exchanged_sums += np.tensordot(
-            (has_mirror * modes[:, mirrored_chunk]).astype(np.float32), stacked, 1
+            (has_mirror * modes[:, mirror_of_chunk]).astype(np.float32),
+            stacked_tables,
+            1,
         )
         clipped_weight += float(
             np.array(clipped_weights)
-            @ (area[outer_chunk] + has_mirror * area[mirrored_chunk])
+            @ (outer_area[outer_chunk] + has_mirror * outer_area[mirror_of_chunk])
         )
     return Tables(
         nodes,
-        outer,
-        area,
+        outer_values,
+        outer_area,
         modes,
         direct_sums + _exchange_tokens(exchanged_sums),
-        clipped_weight / area.sum(),
+        clipped_weight / outer_area.sum(),
     )
 
 
 def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
-    """Weights (n, K) of the outer values for the moments 1, both coordinates and squared length of the known layer.
+    """Weights (n, K) of the outer values for the moments 1, both coordinates and squared length of the known layer ~ N(omega,
+    v).
 
     ``omega`` (n, 2) are means of that layer, ``v`` its variance.
     """
@@ -210,13 +223,18 @@ def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
         np.exp(-0.5 / v * (axis_values - omega[:, token : token + 1]) ** 2)
         for token in (0, 1)
     )
-    weights_plus, weights_minus = (
+    weights_at_values, weights_at_negatives = (
         area * factor_1[:, coordinate_pair[:, 0]] * factor_2[:, coordinate_pair[:, 1]]
         for coordinate_pair in np.split(axis_index.reshape(-1, 2), 2)
     )
-    even = weights_plus + weights_minus
-    odd = weights_plus - weights_minus
-    return [even, odd * outer[:, 0], odd * outer[:, 1], even * (outer * outer).sum(1)]
+    even_weights = weights_at_values + weights_at_negatives
+    odd_weights = weights_at_values - weights_at_negatives
+    return [
+        even_weights,
+        odd_weights * outer[:, 0],
+        odd_weights * outer[:, 1],
+        even_weights * (outer * outer).sum(1),
+    ]
 
 
 def _singular_modes(
@@ -268,36 +286,43 @@ def _prior_sums(
     skip: float,
     node_spacing: float,
 ) -> tuple[Host, float]:
-    """Table (N, m N) over which prior points are spread, and the weight lost beyond its last node."""
+    """Table (N, m N) over which prior points are spread, at x and y in ``log(1 + x)``, and the weight lost beyond its last
+    node.
+    """
     last_node = node_spacing * (node_count - 1)
-    clipped = 0.0
-    table = np.zeros((node_count, (1 + 4 * normal_numbers.shape[1]) * node_count))
+    clipped_weight = 0.0
+    table_sums = np.zeros((node_count, (1 + 4 * normal_numbers.shape[1]) * node_count))
     # A layer that the label hardly depends on must not seem to have moments because the points are few.
-    centers = [
+    prior_moments = [
         weight @ moments_of_layer
         for moments_of_layer in _moments_of_normals(normal_numbers)
     ]
     for rows in blocks(len(z), 2**14):
-        *off_diagonal, determinant = mixing(z[rows], skip)
-        x, y = (np.log1p(entries / determinant) for entries in off_diagonal)
-        clipped += float(weight[rows][np.maximum(x, y) > last_node * (1 + 1e-9)].sum())
+        *off_diagonal_entries, determinant = mixing(z[rows], skip)
+        x, y = (
+            np.log1p(matrix_entry / determinant)
+            for matrix_entry in off_diagonal_entries
+        )
+        clipped_weight += float(
+            weight[rows][np.maximum(x, y) > last_node * (1 + 1e-9)].sum()
+        )
         jacobian = weight[rows] / np.maximum(determinant, math.exp(-last_node))
         moments = [
             jacobian,
             *(
-                jacobian * (moment - center)
-                for moment, center in zip(
-                    _moments_of_normals(normal_numbers[rows]), centers
+                jacobian * (moment - prior_moment)
+                for moment, prior_moment in zip(
+                    _moments_of_normals(normal_numbers[rows]), prior_moments
                 )
             ),
         ]
-        table += _spread(
+        table_sums += _spread(
             node_count,
             np.minimum(x, last_node) / node_spacing,
             np.minimum(y, last_node) / node_spacing,
             np.stack(moments),
         )
-    return table, clipped
+    return table_sums, clipped_weight
 
 
 def _spread(node_count: int, x: Host, y: Host, moments: Host) -> Host:
@@ -323,7 +348,9 @@ def _compiled_spreading() -> Callable[..., object]:
 
 
 def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
-    """Add to a table (N, m, N) points at x and y (n,), with moments (n, m); compiled with Numba."""
+    """Add to a table (N, m, N) points at x and y (n,), with moments (n, m); compiled with Numba. Four nodes from i and j on
+    share each point, which is t from the first.
+    """
     node_count = table.shape[0]
     weights_x = np.empty(4)
     weights_y = np.empty(4)
@@ -352,7 +379,7 @@ def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
 
 
 def _moments_of_normals(normal: Host) -> Iterator[Host]:
-    """The four moments (n,) of each layer of normal points (n, U, 2)."""
+    """The moments (n,) e = p^2 - 1, f = q^2 - 1, g = p q, e^2 + f^2 + 2 g^2 of each layer of normal points (p, q), (n, U, 2)."""
     for p, q in normal.transpose(1, 2, 0):
         e = p * p - 1
         f = q * q - 1
@@ -379,13 +406,18 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes of a square grid in a disc, only one of each pair ``+-z``.
+    """Nodes of a square grid in a disc, only one (a, b) of each pair +-(a, b), with their areas and the nodes that mirror
+    them.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
-    radius = math.ceil(largest_radius / spacing)
+    radius_in_steps = math.ceil(largest_radius / spacing)
     grid_1, grid_2 = (
-        axis.ravel() for axis in np.mgrid[-radius : radius + 1, -radius : radius + 1]
+        axis.ravel()
+        for axis in np.mgrid[
+            -radius_in_steps : radius_in_steps + 1,
+            -radius_in_steps : radius_in_steps + 1,
+        ]
     )
     is_in_half = ((grid_1 > 0) | ((grid_1 == 0) & (grid_2 >= 0))) & (
         (grid_1 * grid_1 + grid_2 * grid_2) * spacing * spacing
@@ -397,11 +429,11 @@ def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host,
         for k, (a, b) in enumerate(points.tolist())
         for signed_point in ((a, b), (-a, -b))
     }
-    mirrored = np.array([index_of_point[b, a] for a, b in points.tolist()])
+    mirror_index = np.array([index_of_point[b, a] for a, b in points.tolist()])
     return (
         spacing * points.astype(float),
         np.where((points == 0).all(1), 0.5, 1.0),
-        mirrored,
+        mirror_index,
     )
 
 
@@ -437,10 +469,10 @@ def rounded_node_count(
         skip, layers, variance_fraction, relative_spacing, accuracy
     )
     # two sizes of tables between one and twice as many nodes
-    half_octaves = max(
+    half_doublings = max(
         0, math.ceil(2 * math.log2(least_count / accuracy.fewest_nodes) - 1e-9)
     )
-    return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (half_octaves / 2)))
+    return min(MOST_NODES, math.ceil(accuracy.fewest_nodes * 2 ** (half_doublings / 2)))
 
 
 def farthest_node(skip: float, layers: int, accuracy: TableAccuracy) -> float:

@@ -37,8 +37,8 @@ class IntegrationRule:
     accuracy: float  # target for the relative error of every sample; doubled: less time, twice the error
     full: bool  # all second moments instead of their three traces over tokens
     # Columns of an interval, and points of a column, to begin with; even. Doubled: twice the time, up to half the error.
-    points: int
-    rounds: int = 9  # largest number of doublings of these
+    points: int  # of a column, and columns of an interval, at first
+    rounds: int = 9  # largest number of doublings of points and columns
 
     @property
     def moment_count(self) -> int:
@@ -47,28 +47,35 @@ class IntegrationRule:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the compiled kernel: the law of the latents, when to stop, and the number of moments.
+        """Arguments of the compiled kernel: the law of the latents with ``b = V_12 / V_11``, when to stop, and the number of
+        moments.
 
-        The law is V_11, V_22, V_12 / V_11, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
+        The law is V_11, V_22, b, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
         v11, v12, v22 = self.V
         b = v12 / v11
-        law = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
+        latent_law = v11, v22, b, v22 - v12 * b, float(self.skip), v11**-0.5, v22**-0.5
         return (
-            law,
+            latent_law,
             (int(self.points), int(self.rounds), float(self.accuracy)),
             self.moment_count,
         )
 
 
 def integrate(
-    u: Array, omega: Array, V: Host, skip: float, accuracy: float, full: bool = False
+    u: Array,
+    omega: Array,
+    V: Host,
+    skip: float,
+    accuracy: float,
+    full_second_moment: bool = False,
 ) -> LayerMoments:
-    """Posterior moments and partition function of two layers and two tokens.
+    """Posterior moments and log-partition of two layers of two tokens, z ~ N(omega, V) given outputs u, by quadrature in a
+    box.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
-    host. ``accuracy`` is the target for the relative error of every sample. ``full`` asks for the whole second moment instead of
-    its traces over tokens.
+    host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the
+    whole second moment instead of its traces over tokens.
     """
     v11 = float(V[0, 0])
     v12 = 0.5 * float(V[0, 1] + V[1, 0])
@@ -78,7 +85,11 @@ def integrate(
     # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points = 8 if accuracy >= 1e-3 else 12
     rule = IntegrationRule(
-        (v11, v12, v22), skip, accuracy, full, _even(points * column_factor)
+        (v11, v12, v22),
+        skip,
+        accuracy,
+        full_second_moment,
+        _even(points * column_factor),
     )
     xp = namespace(u, omega)
     box_energy = math.log(1.0 / accuracy) + SPARE_ENERGY
@@ -88,12 +99,12 @@ def integrate(
     )
     # energy beyond ``SPARE_ENERGY`` above which a sample is integrated again
     is_truncated = energy > SPARE_ENERGY + 2.5
-    index = xp.nonzero(is_truncated)[0]
-    if index.shape[0] == 0:
+    truncated_index = xp.nonzero(is_truncated)[0]
+    if truncated_index.shape[0] == 0:
         return moments
     # These samples are few and branch on their values, so they are handled on the host.
     far_u, far_omega, far_energy = read_together(
-        *(xp.take(array, index, axis=0) for array in (u, omega, energy))
+        *(xp.take(array, truncated_index, axis=0) for array in (u, omega, energy))
     )
     far_moments = _integrate_far_labels(far_u, far_omega, far_energy, rule, box_energy)
     return put_tuple(
@@ -115,7 +126,8 @@ def _integrate_box(
     box_energy: Array,
     energy_offset: Array,
 ) -> tuple[LayerMoments, Array]:
-    """Moments over the box ``|z - omega|^2 / V < 2 box_energy``, in units of ``exp(-energy_offset)``, and the energy (n,).
+    """Moments over the box ``|z - omega|^2 / V < 2 box_energy``, in units of ``exp(-energy_offset)``, and the energy (n,),
+    from traces aa, ae, ee of ``a = z_1 - omega_1`` and ``e = z_2 - omega_2``.
 
     The energy is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
     """
@@ -186,9 +198,13 @@ def _integrate_far_labels(
         coarse_rule = replace(
             rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22)
         )
-        zeros = np.zeros(is_outside.sum())
+        zero_offset = np.zeros(is_outside.sum())
         coarse_energy = _integrate_box(
-            u[is_outside], omega[is_outside], coarse_rule, zeros + box_energy, zeros
+            u[is_outside],
+            omega[is_outside],
+            coarse_rule,
+            zero_offset + box_energy,
+            zero_offset,
         )[1]
         energy[is_outside] = np.where(
             coarse_energy < SPARE_ENERGY, 16.0 * coarse_energy, math.inf

@@ -42,22 +42,20 @@ _LARGEST_LOG = 700.0  # logarithms are cut here, where exp still gives a finite 
 
 @inline
 def _E_of_coordinate(x, k, c, inverse):
-    """Value of ``E = exp(m d)`` at which the attention coordinate x(E) equals ``x``, or 1 / E if ``inverse``.
+    """Value of ``E = exp(m d)`` at which the coordinate x(E) is ``x``, at ``k = exp(-d^2 / 2)``: ``q_2 E^2 + q_1 E = q_0``.
 
-    E is 0 where every E has a smaller x, and infinite where none has.
+    Its inverse if ``inverse``. E is 0 where every E has a smaller x, and infinite where none has.
     """
-    constant_term = k * (1.0 - c * x)
-    a = c * k * x
-    b = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
-    discriminant_root = math.sqrt(b * b + 4.0 * a * max(constant_term, 0.0))
+    q_0 = k * (1.0 - c * x)
+    q_2 = c * k * x
+    q_1 = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
+    discriminant_root = math.sqrt(q_1 * q_1 + 4.0 * q_2 * max(q_0, 0.0))
     numerator, denominator = (
-        (2.0 * constant_term, b + discriminant_root)
-        if b >= 0.0
-        else (discriminant_root - b, 2.0 * a)
+        (2.0 * q_0, q_1 + discriminant_root)
+        if q_1 >= 0.0
+        else (discriminant_root - q_1, 2.0 * q_2)
     )
-    numerator, denominator = (
-        (numerator, denominator) if constant_term > 0.0 else (0.0, 1.0)
-    )
+    numerator, denominator = (numerator, denominator) if q_0 > 0.0 else (0.0, 1.0)
     return denominator / numerator if inverse else numerator / denominator
 
 
@@ -76,7 +74,7 @@ def _token_difference(x, y, c):
 
 @inline
 def _integrand(column, kE, k_E, position, constants):
-    """Weight of one integration point of a column of constant d, with its z_1 - omega_1 and z_2 - omega_2.
+    """Weight of one integration point of a column of constant d, with (a1, a2) = z_1 - omega_1 and (e1, e2) = z_2 - omega_2.
 
     ``kE`` and ``k_E`` are k E and k / E: the fractions for x and y are divided by E.
     """
@@ -89,10 +87,10 @@ def _integrand(column, kE, k_E, position, constants):
     e2 = offset_2 - (kE + k2) * gap_over_denominator
     m = first_m + position * step_m
     a1, a2 = m + half_gap, m - half_gap
-    r1, r2 = e1 - b * a1, e2 - b * a2
+    residual_1, residual_2 = e1 - b * a1, e2 - b * a2
     log_weight = (
         prior_factor * (a1 * a1 + a2 * a2)
-        + likelihood_factor * (r1 * r1 + r2 * r2)
+        + likelihood_factor * (residual_1 * residual_1 + residual_2 * residual_2)
         - log_unit
     )
     return (
@@ -107,7 +105,7 @@ def _integrand(column, kE, k_E, position, constants):
 
 @inline
 def _add_traces(sums, point):
-    """Add a point to the sums of the weight, its first moments, and the traces over tokens of its second moments."""
+    """Add a point, weight w with ``z - omega`` = (a1, a2, e1, e2), to the sums of w, first moments w1 to w4, token traces."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     traces = (
@@ -120,7 +118,7 @@ def _add_traces(sums, point):
 
 @inline
 def _add_products(sums, point):
-    """Add a point to the sums of the weight, its first moments, and all products of two latents."""
+    """Add a point, weight w with ``z - omega`` = (a1, a2, e1, e2), to the sums of w, first moments w1 to w4, and all products."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     products_of_a1 = (
@@ -147,16 +145,20 @@ def _add_products(sums, point):
 def _half_difference(estimate_1, estimate_2, law):
     """Half the relative difference of two estimates: the largest over the weight and the first moments, at most 1."""
     mean_weight = 0.5 * (estimate_1[0] + estimate_2[0])
-    layer_1 = (
+    difference_1 = (
         max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2]))
         * law[5]
     )
-    layer_2 = (
+    difference_2 = (
         max(abs(estimate_1[3] - estimate_2[3]), abs(estimate_1[4] - estimate_2[4]))
         * law[6]
     )
-    largest = 0.5 * max(abs(estimate_1[0] - estimate_2[0]), layer_1, layer_2)
-    return min(largest / mean_weight if mean_weight > 0.0 else largest, 1.0)
+    max_difference = 0.5 * max(
+        abs(estimate_1[0] - estimate_2[0]), difference_1, difference_2
+    )
+    return min(
+        max_difference / mean_weight if mean_weight > 0.0 else max_difference, 1.0
+    )
 
 
 @inline
@@ -175,10 +177,10 @@ COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: th
 
 
 def make_kernel(jit, inline, width, stride):
-    """Make the kernel that integrates one sample, compiled by ``jit``, with its small parts compiled by ``inline``.
+    """Make the kernel that integrates one sample, compiled by ``jit`` and ``inline``; capitals are places of rows in table t.
 
-    It handles ``width`` columns at a time, in a table whose rows are ``stride`` apart: one array with rows at constant places, so
-    that the compiler sees that they do not overlap.
+    Its small parts are compiled by ``inline``. It handles ``width`` columns at a time, in a table whose rows are ``stride``
+    apart: one array with rows at constant places, so that the compiler sees that they do not overlap.
     """
     (
         D_ROW,
@@ -219,35 +221,35 @@ def make_kernel(jit, inline, width, stride):
         Columns of ``intervals`` get: lower and upper asinh(d / d_0), d_0, the sign of u, and the ranges of x and of y.
         """
         u, omega, half_width, _ = sample
-        v11, v22, _, noise, c = law[:5]
+        v11, v22, _, variance_2, c = law[:5]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         output_gap = u_1 - u_2
         mean_gap = omega[0, 0] - omega[0, 1]
         last_mean_gap = abs(omega[1, 0] - omega[1, 1])
         half_width_2 = half_width * math.sqrt(v22)
         half_width_d = math.sqrt(2.0) * math.sqrt(v11) * half_width
-        limit = 1.0 / c if c > 0.0 else math.inf
-        finite_limit = min(limit, 1e14)
+        largest_x_plus_y = 1.0 / c if c > 0.0 else math.inf
+        finite_limit = min(largest_x_plus_y, 1e14)
         safe_divisor = output_gap if abs(output_gap) >= 1e-150 else 1e-150
         d_0 = math.sqrt(
             4.0 * c
-            + 0.3 * abs(u[0] - u[1]) / (last_mean_gap + 3.0 * math.sqrt(noise))
+            + 0.3 * abs(u[0] - u[1]) / (last_mean_gap + 3.0 * math.sqrt(variance_2))
             + 1e-12
         )
         interval_count = 0
         for sign_pair in range(4):  # the sign of u, then the sign of d
-            sign = 1.0 if sign_pair < 2 else -1.0
+            sign_of_u = 1.0 if sign_pair < 2 else -1.0
             x_min, x_max = nonnegative_range(
-                sign * omega[1, 0] - u_1, half_width_2, safe_divisor
+                sign_of_u * omega[1, 0] - u_1, half_width_2, safe_divisor
             )
             y_min, y_max = nonnegative_range(
-                u_2 - sign * omega[1, 1], half_width_2, safe_divisor
+                u_2 - sign_of_u * omega[1, 1], half_width_2, safe_divisor
             )
             if x_max <= 0.0 or y_max <= 0.0 or x_min + y_min >= finite_limit:
                 continue
             x_max = min(x_max, finite_limit - y_min)
             y_max = min(y_max, finite_limit - x_min)
-            has_both_signs = x_max + y_max >= limit
+            has_both_signs = x_max + y_max >= largest_x_plus_y
             if has_both_signs and sign_pair % 2 == 1:
                 continue  # the interval of d > 0 covers both signs
             least_d = 0.0 if has_both_signs else _token_difference(x_max, y_max, c)
@@ -262,7 +264,7 @@ def make_kernel(jit, inline, width, stride):
             upper_d = min(upper_d, mean_gap + half_width_d)
             if upper_d > lower_d:
                 asinh_ends = math.asinh(lower_d / d_0), math.asinh(upper_d / d_0)
-                interval = *asinh_ends, d_0, sign, x_min, x_max, y_min, y_max
+                interval = *asinh_ends, d_0, sign_of_u, x_min, x_max, y_min, y_max
                 for row in range(8):
                     intervals[row, interval_count] = interval[row]
                 interval_count += 1
@@ -270,7 +272,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def compute_column_ranges(t, column_count, sample, law):
-        """Compute d of every column and the range of m that the box allows; upper is not above lower where it is empty."""
+        """Compute d = d_0 sinh(xi) of each column of the table t, and the range of m in the box, upper not above lower if
+        empty.
+        """
         _, omega, half_width, _ = sample
         v11, _, _, _, c = law[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
@@ -326,17 +330,21 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill the table with columns of the unfinished intervals, without empty ones; return their number.
+        """Fill the table t with columns of the unfinished intervals, ``offset`` steps from the start, but empty ones; return
+        how many.
 
-        ``columns`` says which: begin, end, and how many an interval has.
+        ``columns`` says which: start, end, and how many an interval has.
         """
-        begin, end, per_interval = columns
+        start, end, interval_size = columns
         u, omega, _, _ = sample
         law, stopping, _ = rule
-        unfinished, column_in_interval = (begin // per_interval, begin % per_interval)
-        for j in range(padded_count(end - begin)):
-            interval = int(state[UNFINISHED_INTERVALS, unfinished])
-            step = (intervals[1, interval] - intervals[0, interval]) / per_interval
+        unfinished_index, column_in_interval = (
+            start // interval_size,
+            start % interval_size,
+        )
+        for j in range(padded_count(end - start)):
+            interval = int(state[UNFINISHED_INTERVALS, unfinished_index])
+            step = (intervals[1, interval] - intervals[0, interval]) / interval_size
             t[INTERVAL + j], t[D_WEIGHT + j] = interval, step
             t[ASINH_D + j] = (
                 intervals[0, interval] + (column_in_interval + offset) * step
@@ -344,15 +352,15 @@ def make_kernel(jit, inline, width, stride):
             t[D_SCALE + j] = intervals[2, interval]
             for row in range(4):
                 t[X_MIN + row * stride + j] = intervals[4 + row, interval]
-            if j < end - begin - 1:
+            if j < end - start - 1:
                 column_in_interval += 1
-                if column_in_interval == per_interval:
-                    unfinished, column_in_interval = unfinished + 1, 0
-        compute_column_ranges(t, end - begin, sample, law)
+                if column_in_interval == interval_size:
+                    unfinished_index, column_in_interval = unfinished_index + 1, 0
+        compute_column_ranges(t, end - start, sample, law)
         c = law[4]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         kept_count = 0
-        for j in range(end - begin):
+        for j in range(end - start):
             if not t[UPPER_M + j] > t[LOWER_M + j]:
                 continue
             sign = intervals[3, int(t[INTERVAL + j])]
@@ -367,7 +375,7 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def two_integrands(t, j, position, constants):
-        """Integrand at two neighboring points of column j, from ``position`` on."""
+        """Integrand at two neighboring points of column j of the table t, from ``position`` on; kE = k E and k_E = k / E."""
         constants_of_column = (
             t[K2 + j],
             t[ONE_MINUS_K2 + j],
@@ -405,8 +413,8 @@ def make_kernel(jit, inline, width, stride):
         )
 
     @jit
-    def sum_columns(t, column_count, points, offset, constants, moment_count):
-        """Sum the integrand over the points of every column, into the rows of the table from ROUND_SUMS on."""
+    def sum_columns(t, column_count, point_count, offset, constants, moment_count):
+        """Sum the integrand over the points of every column of the table t, into its rows from ROUND_SUMS on."""
         mean_m, mean_gap = constants[5], constants[6]
         padded = padded_count(column_count)
         for j in range(column_count, padded):
@@ -438,7 +446,7 @@ def make_kernel(jit, inline, width, stride):
             for j in range(padded):
                 t[ROUND_SUMS + moment * stride + j] = 0.0
         # Two points of all columns at a time: whole vectors of columns, with half as many loads and stores of the sums.
-        for point_pair in range(points // 2):
+        for point_pair in range(point_count // 2):
             position = 2.0 * point_pair
             if moment_count == 15:
                 for j in range(padded):
@@ -460,7 +468,7 @@ def make_kernel(jit, inline, width, stride):
                 for j in range(padded):
                     point_1, point_2 = two_integrands(t, j, position, constants)
                     i = ROUND_SUMS + j
-                    traces = (t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride])
+                    traces = t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]
                     sums = _add_traces(
                         _add_traces((*read_five(t, i), *traces), point_1), point_2
                     )
@@ -472,7 +480,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def refine_columns(t, column_count, constants, rule, partition, sums):
-        """Double the points of columns until their two halves agree, and add each finished column to its interval's sums."""
+        """Double the points of columns of the table t until two halves agree; add each finished column to its interval's sums."""
         law, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
         point_count = first_point_count
@@ -531,9 +539,9 @@ def make_kernel(jit, inline, width, stride):
         law, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
         _, omega, _, log_unit = sample
-        v11, _, b, noise, c = law[:5]
+        v11, _, b, variance_2, c = law[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
-        constants = b, c, -0.5 / v11, -0.5 / noise, log_unit, mean_m, mean_gap
+        constants = b, c, -0.5 / v11, -0.5 / variance_2, log_unit, mean_m, mean_gap
         interval_count = find_intervals(sample, law, intervals)
         sums[:] = 0.0
         for interval in range(interval_count):
@@ -548,11 +556,11 @@ def make_kernel(jit, inline, width, stride):
             planned_columns = unfinished_count * columns_per_interval
             # at first columns are summed to know the partition function, and again if they do not fit into the table
             for stage in range(1 if round_ > 0 else 0, 2):
-                for begin in range(0, planned_columns, width):
+                for start in range(0, planned_columns, width):
                     if stage == 0 or round_ > 0 or planned_columns > width:
                         columns = (
-                            begin,
-                            min(begin + width, planned_columns),
+                            start,
+                            min(start + width, planned_columns),
                             columns_per_interval,
                         )
                         column_count = fill_columns(
