@@ -146,9 +146,7 @@ def two_token_posterior(
 
 
 def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
-    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)``, with the slopes A_i of ``log Phi2`` by
-    the margins; the correlation is ``sign / 3``.
-    """
+    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)``; A_i are slopes of ``log Phi2``."""
     log_phi2 = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
     slope_1 = log_phi2.h_slope
     slope_2 = log_phi2.k_slope
@@ -229,11 +227,11 @@ def _information_by_hermite(ratio: Array, node_count: int) -> Array:
             # the gain falls with Phi2, and far out is expensive to compute
             lowest_margin = np.minimum(np.minimum(margin_1, margin_2), 0.0)
             has_weight = weights * np.exp(-lowest_margin * lowest_margin / 2) > 1e-17
-            information_gains = np.zeros_like(margin_1)
-            information_gains[has_weight] = _information_density(
+            gains = np.zeros_like(margin_1)
+            gains[has_weight] = _information_density(
                 margin_1[has_weight], margin_2[has_weight], label_sign
             )
-            information[block] += 2 * (information_gains @ weights)
+            information[block] += 2 * (gains @ weights)
     return information
 
 
@@ -284,9 +282,7 @@ class Pattern(NamedTuple):
         tuple[int, int], tuple[int, ...]
     ]  # sites between two units (lower, upper) that are not a maximum
     # sets as bit masks, after those they are made from
-    placement_steps: tuple[
-        tuple[int, int], ...
-    ]  # (set of units placed, unit placed next)
+    placements: tuple[tuple[int, int], ...]  # (set of units placed, unit placed next)
 
 
 class Patterns(NamedTuple):
@@ -307,13 +303,11 @@ def _has_cycle(y: Array) -> Array:
     would all have to be equal.
     """
     xp = namespace(y)
-    reached_row = y
+    end_row = y
     for _ in range(y.shape[1]):
-        reached_row = xp.take_along_axis(y, reached_row, axis=1)
-    reached_row_later = xp.take_along_axis(
-        y, xp.take_along_axis(y, reached_row, axis=1), axis=1
-    )
-    return xp.any(reached_row_later != reached_row, axis=1)
+        end_row = xp.take_along_axis(y, end_row, axis=1)
+    later_row = xp.take_along_axis(y, xp.take_along_axis(y, end_row, axis=1), axis=1)
+    return xp.any(later_row != end_row, axis=1)
 
 
 def check_labels(y: Array) -> None:
@@ -368,9 +362,11 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label: its units of rows a, b that share a maximum, the sites of maxima, and the order of placing units."""
+    """Pattern of one label: units of rows a, b that share a maximum, sites c of maxima and others, and orders of placing
+    units.
+    """
     T = len(label)
-    site_of_entry = entry_sites(T)
+    entry_site = entry_sites(T)
     unit_of_row = [
         tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)
     ]
@@ -378,49 +374,43 @@ def _pattern(label: list[int]) -> Pattern:
     unit_count = len(units)
     unit_of = {a: unit for unit, rows in enumerate(units) for a in rows}
     unit_above = [unit_of[label[rows[0]]] for rows in units]
-    maximum_sites = tuple(site_of_entry[rows[0] * T + label[rows[0]]] for rows in units)
+    maximum_sites = tuple(entry_site[rows[0] * T + label[rows[0]]] for rows in units)
     inner_sites = tuple(
-        tuple(
-            site
-            for a in rows
-            if (site := site_of_entry[a * T + a]) != maximum_sites[unit]
-        )
+        tuple(c for a in rows if (c := entry_site[a * T + a]) != maximum_sites[unit])
         for unit, rows in enumerate(units)
     )
     shared_sites = {
         (unit, unit_2): tuple(
-            site
+            c
             for a in units[unit]
             for b in units[unit_2]
-            if (site := site_of_entry[a * T + b]) != maximum_sites[unit]
+            if (c := entry_site[a * T + b]) != maximum_sites[unit]
         )
         for unit in range(unit_count)
         for unit_2 in range(unit_count)
         if unit != unit_2
     }
 
-    def can_be_placed(unit: int, placed_units: int) -> bool:
+    def can_be_placed(unit: int, placed_set: int) -> bool:
         """Whether a unit may be placed: the unit above it, whose row holds its maximum too, is itself or has been placed."""
-        return unit_above[unit] == unit or bool(placed_units >> unit_above[unit] & 1)
+        return unit_above[unit] == unit or bool(placed_set >> unit_above[unit] & 1)
 
     reachable_sets = [
-        placed_units
-        for placed_units in range(1 << unit_count)
+        placed_set
+        for placed_set in range(1 << unit_count)
         if all(
-            can_be_placed(unit, placed_units)
+            can_be_placed(unit, placed_set)
             for unit in range(unit_count)
-            if placed_units >> unit & 1
+            if placed_set >> unit & 1
         )
     ]
-    placement_steps = (
-        (placed_units, unit)
-        for placed_units in reachable_sets
+    placements = (
+        (placed_set, unit)
+        for placed_set in reachable_sets
         for unit in range(unit_count)
-        if not placed_units >> unit & 1 and can_be_placed(unit, placed_units)
+        if not placed_set >> unit & 1 and can_be_placed(unit, placed_set)
     )
-    return Pattern(
-        units, maximum_sites, inner_sites, shared_sites, tuple(placement_steps)
-    )
+    return Pattern(units, maximum_sites, inner_sites, shared_sites, tuple(placements))
 
 
 class RowPosterior(NamedTuple):
@@ -455,10 +445,8 @@ def row_posterior(
         xp.asarray(index_table, device=array_api_compat.device(omega))
         for index_table in label_patterns[1:]
     )
-    powers_of_T = xp.asarray(
-        [tokens**a for a in range(tokens)], **matching(omega, xp.int64)
-    )
-    label_codes = xp.sum(xp.astype(y, xp.int64) * powers_of_T[None, :], axis=1)
+    powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
+    label_codes = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
     pattern_index = xp.take(patterns_of_labels, label_codes)
     scaled_omega = omega * (
         xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :]
@@ -469,11 +457,11 @@ def row_posterior(
     sample_indices = []
     posteriors = []
     for index, pattern in enumerate(label_patterns.distinct_patterns):
-        samples_of_pattern = xp.nonzero(pattern_index == index)[0]
+        pattern_samples = xp.nonzero(pattern_index == index)[0]
         chunk_rows = max(1, chunk_size // (len(pattern.units) * node_count))
-        for start in range(0, samples_of_pattern.shape[0], chunk_rows):
-            chunk_indices = samples_of_pattern[
-                start : min(start + chunk_rows, samples_of_pattern.shape[0])
+        for start in range(0, pattern_samples.shape[0], chunk_rows):
+            chunk_indices = pattern_samples[
+                start : min(start + chunk_rows, pattern_samples.shape[0])
             ]
             chunk_codes = xp.take(label_codes, chunk_indices)
             sites = xp.take(all_sites, chunk_codes, axis=0)
@@ -505,9 +493,7 @@ def row_posterior(
 
 @cache
 def _rule(node_count: int) -> tuple[Host, ...]:
-    """Gauss-Legendre rule of ``node_count`` nodes on [0, 1], with maps from nodal values to integrals below, above and over
-    all.
-    """
+    """Gauss-Legendre rule of ``node_count`` nodes on [0, 1], and maps from nodal values to integrals below, above, over all."""
     nodes, weights = gauss_legendre(node_count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
@@ -553,7 +539,7 @@ def _posterior_of_pattern(
     scaled_mean: Array,
     tokens: int,
     node_count: int,
-    deviations_in_window: float,
+    half_width: float,
 ) -> RowPosterior:
     """Posterior of all samples whose labels have the same pattern, by integrals over the row maxima.
 
@@ -563,16 +549,14 @@ def _posterior_of_pattern(
     array_options = matching(scaled_mean)
     sample_count = scaled_mean.shape[0]
     unit_count = len(pattern.units)
-    site_deviations = site_scales(tokens)
+    deviations = site_scales(tokens)
     maximum_sites = pattern.maximum_sites
-    maximum_centers = xp.stack([scaled_mean[:, site] for site in maximum_sites], axis=1)
-    window_half_width = xp.asarray(
-        [deviations_in_window * site_deviations[site] for site in maximum_sites],
-        **array_options,
+    centers = xp.stack([scaled_mean[:, site] for site in maximum_sites], axis=1)
+    window = xp.asarray(
+        [half_width * deviations[site] for site in maximum_sites], **array_options
     )
     left_ends, panel_lengths = _maxima_panels(
-        maximum_centers,
-        xp.broadcast_to(window_half_width[None, :], (sample_count, unit_count)),
+        centers, xp.broadcast_to(window[None, :], (sample_count, unit_count))
     )
     unit_nodes, unit_weights, integral_below, integral_above = (
         xp.asarray(array, **array_options) for array in _rule(node_count)
@@ -585,16 +569,14 @@ def _posterior_of_pattern(
         panel_lengths[:, :, None] * unit_weights,
         (sample_count, unit_count * node_count),
     )
-    standardized_maxima = [
-        (maxima - scaled_mean[:, site, None]) / site_deviation
-        for site, site_deviation in enumerate(site_deviations)
+    z_scores = [
+        (maxima - scaled_mean[:, site, None]) / deviation
+        for site, deviation in enumerate(deviations)
     ]
-    densities_at_maxima = [
-        1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in standardized_maxima
-    ]
-    probabilities_below = {
+    normal_pdfs = [1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in z_scores]
+    normal_cdfs = {
         site: special(xp).ndtr(x)
-        for site, x in enumerate(standardized_maxima)
+        for site, x in enumerate(z_scores)
         if site not in maximum_sites
     }
 
@@ -623,25 +605,23 @@ def _posterior_of_pattern(
 
     unit_densities = {
         (unit, 0): math.prod(
-            (probabilities_below[site] for site in pattern.inner_sites[unit]),
-            start=densities_at_maxima[site] / site_deviations[site],
+            (normal_cdfs[site] for site in pattern.inner_sites[unit]),
+            start=normal_pdfs[site] / deviations[site],
         )
         for unit, site in enumerate(maximum_sites)
     }
 
-    def unit_density(unit: int, placed_units: int) -> Array:
+    def unit_density(unit: int, placed_set: int) -> Array:
         """Joint density of a unit's maximum, its own entries, and those shared with units placed above it (a bit mask)."""
-        if (unit, placed_units) not in unit_densities:
-            last_unit = placed_units.bit_length() - 1
-            shared_probabilities = (
-                probabilities_below[site]
-                for site in pattern.shared_sites[unit, last_unit]
+        if (unit, placed_set) not in unit_densities:
+            last_unit = placed_set.bit_length() - 1
+            shared_cdfs = (
+                normal_cdfs[site] for site in pattern.shared_sites[unit, last_unit]
             )
-            unit_densities[unit, placed_units] = math.prod(
-                shared_probabilities,
-                start=unit_density(unit, placed_units ^ (1 << last_unit)),
+            unit_densities[unit, placed_set] = math.prod(
+                shared_cdfs, start=unit_density(unit, placed_set ^ (1 << last_unit))
             )
-        return unit_densities[unit, placed_units]
+        return unit_densities[unit, placed_set]
 
     def nested_integrals(
         steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
@@ -661,13 +641,13 @@ def _posterior_of_pattern(
         return integral_of_set, integral_terms
 
     forward_steps = [
-        (placed_units, placed_units | 1 << unit, unit)
-        for placed_units, unit in pattern.placement_steps
+        (placed_set, placed_set | 1 << unit, unit)
+        for placed_set, unit in pattern.placements
     ]
     upper_integrals, _ = nested_integrals(forward_steps, 0, integral_above)
     reversed_steps = [
-        (target_set, placed_units, unit)
-        for placed_units, target_set, unit in reversed(forward_steps)
+        (target_set, placed_set, unit)
+        for placed_set, target_set, unit in reversed(forward_steps)
     ]
     _, lower_terms = nested_integrals(
         reversed_steps, (1 << unit_count) - 1, integral_below
@@ -676,17 +656,13 @@ def _posterior_of_pattern(
     # densities of the maximum of a unit, or of the lower one of two
     unit_marginals: list[Array] = [0.0] * unit_count
     pair_marginals: dict[tuple[int, int], Array] = {}
-    for target_set, placed_units, unit in reversed_steps:
-        maximum_density = (
-            lower_terms[placed_units][target_set] * upper_integrals[placed_units]
-        )
-        unit_marginals[unit] = unit_marginals[unit] + maximum_density
+    for target_set, placed_set, unit in reversed_steps:
+        max_density = lower_terms[placed_set][target_set] * upper_integrals[placed_set]
+        unit_marginals[unit] = unit_marginals[unit] + max_density
         for unit_2 in range(unit_count):
-            if placed_units >> unit_2 & 1:
-                unit_pair = (min(unit, unit_2), max(unit, unit_2))
-                pair_marginals[unit_pair] = (
-                    pair_marginals.get(unit_pair, 0.0) + maximum_density
-                )
+            if placed_set >> unit_2 & 1:
+                pair = (min(unit, unit_2), max(unit, unit_2))
+                pair_marginals[pair] = pair_marginals.get(pair, 0.0) + max_density
 
     # moments of every site, whose lower row has its maximum at m with a density
     site_densities = [
@@ -701,23 +677,20 @@ def _posterior_of_pattern(
         )
         for unit, unit_2 in pair_marginals
     ]
-    mean_shifts = [scaled_mean[:, 0]] * len(site_deviations)
-    mean_squares = [scaled_mean[:, 0]] * len(site_deviations)
-    for maximum_density, sites in site_densities:
-        maximum_density = maximum_density * node_weights
-        density_mass = clip(xp.sum(maximum_density, axis=1), 1e-300, None)
+    mean_shifts = [scaled_mean[:, 0]] * len(deviations)
+    mean_squares = [scaled_mean[:, 0]] * len(deviations)
+    for max_density, sites in site_densities:
+        max_density = max_density * node_weights
+        density_mass = clip(xp.sum(max_density, axis=1), 1e-300, None)
         for site in sites:
             if site in maximum_sites:
-                first_moments = maximum_density * standardized_maxima[site]
-                second_moments = first_moments * standardized_maxima[site]
+                first_moments = max_density * z_scores[site]
+                second_moments = first_moments * z_scores[site]
             else:
-                first_moments = -maximum_density * (
-                    densities_at_maxima[site]
-                    / clip(probabilities_below[site], 1e-300, None)
+                first_moments = -max_density * (
+                    normal_pdfs[site] / clip(normal_cdfs[site], 1e-300, None)
                 )
-                second_moments = (
-                    maximum_density + first_moments * standardized_maxima[site]
-                )
+                second_moments = max_density + first_moments * z_scores[site]
             mean_shifts[site] = xp.sum(first_moments, axis=1) / density_mass
             mean_squares[site] = xp.sum(second_moments, axis=1) / density_mass
     log_partition = xp.log(clip(label_probability, 1e-300, None))

@@ -99,22 +99,22 @@ def _nonzero(s):
 
 
 @_compiled_function
-def _log_weight(law, sample, a, b, p, r):
+def _log_weight(prior, sample, a, b, p, r):
     """Log-weight at one point (a_1, b_1) with attention probabilities p and r; a_2 and b_2 there, less their prior means.
 
     ``a`` and ``b`` are (a_1, b_1) less their prior means, in prior widths; a_2 and b_2 are returned in prior widths as well.
     """
-    c = law.skip
+    c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
     a2 = sample.slope * inverse_s * inverse_s
     b2 = (sample.margin * inverse_s - ROOT2 * (2 * p + (c - 1)) * a2) * (1 / (1 + c))
     shift_a, shift_b = a2 - sample.a2, b2 - sample.b2
-    residual_a, residual_b = shift_a - law.lift * a, shift_b - law.lift * b
+    residual_a, residual_b = shift_a - prior.lift * a, shift_b - prior.lift * b
     log_weight = (residual_a * residual_a + residual_b * residual_b) * (
-        -0.5 / law.variance_2
+        -0.5 / prior.variance_2
     ) - (a * a + b * b) / 2
     # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
-    root_precision = 1 / math.sqrt(law.variance_2 + law.lift * law.lift)
+    root_precision = 1 / math.sqrt(prior.variance_2 + prior.lift * prior.lift)
     shift_a = _clipped(shift_a, -_LARGEST, _LARGEST) * root_precision
     shift_b = _clipped(shift_b, -_LARGEST, _LARGEST) * root_precision
     return max(log_weight + 3 * math.log(abs(inverse_s)), -_LARGEST), shift_a, shift_b
@@ -145,8 +145,7 @@ def _add_point(sums, weight, values):
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds`` at given v: ``c_2 x^2 - c_1 x - c_0 = 0`` for x =
-    exp(t).
+    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds`` at given v: ``c_2 x^2 - c_1 x - c_0 = 0``, x = exp(t).
 
     Solved for ``|log_odds|``; the other sign exchanges t and -t.
     """
@@ -168,9 +167,9 @@ def _curve_log_odds(t, v):
 
 
 @_compiled_function
-def _prior_mean_point(law, sample):
+def _prior_mean_point(prior, sample):
     """Point (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as attention p and r allow."""
-    c = law.skip
+    c = prior.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
     squared_s = sample.slope / a2
     # at negative squared_s, what s would be at v = 0
@@ -190,55 +189,57 @@ def _prior_mean_point(law, sample):
 
 
 @_compiled_function
-def _normal_equations(law, sample, t, v):
+def _normal_equations(prior, sample, t, v):
     """Cost |f|^2, J^T J (tt, tv, vv) and J^T f by t and v, of the least-squares problem whose cost is -2 log-weight.
 
     The power of s in the weight is left out; f has four entries and the Jacobian J; ``a2_by_s`` is a derivative.
     """
-    c, root_precision = law.skip, 1 / math.sqrt(law.variance_2)
+    c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
     p_slope, r_slope = p * (1 - p), r * (1 - r)
     s = _nonzero(p + r + (c - 1))
     a2, b_coefficient = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
-    a, b = (t - sample.t) / law.unit_t, (v - sample.v) / law.unit_v
-    f_a = root_precision * (a2 - sample.a2 - law.lift * a)
+    a, b = (t - sample.t) / prior.unit_t, (v - sample.v) / prior.unit_v
+    f_a = root_precision * (a2 - sample.a2 - prior.lift * a)
     f_b = root_precision * (
-        (sample.margin / s - b_coefficient * a2) / (1 + c) - sample.b2 - law.lift * b
+        (sample.margin / s - b_coefficient * a2) / (1 + c) - sample.b2 - prior.lift * b
     )
     a2_by_s = -2 * a2 / s
     b2_by_s = (-sample.margin / (s * s) - b_coefficient * a2_by_s) / (1 + c)
     b2_by_p = -2 * ROOT2 * a2 / (1 + c)
-    f_a_by_t = root_precision * (a2_by_s * (p_slope + r_slope) - law.lift / law.unit_t)
+    f_a_by_t = root_precision * (
+        a2_by_s * (p_slope + r_slope) - prior.lift / prior.unit_t
+    )
     f_a_by_v = root_precision * a2_by_s * ((p_slope - r_slope) / 2)
     f_b_by_t = root_precision * (b2_by_s * (p_slope + r_slope) + b2_by_p * p_slope)
     f_b_by_v = root_precision * (
         b2_by_s * ((p_slope - r_slope) / 2)
         + b2_by_p * (p_slope / 2)
-        - law.lift / law.unit_v
+        - prior.lift / prior.unit_v
     )
-    tt = 1 / law.unit_t**2 + f_a_by_t * f_a_by_t + f_b_by_t * f_b_by_t
+    tt = 1 / prior.unit_t**2 + f_a_by_t * f_a_by_t + f_b_by_t * f_b_by_t
     tv = f_a_by_t * f_a_by_v + f_b_by_t * f_b_by_v
-    vv = 1 / law.unit_v**2 + f_a_by_v * f_a_by_v + f_b_by_v * f_b_by_v
-    gradient_t = a / law.unit_t + f_a_by_t * f_a + f_b_by_t * f_b
-    gradient_v = b / law.unit_v + f_a_by_v * f_a + f_b_by_v * f_b
+    vv = 1 / prior.unit_v**2 + f_a_by_v * f_a_by_v + f_b_by_v * f_b_by_v
+    gradient_t = a / prior.unit_t + f_a_by_t * f_a + f_b_by_t * f_b
+    gradient_v = b / prior.unit_v + f_a_by_v * f_a + f_b_by_v * f_b
     cost = a * a + b * b + f_a * f_a + f_b * f_b
     return cost, tt, tv, vv, gradient_t, gradient_v
 
 
 @_compiled_function
-def _minimize_cost(law, sample, t, v):
+def _minimize_cost(prior, sample, t, v):
     """Minimize the cost from (t, v) by Levenberg-Marquardt steps with J^T J (tt, tv, vv), J^T f (g_t, g_v); return its frame.
 
     The frame has the curvature of the cost, and is a little wider: tails are rarely thinner.
     """
     damping = 1.0
-    cost, tt, tv, vv, g_t, g_v = _normal_equations(law, sample, t, v)
+    cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
     for _ in range(12):
         damped_tt, damped_vv = tt * (1 + damping), vv * (1 + damping)
         determinant = damped_tt * damped_vv - tv * tv
         new_t = t - _clipped((damped_vv * g_t - tv * g_v) / determinant, -2.0, 2.0)
         new_v = v - _clipped((damped_tt * g_v - tv * g_t) / determinant, -2.0, 2.0)
-        trial_equations = _normal_equations(law, sample, new_t, new_v)
+        trial_equations = _normal_equations(prior, sample, new_t, new_v)
         is_improved = trial_equations[0] < cost
         if is_improved:
             t, v = new_t, new_v
@@ -260,7 +261,7 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 
 @_compiled_function
-def _integrate_gaussian(law, sample, frame, rule, sums):
+def _integrate_gaussian(prior, sample, frame, rule, sums):
     """Gauss-Hermite integrals in a Gaussian frame: log-unit of ``sums``, and the frame of mean (a, b), covariance tt, tv, vv."""
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -270,9 +271,9 @@ def _integrate_gaussian(law, sample, frame, rule, sums):
         for j in range(node_count):
             t = frame.t + frame.tt * nodes[i]
             v = frame.v + frame.vt * nodes[i] + frame.vv * nodes[j]
-            a, b = (t - sample.t) / law.unit_t, (v - sample.v) / law.unit_v
+            a, b = (t - sample.t) / prior.unit_t, (v - sample.v) / prior.unit_v
             log_weight, shift_a2, shift_b2 = _log_weight(
-                law, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
+                prior, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
             )
             log_weight = log_weight + (log_weights[i] + log_weights[j])
             _write(points[k], (log_weight, a, b, shift_a2, shift_b2))
@@ -290,38 +291,38 @@ def _integrate_gaussian(law, sample, frame, rule, sums):
         tv = tv + probability * deviation_a * deviation_b
         vv = vv + probability * deviation_b * deviation_b
     refined_frame = _gaussian_frame(
-        sample.t + law.unit_t * a,
-        sample.v + law.unit_v * b,
-        law.unit_t**2 * tt,
-        law.unit_t * law.unit_v * tv,
-        law.unit_v**2 * vv,
+        sample.t + prior.unit_t * a,
+        sample.v + prior.unit_v * b,
+        prior.unit_t**2 * tt,
+        prior.unit_t * prior.unit_v * tv,
+        prior.unit_v**2 * vv,
     )
     # the weight is over (a, b), the frame over (t, v)
-    log_unit += math.log(frame.tt * frame.vv / (law.unit_t * law.unit_v))
+    log_unit += math.log(frame.tt * frame.vv / (prior.unit_t * prior.unit_v))
     return log_unit, refined_frame
 
 
 @_compiled_function
-def _nearly_gaussian(law, sample, peak, accuracy, rules, coarse_sums, fine_sums):
+def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
     """Gauss-Hermite integrals if the weight is nearly Gaussian: whether it is, and the logarithm of the unit of the sums.
 
     It is if two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` gets the sums. A label that
     the prior hardly allows is no case for these rules.
     """
-    least_cost, frame = _minimize_cost(law, sample, sample.t, sample.v)
+    least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
         frame.v - peak.v
     ) >= 0.1 * math.hypot(frame.vt, frame.vv)
-    if law.skip < 1:
+    if prior.skip < 1:
         # a_2 does not tell s from -s: there may be a second peak on the other side of s = 0
         is_unsuitable = is_unsuitable or abs(
-            sample.t - _curve_t(law.crossing, sample.v)
-        ) <= accuracy.half_width * (law.unit_t + law.unit_v / 2)
+            sample.t - _curve_t(prior.crossing, sample.v)
+        ) <= accuracy.half_width * (prior.unit_t + prior.unit_v / 2)
     if is_unsuitable or not least_cost < 40:
         return False, 0.0
-    _, frame = _integrate_gaussian(law, sample, frame, rules[0], coarse_sums)
-    _, frame = _integrate_gaussian(law, sample, frame, rules[1], coarse_sums)
-    log_unit, _ = _integrate_gaussian(law, sample, frame, rules[2], fine_sums)
+    _, frame = _integrate_gaussian(prior, sample, frame, rules[0], coarse_sums)
+    _, frame = _integrate_gaussian(prior, sample, frame, rules[1], coarse_sums)
+    log_unit, _ = _integrate_gaussian(prior, sample, frame, rules[2], fine_sums)
     largest_difference = 0.0
     for k in range(1, 15):
         largest_difference = max(
@@ -332,31 +333,31 @@ def _nearly_gaussian(law, sample, peak, accuracy, rules, coarse_sums, fine_sums)
 
 
 @compiled
-def _write_crude_means(samples, law, start_t, start_v, rules, means):
+def _write_crude_means(samples, prior, start_t, start_v, rules, means):
     """Write to ``means`` (n, 4) posterior means by Gauss-Hermite rules around the likeliest point near (t, v)."""
     sums = np.empty(15)
     for index in range(len(samples)):
         prior_t, prior_v, a2, b2, slope, margin = samples[index]
         sample = Sample(prior_t, prior_v, a2, b2, slope, margin, prior_t)
-        _, frame = _minimize_cost(law, sample, start_t[index], start_v[index])
-        _, refined_frame = _integrate_gaussian(law, sample, frame, rules[1], sums)
-        _integrate_gaussian(law, sample, refined_frame, rules[2], sums)
+        _, frame = _minimize_cost(prior, sample, start_t[index], start_v[index])
+        _, refined_frame = _integrate_gaussian(prior, sample, frame, rules[1], sums)
+        _integrate_gaussian(prior, sample, refined_frame, rules[2], sums)
         # a rule whose frame has slipped off the weight is worse than the likeliest point itself
         if np.max(np.abs(sums[1:5])) > 4 * sums[0]:
-            _integrate_gaussian(law, sample, frame, rules[0], sums)
+            _integrate_gaussian(prior, sample, frame, rules[0], sums)
         for variable in range(4):
             means[index, variable] = _clipped(sums[1 + variable] / sums[0], -4.0, 4.0)
 
 
 @_compiled_function
-def _q_log_weight(q, slope_size, target_a2, slack, law):
+def _q_log_weight(q, slope_size, target_a2, slack, prior):
     """Upper bound of the log-weight through ``q = 1 / s^2``, where a_2 = slope_size q is within ``slack`` of ``target_a2``."""
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
-    return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * law.variance_2)
+    return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
 
 
 @_compiled_function
-def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, law):
+def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
     """Variation of ``_q_log_weight`` above ``threshold`` between ``s_low`` and ``s_high``; its one maximum is at ``best_q``.
 
     It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
@@ -365,11 +366,11 @@ def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack,
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
     q_high = 1 / max(least_s, _TINY) ** 2
     highest_bound = _q_log_weight(
-        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, law
+        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, prior
     )
     lowest_bound = min(
-        _q_log_weight(q_low, slope_size, target_a2, slack, law),
-        _q_log_weight(q_high, slope_size, target_a2, slack, law),
+        _q_log_weight(q_low, slope_size, target_a2, slack, prior),
+        _q_log_weight(q_high, slope_size, target_a2, slack, prior),
     )
     return max(highest_bound - max(lowest_bound, threshold), 0.0)
 
@@ -386,7 +387,7 @@ def _product_range(low, high, factor_low, factor_high):
 
 
 @_compiled_function
-def _upper_bound(law, sample, cell, threshold):
+def _upper_bound(prior, sample, cell, threshold):
     """Upper bound of the log-weight in a cell (y, b), and how much a_2 makes it vary; y is the distance of t from the ridge.
 
     The bound holds where the log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are
@@ -394,12 +395,12 @@ def _upper_bound(law, sample, cell, threshold):
     nearest to 0. The label fixes a_2 as a multiple of 1 / s^2, and the weight is unimodal in that number; the range of s that
     is left, with that of p, bounds b_2.
     """
-    c = law.skip
+    c = prior.skip
     y_low = cell[0] - cell[2]
     y_high = cell[0] + cell[2]
     b_low = cell[1] - cell[3]
     b_high = cell[1] + cell[3]
-    v_low, v_high = sample.v + law.unit_v * b_low, sample.v + law.unit_v * b_high
+    v_low, v_high = sample.v + prior.unit_v * b_low, sample.v + prior.unit_v * b_high
     v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
     t_low, s_low, s_lowest_upper = math.inf, math.inf, math.inf
     t_high, s_high, s_highest_lower = -math.inf, -math.inf, -math.inf
@@ -407,8 +408,8 @@ def _upper_bound(law, sample, cell, threshold):
     s_lower, s_upper = np.empty(3), np.empty(3)
     for k, v in enumerate((v_low, v_high, v_nearest_0)):
         t_of_curve = _curve_t(sample.ridge, v)
-        t_lower = law.unit_t * y_low + t_of_curve
-        t_upper = law.unit_t * y_high + t_of_curve
+        t_lower = prior.unit_t * y_low + t_of_curve
+        t_upper = prior.unit_t * y_high + t_of_curve
         t_low, t_high = min(t_low, t_lower), max(t_high, t_upper)
         p_lower, r_lower = _logistic(t_lower + v / 2), _logistic(t_lower - v / 2)
         p_upper, r_upper = _logistic(t_upper + v / 2), _logistic(t_upper - v / 2)
@@ -422,7 +423,7 @@ def _upper_bound(law, sample, cell, threshold):
         s_highest_lower = max(s_highest_lower, s_lower[k])
         s_high = max(s_high, s_upper[k])
         s_lowest_upper = min(s_lowest_upper, s_upper[k])
-    distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / law.unit_t
+    distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / prior.unit_t
     distance_b = max(b_low, -b_high, 0.0)
     prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
     has_zero_s, is_negative_s = s_low < 0 < s_high, s_high <= 0
@@ -431,19 +432,17 @@ def _upper_bound(law, sample, cell, threshold):
     q_low, q_high = 1 / max(s_size_max, _TINY) ** 2, 1 / max(s_size_min, _TINY) ** 2
     slope_size = max(abs(sample.slope), _TINY)
     slope_sign = -1.0 if sample.slope < 0 else 1.0
-    slack_a2 = abs(law.lift) * max((t_high - t_low) / (2 * law.unit_t), cell[3])
+    slack = abs(prior.lift) * max((t_high - t_low) / (2 * prior.unit_t), cell[3])
     target_a2 = slope_sign * (
-        sample.a2 + law.lift * ((t_low + t_high) / 2 - sample.t) / law.unit_t
+        sample.a2 + prior.lift * ((t_low + t_high) / 2 - sample.t) / prior.unit_t
     )
     best_q = (
-        target_a2
-        + slack_a2
-        + math.sqrt((target_a2 + slack_a2) ** 2 + 6 * law.variance_2)
+        target_a2 + slack + math.sqrt((target_a2 + slack) ** 2 + 6 * prior.variance_2)
     ) / (2 * slope_size)
     q_bound = _q_log_weight(
-        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack_a2, law
+        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, prior
     )
-    q_terms = best_q, threshold - prior_bound, slope_size, target_a2, slack_a2, law
+    q_terms = best_q, threshold - prior_bound, slope_size, target_a2, slack, prior
     variation_y = 0.0
     for k in range(3):
         variation_y = max(variation_y, _q_variation(s_lower[k], s_upper[k], *q_terms))
@@ -452,8 +451,10 @@ def _upper_bound(law, sample, cell, threshold):
         _q_variation(s_lowest_upper, s_high, *q_terms),
     )
     # how far a_2 may be off without putting the weight below the least by itself
-    allowed_a2 = slack_a2 + math.sqrt(
-        2 * law.variance_2 * max(prior_bound + 1.5 * math.log(q_high) - threshold, 0.0)
+    allowed_a2 = slack + math.sqrt(
+        2
+        * prior.variance_2
+        * max(prior_bound + 1.5 * math.log(q_high) - threshold, 0.0)
     )
     q_high = max(min(q_high, (target_a2 + allowed_a2) / slope_size), q_low)
     q_low = min(max(q_low, (target_a2 - allowed_a2) / slope_size), q_high)
@@ -474,19 +475,19 @@ def _upper_bound(law, sample, cell, threshold):
     slope_low, slope_high = _product_range(
         slope_low, slope_high, b2_factor_low, b2_factor_high
     )
-    target_b2 = (1 + c) * (sample.b2 + law.lift * cell[1])
+    target_b2 = (1 + c) * (sample.b2 + prior.lift * cell[1])
     excess_b2 = max(
         max(margin_low - slope_high - target_b2, target_b2 - margin_high + slope_low)
         / (1 + c)
-        - slack_a2,
+        - slack,
         0.0,
     )
-    upper_bound = prior_bound + q_bound - excess_b2 * excess_b2 / (2 * law.variance_2)
+    upper_bound = prior_bound + q_bound - excess_b2 * excess_b2 / (2 * prior.variance_2)
     return upper_bound, variation_y, variation_b
 
 
 @_compiled_function
-def _evaluate_cell(law, sample, cell, nodes, values):
+def _evaluate_cell(prior, sample, cell, nodes, values):
     """Write to ``values`` (k, k, 5) the log-weight and the four variables of ``Sums`` at k times k points (y, b) of a cell.
 
     ``nodes`` are the k points in [-1, 1] along either axis.
@@ -494,32 +495,34 @@ def _evaluate_cell(law, sample, cell, nodes, values):
     node_count = len(nodes)
     for j in range(node_count):
         b = cell[1] + cell[3] * nodes[j]
-        v = sample.v + law.unit_v * b
+        v = sample.v + prior.unit_v * b
         t_of_curve = _curve_t(sample.ridge, v)
         odds_p = math.exp(_clipped(-t_of_curve - v / 2, -_LARGEST_LOG, _LARGEST_LOG))
         odds_r = math.exp(_clipped(-t_of_curve + v / 2, -_LARGEST_LOG, _LARGEST_LOG))
         for i in range(node_count):
             y = cell[0] + cell[2] * nodes[i]
-            decay = math.exp(_clipped(-law.unit_t * y, -_LARGEST_LOG, _LARGEST_LOG))
-            a = y + (t_of_curve - sample.t) / law.unit_t
+            decay = math.exp(_clipped(-prior.unit_t * y, -_LARGEST_LOG, _LARGEST_LOG))
+            a = y + (t_of_curve - sample.t) / prior.unit_t
             log_weight, shift_a2, shift_b2 = _log_weight(
-                law, sample, a, b, 1 / (1 + decay * odds_p), 1 / (1 + decay * odds_r)
+                prior, sample, a, b, 1 / (1 + decay * odds_p), 1 / (1 + decay * odds_r)
             )
             _write(values[i, j], (log_weight, a, b, shift_a2, shift_b2))
 
 
 @_compiled_function
-def _root_cells(law, sample, accuracy, cells):
+def _root_cells(prior, sample, accuracy, cells):
     """Write to ``cells`` the equal cells that cover the prior, each with center and half-widths; return their number."""
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
-    v_low = sample.v - half_width * law.unit_v
-    v_high = sample.v + half_width * law.unit_v
+    v_low = sample.v - half_width * prior.unit_v
+    v_high = sample.v + half_width * prior.unit_v
     v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
     t_low_v = _curve_t(sample.ridge, v_low)
     t_high_v = _curve_t(sample.ridge, v_high)
     t_nearest_v = _curve_t(sample.ridge, v_nearest_0)
-    y_low = (sample.t - max(t_low_v, t_high_v, t_nearest_v)) / law.unit_t - half_width
-    y_high = (sample.t - min(t_low_v, t_high_v, t_nearest_v)) / law.unit_t + half_width
+    y_low = (sample.t - max(t_low_v, t_high_v, t_nearest_v)) / prior.unit_t - half_width
+    y_high = (
+        sample.t - min(t_low_v, t_high_v, t_nearest_v)
+    ) / prior.unit_t + half_width
     for i in range(cells_per_axis):
         for j in range(cells_per_axis):
             grid_y = (i + 0.5) * (2 / cells_per_axis) - 1
@@ -532,7 +535,7 @@ def _root_cells(law, sample, accuracy, cells):
 
 
 @_compiled_function
-def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, sums):
+def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
     """Integrate over cells, halved until the log-weight varies by at most ``largest_variation`` along either axis.
 
     Returns the logarithm of the unit of ``sums``, and whether the integration was given up. All cells of one depth are looked
@@ -540,7 +543,7 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, su
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
-    cell_count = _root_cells(law, sample, accuracy, cells)
+    cell_count = _root_cells(prior, sample, accuracy, cells)
     log_unit, is_unfinished = -math.inf, False
     sums[:] = 0.0
     for depth in range(80):  # a cell of relative size 2^-40 holds nothing
@@ -554,7 +557,7 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, su
                 - accuracy.negligible
             )
             upper_bound, variation_y, variation_b = _upper_bound(
-                law, sample, cells[k], threshold
+                prior, sample, cells[k], threshold
             )
             if upper_bound > threshold:
                 _write(cells[active_count], cells[k])
@@ -567,7 +570,7 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, su
             break
         probed_maximum = log_unit
         for k in range(active_count):
-            _evaluate_cell(law, sample, cells[k], probe_nodes, probe_values)
+            _evaluate_cell(prior, sample, cells[k], probe_nodes, probe_values)
             for i in range(4):
                 min_along_y = math.inf
                 max_along_y = -math.inf
@@ -616,7 +619,7 @@ def _integrate_cells(law, sample, accuracy, largest_variation, rule, buffers, su
                     halved_cells[cell_count, 2 + axis] /= 2
                     cell_count += 1
                 continue
-            _evaluate_cell(law, sample, cell, nodes, cell_values)
+            _evaluate_cell(prior, sample, cell, nodes, cell_values)
             cell_maximum = log_unit
             for i in range(len(nodes)):
                 for j in range(len(nodes)):
@@ -646,10 +649,10 @@ def _raise_unit(log_unit, peak, sums):
 
 @compiled
 def _integrate(
-    samples, law, accuracy, largest_variation, try_gauss_hermite, rule, rules,
+    samples, prior, accuracy, largest_variation, try_gauss_hermite, cell_rule, rules,
     log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
-    """Integrate all samples (n, 6) one by one, given ``law``, the weight's parameters; write the fields of ``Sums`` (n, ...)."""
+    """Integrate all samples (n, 6) one by one, with the weight of parameters ``prior``; write the fields of ``Sums`` (n, ...)."""
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes
     cells = np.empty((max_rows, 4)), np.empty((max_rows, 4)), np.empty((max_rows, 5))
@@ -660,20 +663,20 @@ def _integrate(
         np.array([-1.0, -0.4, 0.4, 1.0]),
     )
     log_normalization = math.log(
-        (2 * math.pi) ** 2 * law.variance_2 * ROOT8 * (1 + law.skip)
+        (2 * math.pi) ** 2 * prior.variance_2 * ROOT8 * (1 + prior.skip)
     )
     # where s may vanish the weight is narrow on either side, and smooth along that line
-    follows_ridge = not (law.skip < 1 or law.variance_2 > 0.1 * law.variance_1)
+    follows_ridge = not (prior.skip < 1 or prior.variance_2 > 0.1 * prior.variance_1)
     for index in range(len(samples)):
         t, v, a2, b2, slope, margin = samples[index]
-        sample = Sample(t, v, a2, b2, slope, margin, law.crossing)
+        sample = Sample(t, v, a2, b2, slope, margin, prior.crossing)
         is_accepted, log_unit = False, 0.0
         if follows_ridge or try_gauss_hermite:
-            start_point = _prior_mean_point(law, sample)
-            _, peak = _minimize_cost(law, sample, start_point[0], start_point[1])
+            start_point = _prior_mean_point(prior, sample)
+            _, peak = _minimize_cost(prior, sample, start_point[0], start_point[1])
             if try_gauss_hermite:
                 is_accepted, log_unit = _nearly_gaussian(
-                    law, sample, peak, accuracy, rules, spare_sums, sums
+                    prior, sample, peak, accuracy, rules, spare_sums, sums
                 )
             if follows_ridge:
                 sample = Sample(
@@ -681,7 +684,7 @@ def _integrate(
                 )
         if not is_accepted:
             log_unit, is_unfinished = _integrate_cells(
-                law, sample, accuracy, largest_variation, rule, buffers, sums
+                prior, sample, accuracy, largest_variation, cell_rule, buffers, sums
             )
             # a mean so near the edge of the square counts as not integrated
             edge_limit = (accuracy.half_width - 1.5) * sums[0]

@@ -215,9 +215,13 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         q, v = on_host(Q, V)
         samples = 1 << 15 if labels is None else labels
         batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
-        pairs = [self._sampled_information(samples, *pair) for pair in batch]
+        estimates_with_errors = [
+            self._sampled_information(samples, *pair) for pair in batch
+        ]
         value, error = (
-            np.array([estimate[index] for estimate in pairs]).reshape(q.shape)
+            np.array(
+                [pair_of_estimate[index] for pair_of_estimate in estimates_with_errors]
+            ).reshape(q.shape)
             for index in (0, 1)
         )
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"

@@ -62,8 +62,8 @@ def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
     """
     log_rho_max = math.log(math.sqrt(tokens + 2.0) + 9.0)
     log_rho_min = -40.0 / (tokens + 2.0)
-    count = 2 * math.ceil((log_rho_max - log_rho_min) / (2.0 * step)) + 1
-    log_rho = np.linspace(log_rho_min, log_rho_max, count)
+    node_count = 2 * math.ceil((log_rho_max - log_rho_min) / (2.0 * step)) + 1
+    log_rho = np.linspace(log_rho_min, log_rho_max, node_count)
     log_weight = (tokens + 2.0) * log_rho - 0.5 * np.exp(2.0 * log_rho)
     weight = np.exp(log_weight - log_weight.max())
     return np.exp(log_rho), tokens * weight / weight.sum()

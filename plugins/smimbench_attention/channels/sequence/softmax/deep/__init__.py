@@ -112,11 +112,11 @@ def moments_of_means(
         -math.inf,
     )
     mean_rows = xp.permute_dims(means, (1, 0))
-    size = layers * tokens
-    matrix_size = math.isqrt(mean_rows.shape[1] - size)
-    shift = xp.reshape(mean_rows[:, :size], (-1, layers, tokens))
+    shift_count = layers * tokens
+    matrix_size = math.isqrt(mean_rows.shape[1] - shift_count)
+    shift = xp.reshape(mean_rows[:, :shift_count], (-1, layers, tokens))
     second = xp.reshape(
-        mean_rows[:, size:], (mean_rows.shape[0], matrix_size, matrix_size)
+        mean_rows[:, shift_count:], (mean_rows.shape[0], matrix_size, matrix_size)
     )
     return LayerMoments(
         log_partition, shift, second, xp.where(is_positive, error, math.inf)

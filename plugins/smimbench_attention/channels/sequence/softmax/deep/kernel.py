@@ -50,18 +50,20 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 
 @jit
-def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
+def _choose_centers(table, sample, prior, gaussians, points, component_sizes, seeds):
     """Choose centers ``seeds`` (score, sign of u, place) among points of large weight, without replacement; fit Gaussians
     around them.
 
     The square roots of the weights are the odds: bold, but not blind to small modes.
     """
-    dimension = law.root.shape[0] * law.tokens
+    dimension = prior.root.shape[0] * prior.tokens
     weakest_center, lowest_score = 0, -math.inf
     for k in range(CENTERS):
         seeds[k, 0] = lowest_score
     for component in range(3):
-        gumbel_noise = points[component][0, dimension + law.tokens + law.root.shape[0]]
+        gumbel_noise = points[component][
+            0, dimension + prior.tokens + prior.root.shape[0]
+        ]
         for first_point in range(0, len(gumbel_noise), BATCH_POINTS):
             n = min(BATCH_POINTS, len(gumbel_noise) - first_point)
             draw_points(
@@ -70,10 +72,10 @@ def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
                 first_point,
                 n,
                 sample,
-                law,
+                prior,
                 gaussians,
                 points[component][0],
-                sizes,
+                component_sizes,
             )
             for j in range(n):
                 # where all weights are zero, any center will do
@@ -94,19 +96,19 @@ def _choose_centers(table, sample, law, gaussians, points, sizes, seeds):
                             if seeds[k, 0] < lowest_score
                             else (weakest_center, lowest_score)
                         )
-    _fit_gaussians(table, sample, law, gaussians, seeds)
+    _fit_gaussians(table, sample, prior, gaussians, seeds)
 
 
 @jit
-def _fit_gaussians(table, sample, law, gaussians, seeds):
+def _fit_gaussians(table, sample, prior, gaussians, seeds):
     """Move all centers to a maximum by damped Gauss-Newton steps, and describe the Gaussian around each.
 
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
     """
-    tokens, dimension = law.tokens, law.root.shape[0] * law.tokens
+    tokens, dimension = prior.tokens, prior.root.shape[0] * prior.tokens
     increment = 1e-5
-    inverse_deviation = 1.0 / math.sqrt(law.noise)
+    inverse_deviation = 1.0 / math.sqrt(prior.noise)
     points_per_center = dimension + 1
     jacobian_rows, residual = np.zeros((3, 6)), np.zeros(3)
     for iteration in range(5):
@@ -116,7 +118,7 @@ def _fit_gaussians(table, sample, law, gaussians, seeds):
                     table[XI + i, k * points_per_center + column] = seeds[k, 2 + i] + (
                         increment if column == i + 1 else 0.0
                     )
-        integrand(table, CENTERS * points_per_center, sample, law)
+        integrand(table, CENTERS * points_per_center, sample, prior)
         for k in range(CENTERS):
             seed, gaussian, center_point = seeds[k], gaussians[k], k * points_per_center
             cost = table[ENERGY, center_point]
@@ -195,14 +197,14 @@ def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
 
 
 @jit
-def _sum_out_signs(table, n, omega, law):
+def _sum_out_signs(table, n, omega, prior):
     """Compute the probabilities FLIPPED of the other sign of each layer, and the covariances PAIRS of two flips, of n points.
 
-    A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed out exactly.
+    A label does not change with these signs, so only the Gaussian prior tells them apart, and they are summed out exactly.
     """
     layers, tokens = omega.shape
     largest_gain, total_weight, sign_count = table[TOP], table[OFF_1], 1 << layers
-    if law.diagonal:  # each layer's sign by itself
+    if prior.diagonal:  # each layer's sign by itself
         for layer in range(layers):
             flip_probability = table[FLIPPED + layer]
             flip_covariance = table[PAIRS + layer * layers + layer]
@@ -212,7 +214,7 @@ def _sum_out_signs(table, n, omega, law):
                     largest_gain,
                     table[Z + layer * tokens + m],
                     n,
-                    2.0 * law.precision[layer, layer] * omega[layer, m],
+                    2.0 * prior.precision[layer, layer] * omega[layer, m],
                 )
             for j in range(n):
                 odds = bounded_exp(largest_gain[j])
@@ -226,7 +228,7 @@ def _sum_out_signs(table, n, omega, law):
         fill_row(log_gain, n, 0.0)
         for layer in range(layers):
             for layer_2 in range(layers):
-                for m in range(tokens if law.precision[layer, layer_2] != 0.0 else 0):
+                for m in range(tokens if prior.precision[layer, layer_2] != 0.0 else 0):
                     z_a, z_b = (
                         table[Z + layer * tokens + m],
                         table[Z + layer_2 * tokens + m],
@@ -236,11 +238,11 @@ def _sum_out_signs(table, n, omega, law):
                             log_gain,
                             z_a,
                             n,
-                            -2.0 * law.precision[layer, layer_2] * omega[layer_2, m],
+                            -2.0 * prior.precision[layer, layer_2] * omega[layer_2, m],
                         )
                     if layer > layer_2 and (flips >> layer ^ flips >> layer_2) & 1:
                         add_product(
-                            log_gain, z_a, z_b, n, 2.0 * law.precision[layer, layer_2]
+                            log_gain, z_a, z_b, n, 2.0 * prior.precision[layer, layer_2]
                         )
         for j in range(n):
             largest_gain[j] = max(largest_gain[j], log_gain[j])
@@ -282,7 +284,7 @@ def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, 
 
 @jit
 def _accumulate(
-    table, first_point, n, scramble_points, omega, law, second_moments, sums
+    table, first_point, n, scramble_points, omega, prior, second_moments, sums
 ):
     """Add points to the sums (K, scrambles) of the weight, its square, the shift, and second moments or their traces."""
     layers, tokens = omega.shape
@@ -292,7 +294,7 @@ def _accumulate(
         table[OFF_2],
         table[OFF_1],
     )
-    _sum_out_signs(table, n, omega, law)
+    _sum_out_signs(table, n, omega, prior)
     fill_row(unit_weights, n, 1.0)
     _add_products_by_scramble(
         weight, unit_weights, first_point, n, scramble_points, sums[0]
@@ -334,7 +336,7 @@ def _accumulate(
                     moment_sums,
                 )
                 if (
-                    layer == layer_2 or not law.diagonal
+                    layer == layer_2 or not prior.diagonal
                 ):  # contribution of the fluctuating signs
                     flip_covariance = table[PAIRS + layer * layers + layer_2]
                     for j in range(n):
@@ -351,7 +353,15 @@ def _accumulate(
 
 @jit
 def _estimate(
-    table, sample, law, gaussians, points, sizes, second_moments, sums, estimates
+    table,
+    sample,
+    prior,
+    gaussians,
+    points,
+    component_sizes,
+    second_moments,
+    sums,
+    estimates,
 ):
     """Estimate one sample from all scrambles: log-unit, mass, error and K means, by ratios of sums of weights, into
     ``estimates``.
@@ -376,10 +386,10 @@ def _estimate(
                 first_point,
                 n,
                 sample,
-                law,
+                prior,
                 gaussians,
                 points[component],
-                sizes,
+                component_sizes,
             )
             for j in range(n):
                 new_log_unit = max(new_log_unit, weight[j])
@@ -396,9 +406,9 @@ def _estimate(
                 table,
                 first_point,
                 n,
-                sizes[component],
+                component_sizes[component],
                 omega,
-                law,
+                prior,
                 second_moments,
                 sums,
             )
@@ -423,7 +433,7 @@ def _estimate(
             bias if effective_points > FEWEST_EFFECTIVE_POINTS else 0.0
         )
         if k < 2 + dimension:
-            error_variance += variance / law.variances[(k - 2) // tokens] / dimension
+            error_variance += variance / prior.variances[(k - 2) // tokens] / dimension
     for k in range(matrix_size):
         for i in range(k):
             estimates[3 + dimension + i * matrix_size + k] = estimates[
@@ -431,7 +441,10 @@ def _estimate(
             ]
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
-    estimates[0], estimates[1] = log_unit, mass / (sizes[0] + sizes[1] + sizes[2])
+    estimates[0], estimates[1] = (
+        log_unit,
+        mass / (component_sizes[0] + component_sizes[1] + component_sizes[2]),
+    )
     estimates[2] = (
         1.5 * math.sqrt(error_variance + 1.0 / (SCRAMBLES * safe_mass) ** 2)
         if mass > 0.0
@@ -442,7 +455,7 @@ def _estimate(
 
 @jit
 def _estimate_runs(
-    table, sample, law, gaussians, points, second_moments, sums, estimates
+    table, sample, prior, gaussians, points, second_moments, sums, estimates
 ):
     """Estimate one sample in independent runs, into the rows of ``estimates``; return the least effective number of points."""
     fewest_points = math.inf
@@ -453,7 +466,7 @@ def _estimate_runs(
             _estimate(
                 table,
                 sample,
-                law,
+                prior,
                 gaussians,
                 run_points,
                 points[1],
@@ -466,7 +479,7 @@ def _estimate_runs(
 
 
 @compiled
-def integrate_samples(u, omega, law, accuracy, point_sets, second_moments, estimates):
+def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, estimates):
     """Compute the posterior moments of all samples, one after the other, by importance sampling.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
@@ -483,12 +496,12 @@ def integrate_samples(u, omega, law, accuracy, point_sets, second_moments, estim
     for index in range(len(u)):
         sample = u[index], omega[index]
         _choose_centers(
-            table, sample, law, gaussians, pilot_set[0], pilot_set[1], seeds
+            table, sample, prior, gaussians, pilot_set[0], pilot_set[1], seeds
         )
         effective_points = _estimate_runs(
             table,
             sample,
-            law,
+            prior,
             gaussians,
             first_set,
             second_moments,
@@ -510,7 +523,7 @@ def integrate_samples(u, omega, law, accuracy, point_sets, second_moments, estim
                 _choose_centers(
                     table,
                     sample,
-                    law,
+                    prior,
                     gaussians,
                     improvement_set[0],
                     improvement_set[1],
@@ -519,7 +532,7 @@ def integrate_samples(u, omega, law, accuracy, point_sets, second_moments, estim
             retried_points = _estimate_runs(
                 table,
                 sample,
-                law,
+                prior,
                 gaussians,
                 last_set,
                 second_moments,

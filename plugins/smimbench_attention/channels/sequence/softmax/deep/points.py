@@ -160,11 +160,11 @@ def multiply_attention(table, n, layers, first_layer, skip):
 
 
 @jit
-def _solve_two(table, n, u, law):
+def _solve_two(table, n, u, prior):
     """Solve for z_L of two tokens, at the sign + of u, and for the determinant of B; into the rows SOLVED and DET."""
-    hidden_layers = law.root.shape[0]
-    multiply_attention(table, n, hidden_layers, 0, law.skip)
-    inverse_growth = (1.0 + law.skip) ** -hidden_layers
+    hidden_layers = prior.root.shape[0]
+    multiply_attention(table, n, hidden_layers, 0, prior.skip)
+    inverse_growth = (1.0 + prior.skip) ** -hidden_layers
     u_1, u_2, output_gap = (
         inverse_growth * u[0],
         inverse_growth * u[1],
@@ -194,16 +194,16 @@ def _attention_of_three(query, key_1, key_2, skip):
 
 
 @jit
-def _solve_three(table, n, u, law):
+def _solve_three(table, n, u, prior):
     """Solve for z_L of three tokens with one layer (x, y, z) before it, of attention (a, b, c; d, e, f; g, h, i) with
     cofactors p, q, r; into the rows SOLVED and DET.
     """
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
         x, y, z = table[Z, j], table[Z + 1, j], table[Z + 2, j]
-        a, b, c = _attention_of_three(x, y, z, law.skip)
-        e, f, d = _attention_of_three(y, z, x, law.skip)
-        i, g, h = _attention_of_three(z, x, y, law.skip)
+        a, b, c = _attention_of_three(x, y, z, prior.skip)
+        e, f, d = _attention_of_three(y, z, x, prior.skip)
+        i, g, h = _attention_of_three(z, x, y, prior.skip)
         p, q, r = e * i - f * h, f * g - d * i, d * h - e * g
         determinant = a * p + b * q + c * r
         inverse_determinant = 1.0 / (
@@ -222,10 +222,10 @@ def _solve_three(table, n, u, law):
 
 
 @jit
-def integrand(table, n, sample, law):
+def integrand(table, n, sample, prior):
     """Log-integrand, but for the determinant of B, at n whitened points XI: PLUS and MINUS, for both signs of u."""
     u, omega = sample
-    tokens, hidden_layers = law.tokens, law.root.shape[0]
+    tokens, hidden_layers = prior.tokens, prior.root.shape[0]
     energy, log_plus, log_minus = table[ENERGY], table[PLUS], table[MINUS]
     for row in range(ENERGY, EXISTS):
         fill_row(table[row], n, 0.0)
@@ -237,17 +237,17 @@ def integrand(table, n, sample, law):
         fill_row(dz, n, 0.0)
         for layer_2 in range(layer + 1):
             add_row(
-                dz, table[XI + layer_2 * tokens + token], n, law.root[layer, layer_2]
+                dz, table[XI + layer_2 * tokens + token], n, prior.root[layer, layer_2]
             )
         fill_row(z, n, omega[layer, token])
         add_row(z, dz, n, 1.0)
-        add_row(table[CENTER + token], dz, n, law.slopes[layer])
+        add_row(table[CENTER + token], dz, n, prior.slopes[layer])
         add_product(energy, table[XI + coordinate], table[XI + coordinate], n, 0.5)
     if tokens == 2:
-        _solve_two(table, n, u, law)
+        _solve_two(table, n, u, prior)
     else:
-        _solve_three(table, n, u, law)
-    half_inverse_noise = 0.5 / law.noise
+        _solve_three(table, n, u, prior)
+    half_inverse_noise = 0.5 / prior.noise
     for token in range(tokens):
         solved, conditional_mean, mean = (
             table[SOLVED + token],
@@ -300,14 +300,14 @@ def _draw_gaussians(
 
 
 @inline
-def _gap_constants(layer, omega, u, law):
+def _gap_constants(layer, omega, u, prior):
     """Scale of a layer's token difference, mean and width of that of z_L, ``|u_1 - u_2| / (1 + c)^{L-2}`` and that power."""
-    hidden_layers = law.root.shape[0]
+    hidden_layers = prior.root.shape[0]
     last_mean_gap = omega[hidden_layers, 0] - omega[hidden_layers, 1]
-    last_gap_deviation = math.sqrt(2.0 * law.variances[hidden_layers])
-    growth = (1.0 + law.skip) ** (hidden_layers - 1)
+    last_gap_deviation = math.sqrt(2.0 * prior.variances[hidden_layers])
+    growth = (1.0 + prior.skip) ** (hidden_layers - 1)
     return (
-        math.sqrt(2.0) * law.root[layer, layer],
+        math.sqrt(2.0) * prior.root[layer, layer],
         last_mean_gap,
         last_gap_deviation,
         abs(u[2]) / growth,
@@ -316,21 +316,21 @@ def _gap_constants(layer, omega, u, law):
 
 
 @jit
-def _draw_gaps(table, n, sample, law):
+def _draw_gaps(table, n, sample, prior):
     """Draw points xi_1, xi_2 (whitened latents of both tokens) for nearly singular attention: token gaps solved for, or drawn
     by size.
 
-    The difference of the tokens of ``z_L`` is drawn from its law; with the other layers it fixes the determinant of the last
+    The difference of the tokens of ``z_L`` is drawn from its prior; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``
     for small d, where ``c + d^2 / 4`` is the second eigenvalue.
     """
     u, omega = sample
-    hidden_layers, skip, determinant = law.root.shape[0], law.skip, table[DET]
+    hidden_layers, skip, determinant = prior.root.shape[0], prior.skip, table[DET]
     log_size_ratio, root_half = math.log(LEAST_GAP / LARGEST_GAP), math.sqrt(0.5)
     for layer in range(hidden_layers):
         multiply_attention(table, n, layer, max(layer - 1, 0), skip)
         gap_scale, last_mean_gap, last_gap_deviation, output_gap, growth = (
-            _gap_constants(layer, omega, u, law)
+            _gap_constants(layer, omega, u, prior)
         )
         z_1 = table[Z + 2 * layer]
         z_2 = table[Z + 2 * layer + 1]
@@ -344,7 +344,7 @@ def _draw_gaps(table, n, sample, law):
                     table[Z + 2 * layer + token],
                     table[XI + 2 * k + token],
                     n,
-                    law.root[layer, k],
+                    prior.root[layer, k],
                 )
         for j in range(n):
             is_by_size = uniform[j] < SIZE_SHARE
@@ -389,17 +389,17 @@ def _draw_gaps(table, n, sample, law):
             )
             xi_1[j] = root_half * (whitened_mean + whitened_gap_shift)
             xi_2[j] = root_half * (whitened_mean - whitened_gap_shift)
-        add_row(z_1, xi_1, n, law.root[layer, layer])
-        add_row(z_2, xi_2, n, law.root[layer, layer])
+        add_row(z_1, xi_1, n, prior.root[layer, layer])
+        add_row(z_2, xi_2, n, prior.root[layer, layer])
 
 
 @jit
-def _gap_densities(table, n, sample, law):
+def _gap_densities(table, n, sample, prior):
     """Density of the points xi_1, xi_2 of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exponential of
     GAP.
     """
     u, omega = sample
-    hidden_layers = law.root.shape[0]
+    hidden_layers = prior.root.shape[0]
     hidden_difference = table[SIDE]
     inner_determinant = table[INNER]
     log_density = table[GAP]
@@ -408,7 +408,7 @@ def _gap_densities(table, n, sample, law):
         log_density[j], factor[j] = -table[ENERGY, j], 1.0
     for layer in range(hidden_layers):
         gap_scale, last_mean_gap, last_gap_deviation, output_gap, growth = (
-            _gap_constants(layer, omega, u, law)
+            _gap_constants(layer, omega, u, prior)
         )
         z_1 = table[Z + 2 * layer]
         z_2 = table[Z + 2 * layer + 1]
@@ -424,7 +424,7 @@ def _gap_densities(table, n, sample, law):
             gap_energy = 0.25 * (xi_1[j] - xi_2[j]) ** 2
             if layer == hidden_layers - 1:
                 second_eigenvalue = max(
-                    law.skip + 0.25 * hidden_difference[j] * hidden_difference[j],
+                    prior.skip + 0.25 * hidden_difference[j] * hidden_difference[j],
                     LEAST_DETERMINANT,
                 )
                 # the difference of z_L that the approximate determinant would give
@@ -499,16 +499,16 @@ def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
 
 @jit
 def draw_points(
-    table, component, first_point, n, sample, law, gaussians, points, sizes
+    table, component, first_point, n, sample, prior, gaussians, points, component_sizes
 ):
-    """Draw a block of n points of the prior, the Gaussians or the gaps (component 0, 1, 2; ``sizes`` per scramble), with
-    log-weights WEIGHT.
+    """Draw a block of n points of a component, prior, Gaussians or gaps (0, 1, 2), from normal numbers ``points``; log-weights
+    WEIGHT.
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
-    dimension = law.root.shape[0] * law.tokens
-    tokens = law.tokens
-    inverse_total = 1.0 / (sizes[0] + sizes[1] + sizes[2])
+    dimension = prior.root.shape[0] * prior.tokens
+    tokens = prior.tokens
+    inverse_total = 1.0 / (component_sizes[0] + component_sizes[1] + component_sizes[2])
     energy, log_unit, density, weight = (
         table[ENERGY],
         table[TOP],
@@ -519,7 +519,7 @@ def draw_points(
     for k in range(dimension):
         fill_row(table[XI + k], n, 0.0)
         add_row(table[XI + k], points[k, first_point:], n, 1.0)
-    for k in range(law.root.shape[0]):
+    for k in range(prior.root.shape[0]):
         fill_row(table[SPARE + k], n, 0.0)
         add_row(table[SPARE + k], points[dimension + tokens + k, first_point:], n, 1.0)
     if component == 1:
@@ -528,29 +528,29 @@ def draw_points(
             first_point,
             n,
             points,
-            sizes[1] // CENTERS,
+            component_sizes[1] // CENTERS,
             gaussians,
             dimension,
             tokens,
         )
     elif component == 2:
-        _draw_gaps(table, n, sample, law)
-    integrand(table, n, sample, law)
+        _draw_gaps(table, n, sample, prior)
+    integrand(table, n, sample, prior)
     fill_row(table[FACTOR], n, 0.0)
     fill_row(table[GAP], n, -math.inf)
     if tokens == 2:
-        _gap_densities(table, n, sample, law)
+        _gap_densities(table, n, sample, prior)
     for j in range(n):
         log_unit[j] = max(-energy[j], table[GAP, j])
-    center_count = CENTERS if sizes[1] else 0
+    center_count = CENTERS if component_sizes[1] else 0
     for k in range(center_count):
         log_density = table[NORMAL + k]
         _gaussian_log_density(table, n, gaussians[k], log_density, dimension, tokens)
         for j in range(n):
             log_unit[j] = max(log_unit[j], log_density[j])
-    prior_share = sizes[0] * inverse_total
-    gaussian_share = sizes[1] * inverse_total / CENTERS
-    gap_share = sizes[2] * inverse_total
+    prior_share = component_sizes[0] * inverse_total
+    gaussian_share = component_sizes[1] * inverse_total / CENTERS
+    gap_share = component_sizes[2] * inverse_total
     for j in range(n):
         density[j] = prior_share * bounded_exp(
             -energy[j] - log_unit[j]

@@ -143,10 +143,12 @@ def _integrate_box(
     sums = xp.stack([sums[k, ...] for k in (1, 2, 3, 4, *sum_rows)])
     safe_mass = xp.where(mass > 0.0, mass, 1.0)
     v11, v12, v22 = rule.V
-    b = v12 / v11
+    regression_slope = v12 / v11
     trace_rows = ((4, 9), (6, 11), (14, 19)) if rule.full else ((4,), (5,), (7,))
     aa, ae, ee = (sum(sums[k, ...] for k in rows) for rows in trace_rows)
-    squared_distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
+    squared_distance = aa / v11 + (
+        ee - 2.0 * regression_slope * ae + regression_slope * regression_slope * aa
+    ) / (v22 - regression_slope * v12)
     energy = xp.where(mass > 0.0, 0.5 * squared_distance / safe_mass, math.inf)
     error = error + xp.exp(clip(energy - box_energy, -700.0, 0.0))
     log_normalization = (
@@ -162,7 +164,8 @@ def _integrate_box(
 def box_sums(
     u: Array, omega: Array, rule: IntegrationRule, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums over the box of every sample, and their errors, for arrays of any namespace: on the device for CuPy, else on the host.
+    """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and their errors: on the device for CuPy, else
+    the host.
 
     Arguments as in ``kernel.host_sums``.
     """

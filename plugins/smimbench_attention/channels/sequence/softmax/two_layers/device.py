@@ -20,7 +20,9 @@ _integrate = make_kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 @cuda.jit
 def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
-    """Integrate one sample in every thread: moments into ``totals`` (8 or 15, n), relative errors into ``error`` (n,)."""
+    """Integrate a sample's box of ``half_width`` in every thread: moments into ``totals`` (8 or 15, n), relative errors into
+    ``error`` (n,).
+    """
     sample = cuda.grid(1)
     if sample < u.shape[0]:
         table = cuda.local.array(TABLE_ROWS, np.float64)
@@ -39,7 +41,7 @@ def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
 def device_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand and their relative errors as ``host_sums`` has them, on a CUDA device: one thread per sample."""
+    """Sums of the integrand over boxes of ``half_width``, with relative errors, as ``host_sums`` has them, on a CUDA device."""
     xp = namespace(u)
     arrays = [
         xp.asarray(array, dtype=xp.float64, order="C")

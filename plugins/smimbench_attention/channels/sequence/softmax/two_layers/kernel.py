@@ -61,7 +61,7 @@ def _E_of_coordinate(x, k, c, inverse):
 
 @njit(error_model="numpy")
 def _token_difference(x, y, c):
-    """Difference d of the first layer's tokens for which its attention matrix has the coordinates (x, y)."""
+    """Difference d of the first layer's tokens for which its attention matrix, with skip c, has the coordinates (x, y)."""
     squared_difference = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
@@ -79,7 +79,7 @@ def _integrand(column, kE, k_E, position, constants):
     ``kE`` and ``k_E`` are k E and k / E: the fractions for x and y are divided by E.
     """
     k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
-    b, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
+    slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
     scaled_numerator = 1.0 + k2 + (kE + k_E)
     inverse_denominator = 1.0 / (c * scaled_numerator + one_minus_k2)
     gap_over_denominator = output_gap * inverse_denominator
@@ -87,7 +87,7 @@ def _integrand(column, kE, k_E, position, constants):
     e2 = offset_2 - (kE + k2) * gap_over_denominator
     m = first_m + position * step_m
     a1, a2 = m + half_gap, m - half_gap
-    residual_1, residual_2 = e1 - b * a1, e2 - b * a2
+    residual_1, residual_2 = e1 - slope * a1, e2 - slope * a2
     log_weight = (
         prior_factor * (a1 * a1 + a2 * a2)
         + likelihood_factor * (residual_1 * residual_1 + residual_2 * residual_2)
@@ -142,16 +142,16 @@ def _add_products(sums, point):
 
 
 @inline
-def _half_difference(estimate_1, estimate_2, law):
+def _half_difference(estimate_1, estimate_2, prior):
     """Half the relative difference of two estimates: the largest over the weight and the first moments, at most 1."""
     mean_weight = 0.5 * (estimate_1[0] + estimate_2[0])
     difference_1 = (
         max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2]))
-        * law[5]
+        * prior[5]
     )
     difference_2 = (
         max(abs(estimate_1[3] - estimate_2[3]), abs(estimate_1[4] - estimate_2[4]))
-        * law[6]
+        * prior[6]
     )
     max_difference = 0.5 * max(
         abs(estimate_1[0] - estimate_2[0]), difference_1, difference_2
@@ -215,13 +215,13 @@ def make_kernel(jit, inline, width, stride):
         return max(min(end_1, end_2), 0.0), max(end_1, end_2)
 
     @jit
-    def find_intervals(sample, law, intervals):
+    def find_intervals(sample, prior, intervals):
         """Find the intervals of d that the box allows, for either sign of u and of d; return their number.
 
         Columns of ``intervals`` get: lower and upper asinh(d / d_0), d_0, the sign of u, and the ranges of x and of y.
         """
         u, omega, half_width, _ = sample
-        v11, v22, _, variance_2, c = law[:5]
+        v11, v22, _, variance_2, c = prior[:5]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         output_gap = u_1 - u_2
         mean_gap = omega[0, 0] - omega[0, 1]
@@ -271,12 +271,12 @@ def make_kernel(jit, inline, width, stride):
         return interval_count
 
     @jit
-    def compute_column_ranges(t, column_count, sample, law):
+    def compute_column_ranges(t, column_count, sample, prior):
         """Compute d = d_0 sinh(xi) of each column of the table t, and the range of m in the box, upper not above lower if
         empty.
         """
         _, omega, half_width, _ = sample
-        v11, _, _, _, c = law[:5]
+        v11, _, _, _, c = prior[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
         for j in range(padded_count(column_count)):
             exp_xi = exp(t[ASINH_D + j])
@@ -337,7 +337,7 @@ def make_kernel(jit, inline, width, stride):
         """
         start, end, interval_size = columns
         u, omega, _, _ = sample
-        law, stopping, _ = rule
+        prior, stopping, _ = rule
         unfinished_index, column_in_interval = (
             start // interval_size,
             start % interval_size,
@@ -356,8 +356,8 @@ def make_kernel(jit, inline, width, stride):
                 column_in_interval += 1
                 if column_in_interval == interval_size:
                     unfinished_index, column_in_interval = unfinished_index + 1, 0
-        compute_column_ranges(t, end - start, sample, law)
-        c = law[4]
+        compute_column_ranges(t, end - start, sample, prior)
+        c = prior[4]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         kept_count = 0
         for j in range(end - start):
@@ -396,7 +396,7 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def read_five(t, i):
-        """Read five rows of the table at entry i."""
+        """Read five rows of the table t at entry i."""
         return (
             t[i],
             t[i + stride],
@@ -407,7 +407,7 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def write_five(t, i, sums):
-        """Write five sums into rows of the table at entry i."""
+        """Write five sums into rows of the table t at entry i."""
         t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = (
             sums
         )
@@ -481,7 +481,7 @@ def make_kernel(jit, inline, width, stride):
     @jit
     def refine_columns(t, column_count, constants, rule, partition, sums):
         """Double the points of columns of the table t until two halves agree; add each finished column to its interval's sums."""
-        law, stopping, moment_count = rule
+        prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
         point_count = first_point_count
         for round_ in range(most_rounds + 1):
@@ -498,7 +498,9 @@ def make_kernel(jit, inline, width, stride):
                     )
                 else:
                     half_difference = _half_difference(
-                        read_five(t, COLUMN_SUMS + j), read_five(t, ROUND_SUMS + j), law
+                        read_five(t, COLUMN_SUMS + j),
+                        read_five(t, ROUND_SUMS + j),
+                        prior,
                     )
                     for moment in range(moment_count):
                         entry = moment * stride + j
@@ -536,13 +538,13 @@ def make_kernel(jit, inline, width, stride):
         ``sums`` has rows for four intervals and for what a round adds to them, columns for the moments and the error.
         """
         t, intervals, sums, state = scratch
-        law, stopping, moment_count = rule
+        prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
         _, omega, _, log_unit = sample
-        v11, _, b, variance_2, c = law[:5]
+        v11, _, slope, variance_2, c = prior[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
-        constants = b, c, -0.5 / v11, -0.5 / variance_2, log_unit, mean_m, mean_gap
-        interval_count = find_intervals(sample, law, intervals)
+        constants = slope, c, -0.5 / v11, -0.5 / variance_2, log_unit, mean_m, mean_gap
+        interval_count = find_intervals(sample, prior, intervals)
         sums[:] = 0.0
         for interval in range(interval_count):
             state[UNFINISHED_INTERVALS, interval] = interval
@@ -593,7 +595,7 @@ def make_kernel(jit, inline, width, stride):
                 half_difference = 1.0
                 if round_ > 0:
                     half_difference = _half_difference(
-                        sums[interval], sums[4 + interval], law
+                        sums[interval], sums[4 + interval], prior
                     )
                 for moment in range(16):
                     sums[interval, moment] = halving_factor * (
@@ -664,7 +666,8 @@ _host_kernel = compiled(_integrate_block)
 def host_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand over the box of latents of every sample, and their relative errors, for NumPy arrays.
+    """Sums of the integrand over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and relative errors, for NumPy
+    arrays.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is an ``IntegrationRule``;
     ``half_width`` (n,) is half the width of the box around ``omega`` in units of ``sqrt(V)``, ``log_unit`` (n,) the logarithm of
