@@ -53,9 +53,7 @@ class AttentionChannel(Channel):
         return len(site_pairs(self.tokens, self.symmetric))
 
     def _scales(self, like: Array) -> Array:
-        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h, as an array like
-        ``like``.
-        """
+        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h, an array like ``like``."""
         return array_like(site_scales(self.tokens, self.symmetric), like)
 
     def _logit_matrix(self, z: Array) -> Array:
@@ -220,9 +218,7 @@ def raw_second_moment(mean: Array, covariance: Array) -> Array:
 def shifted_second_moment(
     center: Array, shift: Array, outer: Array, dtype: object
 ) -> Array:
-    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C), from ``E[e]`` in ``shift`` and ``E[e e^T]`` in
-    ``outer``.
-    """
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C); ``shift`` is E[e] and ``outer`` E[e e^T]."""
     xp = namespace(center)
     cross_term = center[:, :, None] * shift[:, None, :]
     shifted_part = (

@@ -362,9 +362,7 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label: units of rows a, b that share a maximum, sites c of maxima and others, and orders of placing
-    units.
-    """
+    """Pattern of one label: units of rows a, b that share a maximum, sites c of maxima and others, and the order of units."""
     T = len(label)
     entry_site = entry_sites(T)
     unit_of_row = [
@@ -430,7 +428,7 @@ def row_posterior(
     node_count: int = 28,
     window_half_width: float = 7.0,
 ) -> RowPosterior:
-    """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no cycle.
+    """Posterior of ``z ~ N(omega, V)`` given labels y, the columns of the row maxima, which form no cycle.
 
     ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,

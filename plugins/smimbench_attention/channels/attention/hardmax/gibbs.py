@@ -260,7 +260,7 @@ def chain_moments(
     start: Array | None = None,
     outer: bool = False,
 ) -> ChainMoments:
-    r"""Moments of ``z ~ N(omega, V)`` given the columns of the row maxima, from independent Gibbs chains.
+    r"""Moments of ``z ~ N(omega, V)`` given labels y, the columns of the row maxima, from independent Gibbs chains.
 
     Every entry is bounded by the rest of its two rows: from below by a row whose maximum it is, from above by
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of
@@ -451,7 +451,7 @@ def gibbs_moments(
     outer: bool,
     sweeps: int = SWEEPS,
 ) -> MatrixMoments:
-    """Posterior moments from two independent Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
+    """Posterior moments given labels y from two Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
     xp = namespace(y, omega, V)
     batch_size = max(1, (1 << 17) // (2 * tokens**2)) * (
         1 if array_api_compat.is_numpy_namespace(xp) else 64

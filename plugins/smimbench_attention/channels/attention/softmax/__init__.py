@@ -542,9 +542,7 @@ def _logistic_errors(
 def _graded_normal_rule(
     center: Host, deviation: float, step_widths: list[float], node_count: int
 ) -> tuple[Host, Host]:
-    """Quadrature nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded in ``step_widths`` around the zero of ``center +
-    deviation x``.
-    """
+    """Quadrature nodes x (k, N) and weights for ``N(0, 1)``, graded in ``step_widths`` where ``center + deviation x`` is 0."""
     half_range = 9.0  # leaves out 1e-19
     step_distances = np.outer(
         step_widths, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

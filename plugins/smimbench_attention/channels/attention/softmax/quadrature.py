@@ -62,7 +62,7 @@ def integrals(
 
 
 def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
-    """Approximate posterior means (n, 4) by Gauss-Hermite quadrature around the likeliest point near (t, v), each (n,)."""
+    """Approximate posterior means (n, 4) by Gauss-Hermite quadrature around the likeliest point near the start (t, v), (n,)."""
     means = np.empty((len(samples), 4))
     rules = tuple(_hermite(count) for count in (1, 8, 10))
     _write_crude_means(samples, weight, start_t, start_v, rules, means)
@@ -145,7 +145,7 @@ def _add_point(sums, weight, values):
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Coordinate t at which ``log((p + r) / (2 - p - r)) = log_odds`` at given v: ``c_2 x^2 - c_1 x - c_0 = 0``, x = exp(t).
+    """Mean logit t where ``log((p + r) / (2 - p - r)) = log_odds``, logits v apart: ``c_2 x^2 - c_1 x - c_0 = 0``, x = e^t.
 
     Solved for ``|log_odds|``; the other sign exchanges t and -t.
     """
@@ -159,7 +159,7 @@ def _curve_t(log_odds, v):
 
 @_compiled_function
 def _curve_log_odds(t, v):
-    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant s through the point (t, v)."""
+    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant s through logits of mean t and difference v."""
     t = _clipped(t, -_LARGEST_LOG, _LARGEST_LOG)
     half_v = _clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG)
     exp_t, two_cosh = math.exp(-t), math.exp(half_v) + math.exp(-half_v)
@@ -168,7 +168,7 @@ def _curve_log_odds(t, v):
 
 @_compiled_function
 def _prior_mean_point(prior, sample):
-    """Point (t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as attention p and r allow."""
+    """Mean t and difference v of the logits of p and r at which the label would put a_2 and b_2 nearest to their prior means."""
     c = prior.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
     squared_s = sample.slope / a2
@@ -190,7 +190,7 @@ def _prior_mean_point(prior, sample):
 
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
-    """Cost |f|^2, J^T J (tt, tv, vv) and J^T f by t and v, of the least-squares problem whose cost is -2 log-weight.
+    """Cost |f|^2 = -2 log-weight; J^T J (tt, tv, vv) and J^T f for the mean t and the difference v of the logits of p and r.
 
     The power of s in the weight is left out; f has four entries and the Jacobian J; ``a2_by_s`` is a derivative.
     """
@@ -228,9 +228,9 @@ def _normal_equations(prior, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
-    """Minimize the cost from (t, v) by Levenberg-Marquardt steps with J^T J (tt, tv, vv), J^T f (g_t, g_v); return its frame.
+    """Minimize the cost over logit mean t, difference v by Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v).
 
-    The frame has the curvature of the cost, and is a little wider: tails are rarely thinner.
+    Returns it and a Gaussian frame of its curvature, a little wider: tails are rarely thinner.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -304,7 +304,7 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 @_compiled_function
 def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    """Gauss-Hermite integrals if the weight is nearly Gaussian: whether it is, and the logarithm of the unit of the sums.
+    """Gauss-Hermite integrals if the weight is nearly Gaussian around ``peak``: whether it is, and the log-unit of the sums.
 
     It is if two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` gets the sums. A label that
     the prior hardly allows is no case for these rules.
@@ -511,7 +511,7 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
-    """Write to ``cells`` the equal cells that cover the prior, each with center and half-widths; return their number."""
+    """Write to ``cells`` the equal cells that cover the prior in (y, b), with center and half-widths; return their number."""
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
     v_high = sample.v + half_width * prior.unit_v
@@ -536,7 +536,7 @@ def _root_cells(prior, sample, accuracy, cells):
 
 @_compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
-    """Integrate over cells, halved until the log-weight varies by at most ``largest_variation`` along either axis.
+    """Integrate over cells of (y, b), halved until the log-weight varies by at most ``largest_variation`` along either axis.
 
     Returns the logarithm of the unit of ``sums``, and whether the integration was given up. All cells of one depth are looked
     at before any is halved.

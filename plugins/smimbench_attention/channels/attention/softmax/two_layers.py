@@ -120,8 +120,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label, by integrals over two directions (a, b) of the first
-        layer.
+        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label, integrated over two directions (a, b) of the first layer.
 
         ``y`` (n, 2, 2), ``omega`` (n, 2, 3), ``V`` (2, 2), ``second_moment`` (n, 2, 3, 2, 3). ``rng`` is not used: the
         integrals are deterministic, and ``numerical_error`` comes from integrating some of the samples again on finer squares.
@@ -269,9 +268,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _label_products(
         self, Q: Array, V: Array, normal_numbers: Array, *, exact: bool
     ) -> tuple[Array, Array]:
-        """Products ``sum_c g_c g_c^T`` of the scores g of labels, entries 11, 22 and 12 (3, N): exact if requested, and from
-        crude means.
-        """
+        """Products ``sum_c g_c g_c^T`` of scores g of labels, entries 11, 22, 12 (3, N): exact if asked, and by crude means."""
         from smimbench_attention.channels.attention.softmax.quadrature import (
             crude_means,
             integrals,

@@ -111,9 +111,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     def _moments(
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> tuple[Array, TokenMoments]:
-        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``, of labels y with ``z ~ N(omega, V)``; ValueError if
-        impossible.
-        """
+        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``, of labels y for ``z ~ N(omega, V)``."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         leader_of_second_group = xp.max(

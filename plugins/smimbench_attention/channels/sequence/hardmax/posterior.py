@@ -230,9 +230,7 @@ def _leader_interval(
     is_follower: Array,
     leader_mean: Array,
 ) -> tuple[Array, Array]:
-    """Ends (n,) of the interval of ``t = z_leader - leader_mean``, for a group's leader, outside which the integrand is
-    negligible.
-    """
+    """Ends (n,) of the interval of ``t = z_leader - leader_mean``, for a group's leader, beyond which the integrand vanishes."""
 
     def log_integrand(t: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the integrand over the leader, its slope and curvature."""
@@ -402,8 +400,7 @@ def small_error_limit(tokens: int) -> float:
 
 @cache
 def scaled_information(tokens: int) -> ChebyshevFit:
-    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information`` of ``s = sqrt(V / (Q + V))``: integrated, or a
-    polynomial fit.
+    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``, a polynomial in ``s = sqrt(V / (Q + V))``.
 
     Integrated for two tokens, else fitted to samples; both ends are exact.
     """
@@ -599,7 +596,7 @@ def _probability_pair_largest(tokens: int) -> float:
 
 
 def two_token_information(s: float) -> float:
-    """Scaled information ``V I`` for two tokens at ``s = sqrt(V / (Q + V))``."""
+    """Scaled information ``V I`` of two tokens at ``s = sqrt(V / (Q + V))``, over distances of omega from two boundaries."""
     omega_deviation = math.sqrt(1 - s * s) / s
     positive_rule = _positive_omega_rule(omega_deviation)
     full_rule = [
@@ -657,9 +654,7 @@ def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
 
 
 def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability and its squared gradient for two tokens of opposite sign; scaled means ``a = (h,
-    k)``.
-    """
+    """Square ``|a|^2``, label probability, its squared gradient for two tokens of opposite sign and scaled means a = (h, k)."""
     omega = np.stack([h, k])
     probability_positive = special(np).ndtr(omega)
     probability_negative = special(np).ndtr(-omega)
@@ -675,8 +670,7 @@ def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
 
 
 def _equal_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability and its squared gradient for two tokens of equal sign, at distances h, k from
-    boundaries.
+    """Square ``|a|^2``, label probability and its squared gradient for two tokens of equal sign, h and k from the boundaries.
 
     The first is further out: ``h = a_2``, ``k = (a_1 - a_2) / sqrt(2)``.
     """

@@ -292,7 +292,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def susceptibility(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """First-order coefficients of the information of layers without overlap, ``I_ab = lambda_ab Q_ab``.
+        """First-order coefficients ``I_ab = lambda_ab Q_ab`` of the information of layers without overlap, by ``labels`` draws.
 
         ``lambda_ab = E sum_mk G_a,mk G_b,mk`` with ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) / V_aa^2``;
         the weak recovery of layer a happens where ``alpha lambda_aa`` reaches 1 (for a standard normal

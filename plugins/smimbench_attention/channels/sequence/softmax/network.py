@@ -80,8 +80,7 @@ def output(z: Array, skip: float) -> Array:
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
-    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode through attention matrices S and products
-    B.
+    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode: attention matrices S, products B.
 
     ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
     """

@@ -54,8 +54,7 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
 
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
-    """Radii rho and weights of a trapezoidal rule, of spacing ``step`` in log rho, for ``E[rho^2 f(rho)]``; rho^2 is
-    chi-squared with M degrees.
+    """Radii rho and weights for ``E[rho^2 f(rho)]``, uniform in log rho by ``step``; rho^2 is chi-squared with M degrees.
 
     The law of rho weighted by rho^2 is chi_{M+2}, so the weights are normalized to M = E rho^2. Both tails decay, hence spectral
     accuracy.
@@ -70,9 +69,7 @@ def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
 
 
 def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
-    """Susceptibility ``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1). The label leaves +-z, so ``G = (z z^T - V I) /
-    V^2``.
-    """
+    """Susceptibility ``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1): the label leaves +-z, ``G = (z z^T - V I) / V^2``."""
     value = (Q == 0.0) * (tokens * (tokens + 1.0)) / (V * V)
     return Uncertain(value, 0.0 * value, "closed form")
 

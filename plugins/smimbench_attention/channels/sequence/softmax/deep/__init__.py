@@ -135,8 +135,7 @@ def integrate(
     u_gap: Array | None = None,
     runs: int = 1,
 ) -> list[LayerMoments]:
-    """Posterior moments and log-partition of layers z ~ N(omega, V) given outputs u, for two or three tokens, from independent
-    ``runs``.
+    """Posterior moments and log-partition of layers z ~ N(omega, V) given outputs u, for two or three tokens, in ``runs`` runs.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
@@ -231,9 +230,7 @@ def _integration_points(
         copies: int,
         runs: int,
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
-        """Points of one stage by component of the mixture (in eighths of ``count``), in ``runs`` times ``copies`` scrambles,
-        and their numbers.
-        """
+        """Points of one stage by component (eighths of ``count``), in ``runs`` times ``copies`` scrambles, and their numbers."""
         from scipy.special import ndtr
 
         points_shape = coordinate_count + tokens + layers, count, runs * copies
@@ -266,9 +263,7 @@ def _integration_points(
 
 
 def mixing(z: Host, skip: float) -> Host:
-    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K``, B the product of the attention matrices of layers z
-    (n, K, 2).
-    """
+    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K``, B the product of attention over layers z (n, K, 2)."""
     from smimbench_attention.channels.sequence.softmax.deep.kernel import (
         mixing_of_samples,
     )

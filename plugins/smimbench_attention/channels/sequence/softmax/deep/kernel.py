@@ -51,10 +51,9 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 @jit
 def _choose_centers(table, sample, prior, gaussians, points, component_sizes, seeds):
-    """Choose centers ``seeds`` (score, sign of u, place) among points of large weight, without replacement; fit Gaussians
-    around them.
+    """Choose centers, ``seeds`` of score, sign of u and place, among points of large weight, and fit Gaussians around them.
 
-    The square roots of the weights are the odds: bold, but not blind to small modes.
+    Without replacement. The square roots of the weights are the odds: bold, but not blind to small modes.
     """
     dimension = prior.root.shape[0] * prior.tokens
     weakest_center, lowest_score = 0, -math.inf
@@ -363,8 +362,7 @@ def _estimate(
     sums,
     estimates,
 ):
-    """Estimate one sample from all scrambles: log-unit, mass, error and K means, by ratios of sums of weights, into
-    ``estimates``.
+    """Estimate one sample from all scrambles, by ratios of sums of weights: log-unit, mass, error, means, into ``estimates``.
 
     Returns the effective number of points.
     """

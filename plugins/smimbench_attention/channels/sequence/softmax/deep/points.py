@@ -109,11 +109,10 @@ def add_product(row, row_1, row_2, n, factor):
 
 @jit
 def multiply_attention(table, n, layers, first_layer, skip):
-    """Product B of the attention matrices of two tokens from layer ``first_layer`` to ``layers``, whose latents stand in the
-    rows Z: off-diagonal entries OFF_1, OFF_2, determinant DET.
+    """Product of the attention of two tokens, layers ``first_layer`` to ``layers``: entries OFF_1, OFF_2, determinant DET.
 
-    They are those of ``B / (1 + c)^K``, whose rows sum to 1. INNER is the determinant without the last layer, SIDE is
-    ``h_1 - h_2`` of the last layer.
+    Latents stand in the rows Z, and the product is ``B / (1 + c)^K``, whose rows sum to 1. INNER is the determinant without
+    the last layer, SIDE is ``h_1 - h_2`` of the last layer.
     """
     off_diagonal_1 = table[OFF_1]
     off_diagonal_2 = table[OFF_2]
@@ -195,9 +194,7 @@ def _attention_of_three(query, key_1, key_2, skip):
 
 @jit
 def _solve_three(table, n, u, prior):
-    """Solve for z_L of three tokens with one layer (x, y, z) before it, of attention (a, b, c; d, e, f; g, h, i) with
-    cofactors p, q, r; into the rows SOLVED and DET.
-    """
+    """Solve for z_L of three tokens after one layer (x, y, z), of attention (a, b, c; d, e, f; g, h, i), cofactors p, q, r."""
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
         x, y, z = table[Z, j], table[Z + 1, j], table[Z + 2, j]
@@ -317,8 +314,7 @@ def _gap_constants(layer, omega, u, prior):
 
 @jit
 def _draw_gaps(table, n, sample, prior):
-    """Draw points xi_1, xi_2 (whitened latents of both tokens) for nearly singular attention: token gaps solved for, or drawn
-    by size.
+    """Draw points xi_1, xi_2 (whitened latents of two tokens) for nearly singular attention: gaps solved for or drawn by size.
 
     The difference of the tokens of ``z_L`` is drawn from its prior; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``
@@ -395,9 +391,7 @@ def _draw_gaps(table, n, sample, prior):
 
 @jit
 def _gap_densities(table, n, sample, prior):
-    """Density of the points xi_1, xi_2 of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exponential of
-    GAP.
-    """
+    """Density of the points xi_1, xi_2 of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exp of GAP."""
     u, omega = sample
     hidden_layers = prior.root.shape[0]
     hidden_difference = table[SIDE]
@@ -501,8 +495,7 @@ def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
 def draw_points(
     table, component, first_point, n, sample, prior, gaussians, points, component_sizes
 ):
-    """Draw a block of n points of a component, prior, Gaussians or gaps (0, 1, 2), from normal numbers ``points``; log-weights
-    WEIGHT.
+    """Draw a block of n points of a component (prior 0, Gaussians 1, gaps 2) from normal ``points``, with log-weights WEIGHT.
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """

@@ -298,8 +298,7 @@ def posterior_moments(
     known_layer: tuple[Host, float] | None = None,
     fourth_moments: bool = False,
 ) -> LastLayerMoments:
-    """Posterior moments of the samples ``ut`` (n, 2) given omega and v of the last layer, in ``e = z - omega`` by token; ``gap
-    = ut_1 - ut_2`` is given apart for its digits.
+    """Posterior moments of samples ``ut`` (n, 2), ``gap = ut_1 - ut_2``, given the last layer's omega and v; ``e = z - omega``.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """

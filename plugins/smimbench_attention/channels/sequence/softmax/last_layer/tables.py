@@ -210,8 +210,7 @@ def make_tables(
 
 
 def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
-    """Weights (n, K) of the outer values for the moments 1, both coordinates and squared length of the known layer ~ N(omega,
-    v).
+    """Weights (n, K) of the outer values for the moments 1, both coordinates, squared length of the known layer ~ N(omega, v).
 
     ``omega`` (n, 2) are means of that layer, ``v`` its variance.
     """
@@ -286,9 +285,7 @@ def _prior_sums(
     skip: float,
     node_spacing: float,
 ) -> tuple[Host, float]:
-    """Table (N, m N) over which prior points are spread, at x and y in ``log(1 + x)``, and the weight lost beyond its last
-    node.
-    """
+    """Table (N, m N) over which prior points are spread, at x and y in ``log(1 + x)``, and the weight beyond its last node."""
     last_node = node_spacing * (node_count - 1)
     clipped_weight = 0.0
     table_sums = np.zeros((node_count, (1 + 4 * normal_numbers.shape[1]) * node_count))
@@ -348,9 +345,7 @@ def _compiled_spreading() -> Callable[..., object]:
 
 
 def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
-    """Add to a table (N, m, N) points at x and y (n,), with moments (n, m); compiled with Numba. Four nodes from i and j on
-    share each point, which is t from the first.
-    """
+    """Add to a table (N, m, N) points at x and y (n,), shared by four nodes from i and j on, at distance t from the first."""
     node_count = table.shape[0]
     weights_x = np.empty(4)
     weights_y = np.empty(4)
@@ -406,8 +401,7 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes of a square grid in a disc, only one (a, b) of each pair +-(a, b), with their areas and the nodes that mirror
-    them.
+    """Nodes of a square grid in a disc, one (a, b) of each pair +-(a, b), with their areas and the indices of their mirrors.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """

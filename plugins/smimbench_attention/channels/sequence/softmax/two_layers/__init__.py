@@ -47,8 +47,7 @@ class IntegrationRule:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the compiled kernel: the law of the latents with ``b = V_12 / V_11``, when to stop, and the number of
-        moments.
+        """Arguments of the compiled kernel: the law of latents with ``b = V_12 / V_11``, when to stop, and how many moments.
 
         The law is V_11, V_22, b, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
         """
@@ -70,8 +69,7 @@ def integrate(
     accuracy: float,
     full_second_moment: bool = False,
 ) -> LayerMoments:
-    """Posterior moments and log-partition of two layers of two tokens, z ~ N(omega, V) given outputs u, by quadrature in a
-    box.
+    """Posterior moments and log-partition of two layers of two tokens, z ~ N(omega, V), given outputs u, by quadrature.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
     host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the
@@ -126,10 +124,10 @@ def _integrate_box(
     box_energy: Array,
     energy_offset: Array,
 ) -> tuple[LayerMoments, Array]:
-    """Moments over the box ``|z - omega|^2 / V < 2 box_energy``, in units of ``exp(-energy_offset)``, and the energy (n,),
-    from traces aa, ae, ee of ``a = z_1 - omega_1`` and ``e = z_2 - omega_2``.
+    """Moments over the box ``|z - omega|^2 / V < 2 box_energy`` in units of ``exp(-energy_offset)``, and the energy (n,).
 
-    The energy is the posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is.
+    ``aa``, ``ae`` and ``ee`` are traces of a = z_1 - omega_1 and e = z_2 - omega_2. The energy is the posterior mean of half
+    the squared distance from ``omega`` in units of V; inf where nothing is.
     """
     xp = namespace(u)
     sums, error = box_sums(u, omega, rule, xp.sqrt(2.0 * box_energy), -energy_offset)
@@ -164,8 +162,7 @@ def _integrate_box(
 def box_sums(
     u: Array, omega: Array, rule: IntegrationRule, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and their errors: on the device for CuPy, else
-    the host.
+    """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and errors: on the device for CuPy, else here.
 
     Arguments as in ``kernel.host_sums``.
     """

@@ -20,9 +20,7 @@ _integrate = make_kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 @cuda.jit
 def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
-    """Integrate a sample's box of ``half_width`` in every thread: moments into ``totals`` (8 or 15, n), relative errors into
-    ``error`` (n,).
-    """
+    """Integrate a sample's box of ``half_width`` in every thread: moments into ``totals`` (8 or 15, n), errors into ``error``."""
     sample = cuda.grid(1)
     if sample < u.shape[0]:
         table = cuda.local.array(TABLE_ROWS, np.float64)

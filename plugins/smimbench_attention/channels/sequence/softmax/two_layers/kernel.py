@@ -216,7 +216,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def find_intervals(sample, prior, intervals):
-        """Find the intervals of d that the box allows, for either sign of u and of d; return their number.
+        """Find the intervals of d in the box of ``half_width``, for either sign of u and of d; return their number.
 
         Columns of ``intervals`` get: lower and upper asinh(d / d_0), d_0, the sign of u, and the ranges of x and of y.
         """
@@ -272,9 +272,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def compute_column_ranges(t, column_count, sample, prior):
-        """Compute d = d_0 sinh(xi) of each column of the table t, and the range of m in the box, upper not above lower if
-        empty.
-        """
+        """Compute d = d_0 sinh(xi) of each column of table t, and the range of m in the box, upper not above lower if empty."""
         _, omega, half_width, _ = sample
         v11, _, _, _, c = prior[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
@@ -330,8 +328,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill the table t with columns of the unfinished intervals, ``offset`` steps from the start, but empty ones; return
-        how many.
+        """Fill table t with nonempty columns of unfinished intervals, ``offset`` steps from the start; return their number.
 
         ``columns`` says which: start, end, and how many an interval has.
         """
@@ -666,8 +663,7 @@ _host_kernel = compiled(_integrate_block)
 def host_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and relative errors, for NumPy
-    arrays.
+    """Sums of the integrand over ``exp(log_unit)`` in the box ``|z - omega| <= half_width sqrt(V)``, and errors, for NumPy.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is an ``IntegrationRule``;
     ``half_width`` (n,) is half the width of the box around ``omega`` in units of ``sqrt(V)``, ``log_unit`` (n,) the logarithm of
