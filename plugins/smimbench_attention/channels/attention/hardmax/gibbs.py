@@ -258,7 +258,7 @@ def chain_moments(
     chains: int,
     rng: np.random.Generator,
     start: Array | None = None,
-    outer: bool = False,
+    second_moments: bool = False,
 ) -> ChainMoments:
     r"""Moments of ``z ~ N(omega, V)`` given labels y, the columns of the row maxima, from independent Gibbs chains.
 
@@ -267,7 +267,7 @@ def chain_moments(
     the conditional moments given the rest, so entries far from their bounds contribute no noise.
 
     ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision. ``start`` (n, C) are latents z: a draw from the
-    posterior leaves no burn-in bias; default: ``feasible_start``. ``outer`` also averages the products of two entries.
+    posterior leaves no burn-in bias; default: ``feasible_start``. ``second_moments`` also averages the products of two entries.
     """
     xp = namespace(y, omega, V)
     n, C = omega.shape
@@ -330,7 +330,7 @@ def chain_moments(
             )
             if sweep >= burn_in:
                 moment_sums[round_index] = moment_sums[round_index] + xp.stack(moments)
-        if outer and sweep >= burn_in:
+        if second_moments and sweep >= burn_in:
             sampled_latents = (
                 xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1)
                 - entry_mean
@@ -356,7 +356,9 @@ def chain_moments(
     return ChainMoments(
         shift,
         square,
-        xp.reshape(product_sums / sweeps, (chains, n, C, C)) if outer else None,
+        xp.reshape(product_sums / sweeps, (chains, n, C, C))
+        if second_moments
+        else None,
     )
 
 
@@ -374,14 +376,19 @@ class MatrixMoments(NamedTuple):
 
 
 def exact_moments(
-    y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool
+    y: Array,
+    omega: Array,
+    V: Array,
+    tokens: int,
+    rng: np.random.Generator,
+    second_moments: bool,
 ) -> MatrixMoments:
     """Posterior moments by nested integrals over row maxima; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
     variance = mean_square - shift**2
     second_moment = None
-    if outer:
+    if second_moments:
         second_moment = (
             _covariance_by_response(y, omega, V, tokens, variance)
             + shift[:, :, None] * shift[:, None, :]
@@ -401,7 +408,7 @@ def exact_moments(
         V,
         tokens,
         rng,
-        outer,
+        second_moments,
     )
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
     gibbs_posterior = gibbs_posterior._replace(
@@ -448,7 +455,7 @@ def gibbs_moments(
     V: Array,
     tokens: int,
     rng: np.random.Generator,
-    outer: bool,
+    second_moments: bool,
     sweeps: int = SWEEPS,
 ) -> MatrixMoments:
     """Posterior moments given labels y from two Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
@@ -460,15 +467,23 @@ def gibbs_moments(
     for rows in blocks(y.shape[0], batch_size):
         burn_in = max(16, sweeps // 4)
         chains = chain_moments(
-            y[rows, :], omega[rows, :], V, tokens, sweeps=sweeps, burn_in=burn_in, chains=2, rng=rng, outer=outer
-        )  # fmt: skip
+            y[rows, :],
+            omega[rows, :],
+            V,
+            tokens,
+            sweeps=sweeps,
+            burn_in=burn_in,
+            chains=2,
+            rng=rng,
+            second_moments=second_moments,
+        )
         chain_1 = chains.shift[0, ...]
         chain_2 = chains.shift[1, ...]
-        shift = (chain_1 + chain_2) / 2
+        mean_shift = (chain_1 + chain_2) / 2
         mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
         second_moment = None
         if chains.outer is not None:
-            is_diagonal = identity_like(shift.shape[1], shift)[None, :, :] > 0
+            is_diagonal = identity_like(mean_shift.shape[1], mean_shift)[None, :, :] > 0
             second_moment = xp.where(
                 is_diagonal,
                 mean_square[:, :, None],
@@ -476,7 +491,7 @@ def gibbs_moments(
             )
         batches.append(
             MatrixMoments(
-                shift,
+                mean_shift,
                 mean_square - chain_1 * chain_2,
                 second_moment,
                 xp.mean((chain_1 - chain_2) ** 2, axis=1) / 4,

@@ -212,10 +212,11 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         ``labels`` are drawn, 32768 by default; rounded to a power of 2.
         """
         q, v = on_host(Q, V)
-        samples = 1 << 15 if labels is None else labels
-        batch = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
+        sample_count = 1 << 15 if labels is None else labels
+        overlap_pairs = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
         estimates_with_errors = [
-            self._sampled_information(samples, *pair) for pair in batch
+            self._sampled_information(sample_count, *overlap_pair)
+            for overlap_pair in overlap_pairs
         ]
         value, error = (
             np.array(
@@ -223,7 +224,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             ).reshape(q.shape)
             for index in (0, 1)
         )
-        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
+        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {sample_count // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
 
     def _sampled_information(

@@ -134,13 +134,13 @@ def _block_moments(
     sign_probability = xp.exp(log_masses_by_sign - log_partition)[..., None]
     shift_1 = signs[0, ...] * group_shifts[0, ...]
     shift_2 = signs[1, ...] * group_shifts[1, ...]
-    outer = None
+    outer_product = None
     if second_moments:
         outer_1, outer_2 = (
             xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1)
         )
         cross_product = shift_1[..., :, None] * shift_2[..., None, :]
-        outer = xp.sum(
+        outer_product = xp.sum(
             sign_probability[..., None]
             * (outer_1 + outer_2 + cross_product + xp.matrix_transpose(cross_product)),
             axis=0,
@@ -152,7 +152,7 @@ def _block_moments(
             group_squares[0, ...] + group_squares[1, ...],
         )
     )
-    return TokenMoments(log_partition, shift, square, outer)
+    return TokenMoments(log_partition, shift, square, outer_product)
 
 
 def _group_moments(
@@ -330,10 +330,10 @@ def _integrate_interval(
     )
     shift = xp.sum(node_weights * token_means, axis=1)
     square = xp.sum(node_weights * token_squares, axis=1)
-    outer = None
+    outer_product = None
     if second_moments:
         identity = identity_like(scaled_omega.shape[1], scaled_omega)
-        outer = (
+        outer_product = (
             xp.matmul(xp.matrix_transpose(node_weights * token_means), token_means)
             * (1 - identity)
             + square[:, :, None] * identity
@@ -342,7 +342,7 @@ def _integrate_interval(
         xp.log(total_weight) + largest_log_integrand + _log_density(0.0),
         shift,
         square,
-        outer,
+        outer_product,
     )
 
 
@@ -357,11 +357,11 @@ CERTAIN_DISTANCE = 9.0
 @cache
 def all_labels(tokens: int) -> Host:
     """All possible labels (K, M): at most two tokens are pointed at, and each of these points at itself."""
-    candidates = itertools.product(range(tokens), repeat=tokens)
+    candidate_labels = itertools.product(range(tokens), repeat=tokens)
     return np.array(
         [
             label
-            for label in candidates
+            for label in candidate_labels
             if len(set(label)) <= 2 and all(label[token] == token for token in label)
         ]
     )

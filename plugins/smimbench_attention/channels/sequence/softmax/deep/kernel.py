@@ -100,13 +100,13 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
 
 @jit
 def _fit_gaussians(table, sample, prior, gaussians, seeds):
-    """Move all centers to a maximum by damped Gauss-Newton steps, and describe the Gaussian around each.
+    """Move the centers ``seeds`` to maxima by damped Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``.
 
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
     """
     tokens, dimension = prior.tokens, prior.root.shape[0] * prior.tokens
-    increment = 1e-5
+    coordinate_increment = 1e-5
     inverse_deviation = 1.0 / math.sqrt(prior.noise)
     points_per_center = dimension + 1
     jacobian_rows, residual = np.zeros((3, 6)), np.zeros(3)
@@ -115,25 +115,28 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
             for column in range(points_per_center):
                 for i in range(dimension):
                     table[XI + i, k * points_per_center + column] = seeds[k, 2 + i] + (
-                        increment if column == i + 1 else 0.0
+                        coordinate_increment if column == i + 1 else 0.0
                     )
         integrand(table, CENTERS * points_per_center, sample, prior)
         for k in range(CENTERS):
             seed, gaussian, center_point = seeds[k], gaussians[k], k * points_per_center
             cost = table[ENERGY, center_point]
             for m in range(tokens):
-                solved, conditional_mean = table[SOLVED + m], table[CENTER + m]
+                solved_z, conditional_mean = table[SOLVED + m], table[CENTER + m]
                 residual[m] = (
-                    seed[1] * solved[center_point] - conditional_mean[center_point]
+                    seed[1] * solved_z[center_point] - conditional_mean[center_point]
                 ) * inverse_deviation
                 cost += 0.5 * residual[m] ** 2
                 for i in range(dimension):
                     probe_point = center_point + i + 1
                     derivative = (
-                        (seed[1] * solved[probe_point] - conditional_mean[probe_point])
+                        (
+                            seed[1] * solved_z[probe_point]
+                            - conditional_mean[probe_point]
+                        )
                         * inverse_deviation
                         - residual[m]
-                    ) / increment
+                    ) / coordinate_increment
                     jacobian_rows[m, i] = derivative if abs(derivative) < 1e100 else 0.0
             is_improved = iteration == 0 or cost < gaussian[0, dimension + 1]
             if is_improved:

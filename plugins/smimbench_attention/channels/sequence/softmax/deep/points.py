@@ -246,7 +246,7 @@ def integrand(table, n, sample, prior):
         _solve_three(table, n, u, prior)
     half_inverse_noise = 0.5 / prior.noise
     for token in range(tokens):
-        solved, conditional_mean, mean = (
+        solved_z, conditional_mean, mean = (
             table[SOLVED + token],
             table[CENTER + token],
             omega[hidden_layers, token],
@@ -257,12 +257,12 @@ def integrand(table, n, sample, prior):
         )
         for j in range(n):
             plus_residual, minus_residual = (
-                solved[j] - conditional_mean[j],
-                solved[j] + conditional_mean[j],
+                solved_z[j] - conditional_mean[j],
+                solved_z[j] + conditional_mean[j],
             )
             log_plus[j] -= half_inverse_noise * plus_residual * plus_residual
             log_minus[j] -= half_inverse_noise * minus_residual * minus_residual
-            dz[j], z[j] = solved[j] - mean, solved[j]
+            dz[j], z[j] = solved_z[j] - mean, solved_z[j]
     for j in range(n):
         log_plus[j] -= energy[j]
         log_minus[j] -= energy[j]
@@ -332,7 +332,7 @@ def _draw_gaps(table, n, sample, prior):
         z_2 = table[Z + 2 * layer + 1]
         xi_1 = table[XI + 2 * layer]
         xi_2 = table[XI + 2 * layer + 1]
-        uniform = table[SPARE + layer]
+        uniform_numbers = table[SPARE + layer]
         for token in range(2):  # the mean given the previous layers
             fill_row(table[Z + 2 * layer + token], n, omega[layer, token])
             for k in range(layer):
@@ -343,12 +343,12 @@ def _draw_gaps(table, n, sample, prior):
                     prior.root[layer, k],
                 )
         for j in range(n):
-            is_by_size = uniform[j] < SIZE_SHARE
+            is_by_size = uniform_numbers[j] < SIZE_SHARE
             # the first half of a share is negative, the second half positive
             share_position = (
-                uniform[j] / SIZE_SHARE
+                uniform_numbers[j] / SIZE_SHARE
                 if is_by_size
-                else (uniform[j] - SIZE_SHARE) / (1.0 - SIZE_SHARE)
+                else (uniform_numbers[j] - SIZE_SHARE) / (1.0 - SIZE_SHARE)
             )
             gap_sign = -1.0 if share_position < 0.5 else 1.0
             gap_size = LARGEST_GAP * exp(

@@ -239,7 +239,7 @@ def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
 def _singular_modes(
     outer: Host, area: Host, deviation: float, least_variance: float
 ) -> Host:
-    """Modes (J, K) of the weights of a known layer, without relative singular values below 2e-4.
+    """Modes (J, K) of the weights of a known layer of ``deviation`` sqrt(Q + V), without relative singular values below 2e-4.
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """

@@ -108,7 +108,7 @@ def integrate(
     return put_tuple(
         moments,
         is_truncated,
-        LayerMoments(*(array_like(values, u) for values in far_moments)),
+        LayerMoments(*(array_like(far_moment, u) for far_moment in far_moments)),
     )
 
 

@@ -328,7 +328,8 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill table t with nonempty columns of unfinished intervals, ``offset`` steps from the start; return their number.
+        """Fill table t with nonempty columns of unfinished intervals (in ``state``), ``offset`` steps from the start; return
+        how many.
 
         ``columns`` says which: start, end, and how many an interval has.
         """
@@ -413,8 +414,8 @@ def make_kernel(jit, inline, width, stride):
     def sum_columns(t, column_count, point_count, offset, constants, moment_count):
         """Sum the integrand over the points of every column of the table t, into its rows from ROUND_SUMS on."""
         mean_m, mean_gap = constants[5], constants[6]
-        padded = padded_count(column_count)
-        for j in range(column_count, padded):
+        padded_columns = padded_count(column_count)
+        for j in range(column_count, padded_columns):
             for row in (
                 D_ROW,
                 LOWER_M,
@@ -427,7 +428,7 @@ def make_kernel(jit, inline, width, stride):
             ):
                 t[row + j] = t[row + column_count - 1]
         # E = exp(m d) is a geometric sequence along a column
-        for j in range(padded):
+        for j in range(padded_columns):
             d, step = t[D_ROW + j], t[STEP_M + j]
             first_m = t[LOWER_M + j] + offset * step
             half_square = min(
@@ -440,13 +441,13 @@ def make_kernel(jit, inline, width, stride):
             t[HALF_GAP + j] = 0.5 * (d - mean_gap)
             t[FIRST_M + j] = first_m - mean_m
         for moment in range(moment_count):
-            for j in range(padded):
+            for j in range(padded_columns):
                 t[ROUND_SUMS + moment * stride + j] = 0.0
         # Two points of all columns at a time: whole vectors of columns, with half as many loads and stores of the sums.
         for point_pair in range(point_count // 2):
             position = 2.0 * point_pair
             if moment_count == 15:
-                for j in range(padded):
+                for j in range(padded_columns):
                     point_1, point_2 = two_integrands(t, j, position, constants)
                     i = ROUND_SUMS + j
                     k = ROUND_SUMS + 5 * stride + j
@@ -462,7 +463,7 @@ def make_kernel(jit, inline, width, stride):
                     write_five(t, k, sums[5:10])
                     write_five(t, m, sums[10:])
             else:
-                for j in range(padded):
+                for j in range(padded_columns):
                     point_1, point_2 = two_integrands(t, j, position, constants)
                     i = ROUND_SUMS + j
                     traces = t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]
@@ -472,7 +473,7 @@ def make_kernel(jit, inline, width, stride):
                     write_five(t, i, sums[:5])
                     (t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]) = sums[5:]
         for moment in range(moment_count):
-            for j in range(padded):
+            for j in range(padded_columns):
                 t[ROUND_SUMS + moment * stride + j] *= t[STEP_M + j] * t[D_WEIGHT + j]
 
     @jit
@@ -530,7 +531,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def integrate(sample, rule, scratch, totals):
-        """Integrate one sample: write its moments to ``totals``, and return the relative error.
+        """Integrate one sample, with work arrays ``scratch``: write its moments to ``totals``, and return the relative error.
 
         ``sums`` has rows for four intervals and for what a round adds to them, columns for the moments and the error.
         """
