@@ -393,7 +393,7 @@ class MixedLinear(MixedChannel, LinearChannel):
     def __init__(
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
-        """Decompose the mixing matrix A, its rows divided by the deviations of the noise, into singular values and modes."""
+        """Decompose the mixing matrix, rows over noise deviations, into singular values and modes; ``scales`` give labels."""
         super().__init__(channel, mixing)
         relative_deviations = (
             np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))

@@ -100,7 +100,7 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
-    """Log-weight at one point (a_1, b_1) with attention probabilities p and r; a_2 and b_2 there, less their prior means.
+    """Log-weight at (a_1, b_1), where attention is p and r and s = p + r + c - 1; and a_2, b_2 there, less their prior means.
 
     ``a`` and ``b`` are (a_1, b_1) less their prior means, in prior widths; a_2 and b_2 are returned in prior widths as well.
     """
@@ -358,7 +358,7 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation of ``_q_log_weight`` above ``threshold`` between ``s_low`` and ``s_high``; its one maximum is at ``best_q``.
+    """Variation of ``_q_log_weight`` above ``threshold`` over s from s_low to s_high; its one maximum is at ``best_q``.
 
     It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
@@ -388,7 +388,7 @@ def _product_range(low, high, factor_low, factor_high):
 
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
-    """Upper bound of the log-weight in a cell (y, b), and how much a_2 makes it vary; y is the distance of t from the ridge.
+    """Upper bound of the log-weight in a cell (y, b), and how a_2 makes it vary; y = t off the ridge, s = p + r + c - 1 = q^-1/2.
 
     The bound holds where the log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are
     monotone in both coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is
@@ -488,7 +488,7 @@ def _upper_bound(prior, sample, cell, threshold):
 
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
-    """Write to ``values`` (k, k, 5) the log-weight and the four variables of ``Sums`` at k times k points (y, b) of a cell.
+    """Write to ``values`` (k, k, 5) the log-weight and four variables at k times k points (y, b) of a cell; y = t off the ridge.
 
     ``nodes`` are the k points in [-1, 1] along either axis.
     """

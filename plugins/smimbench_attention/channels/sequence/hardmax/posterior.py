@@ -442,7 +442,7 @@ def scaled_information(tokens: int) -> ChebyshevFit:
 
 
 def sampled_scaled_information(tokens: int, s: float) -> Host:
-    """Estimates (8,) of the scaled information at ``V = s^2, Q = 1 - s^2``, each with points of its own.
+    """Estimates (8,) of the scaled information at ``V = s^2, Q = 1 - s^2``, from samples of omega in slabs around planes.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
     which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a

@@ -127,7 +127,7 @@ def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
 
 @by_value(maxsize=512)
 def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) -> Host:
-    r"""Information and its error, susceptibility and its error (4, L, L), of one (Q, V) that ``supports`` accepts.
+    r"""Information, susceptibility, their errors (4, L, L) at one (Q, V) that ``supports`` accepts: averages over drawn labels.
 
     .. math::
 

@@ -103,7 +103,7 @@ def make_tables(
     largest_node: float,
     points: int,
 ) -> Tables:
-    """Make the tables for the layers before the last.
+    """Make the tables of the layers before the last: ``known_layer`` has an index, the spacing of its grid, its least variance.
 
     ``layer_deviations`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with
     the spacing of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of

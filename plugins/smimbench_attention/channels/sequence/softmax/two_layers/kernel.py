@@ -74,9 +74,9 @@ def _token_difference(x, y, c):
 
 @inline
 def _integrand(column, kE, k_E, position, constants):
-    """Weight of one integration point of a column of constant d, with (a1, a2) = z_1 - omega_1 and (e1, e2) = z_2 - omega_2.
+    """Weight of a point of a column at d (kE = k E, k_E = k / E), with (a1, a2) = z_1 - omega_1 and (e1, e2) = z_2 - omega_2.
 
-    ``kE`` and ``k_E`` are k E and k / E: the fractions for x and y are divided by E.
+    The fractions for x and y are divided by E.
     """
     k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
     slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
@@ -328,8 +328,8 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill table t with nonempty columns of unfinished intervals (in ``state``), ``offset`` steps from the start; return
-        how many.
+        """Fill table t with nonempty columns of unfinished intervals (in ``state``), ``offset`` steps from start; return how
+        many.
 
         ``columns`` says which: start, end, and how many an interval has.
         """
