@@ -328,7 +328,7 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill table t with nonempty columns of unfinished intervals (in ``state``), ``offset`` steps from start; return how
+        """Fill table t with nonempty columns of unfinished intervals (by ``state``), ``offset`` steps from start; return how
         many.
 
         ``columns`` says which: start, end, and how many an interval has.
