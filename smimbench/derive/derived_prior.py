@@ -177,8 +177,14 @@ def error_curve(
     )
     points_per_decade = (2, per_decade, 2)
     log10_segments = [
-        np.linspace(low, high, round((high - low) * density) + 1)[:-1]
-        for low, high, density in zip(log10_ends, log10_ends[1:], points_per_decade)
+        np.linspace(
+            segment_start,
+            segment_end,
+            round((segment_end - segment_start) * density) + 1,
+        )[:-1]
+        for segment_start, segment_end, density in zip(
+            log10_ends, log10_ends[1:], points_per_decade
+        )
     ]
     log_grid = np.append(np.concatenate(log10_segments), log10_ends[-1]) * math.log(10)
     grid = np.exp(log_grid)

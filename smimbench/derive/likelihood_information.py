@@ -100,14 +100,16 @@ class LikelihoodInformation:
         smallest_ratio = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
         is_extrapolated = (smallest_ratio * Q > V) & (self.labels is not None)
         computed_V = np.where(is_extrapolated, smallest_ratio * Q, V)
-        value, error = self._without_extrapolation(Q + V - computed_V, computed_V)
+        information_at_V, information_error = self._without_extrapolation(
+            Q + V - computed_V, computed_V
+        )
         if is_extrapolated.any():
             # So few labels are uncertain that none would be drawn; their share follows a power law towards this limit.
             information_at_wider_V, error_at_wider_V = self._without_extrapolation(
                 (Q + V - 10 * computed_V)[is_extrapolated],
                 10 * computed_V[is_extrapolated],
             )
-            information_at_smallest = value[is_extrapolated]
+            information_at_smallest = information_at_V[is_extrapolated]
             log_ratio_of_V = np.log(computed_V[is_extrapolated] / V[is_extrapolated])
             with np.errstate(all="ignore"):
                 # Labels tell at most the width of the posterior, and never less of a narrower one.
@@ -120,7 +122,7 @@ class LikelihoodInformation:
                     0.0,
                 )
                 relative_error = (
-                    error[is_extrapolated]
+                    information_error[is_extrapolated]
                     / information_at_smallest
                     * (1 + log_ratio_of_V / math.log(10))
                 )
@@ -131,14 +133,14 @@ class LikelihoodInformation:
                     * log_ratio_of_V
                     / math.log(10)
                 )
-            value[is_extrapolated] = information_at_smallest * np.exp(
+            information_at_V[is_extrapolated] = information_at_smallest * np.exp(
                 power_of_V * log_ratio_of_V
             )
-            error[is_extrapolated] = value[is_extrapolated] * np.minimum(
-                np.nan_to_num(relative_error, nan=1.0), 1.0
-            )
+            information_error[is_extrapolated] = information_at_V[
+                is_extrapolated
+            ] * np.minimum(np.nan_to_num(relative_error, nan=1.0), 1.0)
         if not self.blind_to_signs or self.is_exact:
-            return value, error
+            return information_at_V, information_error
         latent_variance = Q + V
         for index in np.flatnonzero(FAINT_OVERLAP * latent_variance > Q):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
@@ -151,14 +153,14 @@ class LikelihoodInformation:
                 float(number[0]) / faint_Q for number in faint_estimate
             )
             overlap_over_faint = Q[index] / faint_Q
-            value[index] = Q[index] * (
+            information_at_V[index] = Q[index] * (
                 initial_slope.value
                 + (faint_slope - initial_slope.value) * overlap_over_faint
             )
-            error[index] = Q[index] * math.hypot(
+            information_error[index] = Q[index] * math.hypot(
                 initial_slope.error, faint_slope_error * overlap_over_faint
             )
-        return value, error
+        return information_at_V, information_error
 
     def _without_extrapolation(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """Information and its error for one component at Q and V (N,), without extrapolation; sampled values are cached."""

@@ -483,8 +483,8 @@ def _recompute(
     if not count:
         return moments
     chunks = [rows[start : min(start + 128, count)] for start in range(0, count, 128)]
-    recomputed = _concatenate([method(block.take(chunk)) for chunk in chunks])
-    column_pairs = zip(moments, recomputed)
+    recomputed_moments = _concatenate([method(block.take(chunk)) for chunk in chunks])
+    column_pairs = zip(moments, recomputed_moments)
     return PosteriorMoments(
         *(put_at_mask(column, mask, rows) for column, rows in column_pairs)
     )

@@ -271,7 +271,7 @@ class DensityPrior(DerivedLaw):
     def _entry_posteriors_along(
         self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float
     ) -> Host:
-        """Posterior mean, variance and log-density (3, N) of observations, by quadrature over ``w = origin + scale t``."""
+        """Posterior mean, variance and log-density (3, N) of observations r, by quadrature over ``w = origin + scale t``."""
 
         def log_weight(t: Host, lines: Host) -> Host:
             """Log-density of entry and noise at ``w = origin + scale t``."""

@@ -185,7 +185,9 @@ def _outer_products(a: Host, b: Host) -> Host:
 
 
 def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Host:
-    """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero."""
+    """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero. Unlearned components have zero
+    overlap; z are the latents of these.
+    """
     posterior_mean_1, posterior_mean_2 = drawn_labels.means
     n, P, C = posterior_mean_1.shape
     upper_triangle = np.triu_indices(P)

@@ -180,7 +180,8 @@ def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def site_mixing(model: Model, token_root: Host) -> Host:
-    """Matrix ``A`` (C, C) that mixes independent latents, ``z = A zeta``, for a root L (T, T) of the token covariance.
+    """Matrix ``A`` (C, C) that mixes independent latents, ``z = A zeta``, for a root L (T, T) of the token covariance. Its
+    rows and columns are sites: tokens, or pairs of tokens.
 
     Raises
     ------

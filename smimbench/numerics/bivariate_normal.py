@@ -122,8 +122,9 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small. ``rho`` is the
-    correlation r with its sign, ``s = sqrt(1 - r^2)``; the correlation adds an integral over the angle up to ``arcsin r``.
+    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small. ``rho`` is
+    the correlation r with its sign, ``s = sqrt(1 - r^2)``; the correlation adds an integral over the angle up to ``arcsin
+    r``.
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -196,8 +197,8 @@ def _log_cdf_tail(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
     """Logarithm and derivatives of the bivariate normal probability in the tails, by quadrature. The integral runs over the
-    distance ``a`` below h, the smaller bound; ``t`` is the bound of the other variable given the first, ``s = sqrt(1 - r^2)``,
-    and names ending in 0 are values at a = 0.
+    distance ``a`` below h, the smaller bound; ``t`` is the bound of the other variable given the first, ``s = sqrt(1 -
+    r^2)``, and names ending in 0 are values at a = 0.
 
     The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
     divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that
@@ -252,13 +253,13 @@ def _log_cdf_tail(
         xp.where(is_swapped, h_slope, k_slope),
     ]
     if hessian:
-        excess0 = _hazard_excess(xp, t0, hazard0)
-        excess = _hazard_excess(xp, t, hazard)
+        hazard_excess0 = _hazard_excess(xp, t0, hazard0)
+        hazard_excess = _hazard_excess(xp, t, hazard)
         # hazard(t0) - hazard(t): large on the negative side, where it is the step that is accurate
         hazard_fall = xp.where(
             t0[None, :] > 0,
             hazard0[None, :] - hazard,
-            t_change + (excess0[None, :] - excess),
+            t_change + (hazard_excess0[None, :] - hazard_excess),
         )
         mean_fall = xp.sum(node_shares * hazard_fall, axis=0)
         fall_deviation = hazard_fall - mean_fall[None, :]
@@ -267,7 +268,7 @@ def _log_cdf_tail(
         )
         k_curvature = (
             xp.sum(node_shares * fall_deviation * fall_deviation, axis=0)
-            - xp.sum(node_shares * hazard * excess, axis=0)
+            - xp.sum(node_shares * hazard * hazard_excess, axis=0)
         ) / (1 - r * r)
         mixed_derivative = h_slope * mean_fall / s
         derivatives += [

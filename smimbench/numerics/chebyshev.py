@@ -18,8 +18,8 @@ NODES = 16
 def values_by_panels(
     function: Callable[[Host], Host], x: Host, tolerance: Host
 ) -> Host:
-    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth. Panels (intervals
-    of x) are halved until a polynomial resolves each; a panel holds sorted points ``starts`` to ``stops``.
+    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth. Panels
+    (intervals of x) are halved until a polynomial resolves each; a panel holds sorted points ``starts`` to ``stops``.
 
     Panels with no more points than nodes are not interpolated: there the function is evaluated at its points. So it is never
     evaluated at more than a few times as many points as there are, and functions that no polynomial follows come out exact.
@@ -40,7 +40,7 @@ def values_by_panels(
     tolerance = np.asarray(tolerance, dtype=float)
     sorting = np.argsort(x, kind="stable")
     sorted_points = x[sorting]
-    interpolated = np.empty((len(x), len(tolerance)))
+    interpolated_values = np.empty((len(x), len(tolerance)))
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     is_evaluated = np.ones(len(x), dtype=bool)
@@ -79,7 +79,7 @@ def values_by_panels(
         is_resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
         for panel in np.flatnonzero(is_resolved):
             panel_points = slice(starts[panel], stops[panel])
-            interpolated[panel_points] = chebyshev.chebval(
+            interpolated_values[panel_points] = chebyshev.chebval(
                 (sorted_points[panel_points] - midpoint[panel]) / half_width[panel],
                 coefficients[panel],
             ).T
@@ -93,9 +93,9 @@ def values_by_panels(
             ]
         )
     if is_evaluated.any():
-        interpolated[is_evaluated] = function(sorted_points[is_evaluated])
-    values_in_order = np.empty_like(interpolated)
-    values_in_order[sorting] = interpolated
+        interpolated_values[is_evaluated] = function(sorted_points[is_evaluated])
+    values_in_order = np.empty_like(interpolated_values)
+    values_in_order[sorting] = interpolated_values
     return values_in_order
 
 

@@ -75,7 +75,9 @@ class FreeConvolution:
         *,
         law: Literal["exact", "quantiles"] = "exact",
     ) -> None:
-        """Store the atoms (eigenvalues) of the spectrum and their weights; equal atoms are merged."""
+        """Store the atoms (eigenvalues) of the spectrum and their weights; equal atoms are merged. ``law`` says whether the
+        atoms are the law itself or quantiles of it.
+        """
         atoms = np.asarray(atoms, dtype=np.float64)
         weights = (
             np.ones_like(atoms)
@@ -87,7 +89,8 @@ class FreeConvolution:
         self.weights = np.bincount(merged_indices, weights) / weights.sum()
 
     def rie(self, x: Array, noise: float) -> Array:
-        """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re g(x)``.
+        """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re
+        g(x)``. ``noise`` is the variance of the noise.
 
         Parameters
         ----------
@@ -155,8 +158,8 @@ class FreeConvolution:
         *,
         rtol: float = 1e-8,
     ) -> Uncertain:
-        """Means of functions over the eigenvalues of the observed matrix, by integration. ``breaks`` are eigenvalues at which a
-        function may have a kink or a jump.
+        """Means of functions over the eigenvalues of the observed matrix, by integration. ``breaks`` are eigenvalues at
+        which a function may have a kink or a jump.
 
         Parameters
         ----------
@@ -188,7 +191,8 @@ class FreeConvolution:
         )
 
     def mmse(self, noise: float, *, rtol: float = 1e-10) -> Uncertain:
-        """Minimum mean square error ``F(noise)``: the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
+        """Minimum mean square error ``F(noise)``: the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean. ``noise`` is
+        the variance of the noise.
 
         Parameters
         ----------
@@ -284,8 +288,8 @@ class FreeConvolution:
             u = (lower_edge + upper_edge) / 2 + (upper_edge - lower_edge) / 2 * np.sin(
                 angle
             )
-            point = _subordinated(np, u.reshape(-1), atoms, self.weights)
-            density = (point.v * point.stretch / math.pi).reshape(u.shape)
+            subordinated = _subordinated(np, u.reshape(-1), atoms, self.weights)
+            density = (subordinated.v * subordinated.stretch / math.pi).reshape(u.shape)
             weighted_density = (
                 density
                 * np.cos(angle)
@@ -294,7 +298,7 @@ class FreeConvolution:
                 * (upper_angle - lower_angle)
                 / 2
             )
-            integrals = function(point).reshape(-1, *u.shape) * weighted_density
+            integrals = function(subordinated).reshape(-1, *u.shape) * weighted_density
             kronrod_integrals = integrals @ kronrod_weights
             return kronrod_integrals, np.abs(
                 kronrod_integrals - integrals[..., 1::2] @ gauss_weights
@@ -364,7 +368,9 @@ def _subordinated(
 def _subordinate(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
-    """Subordination functions at one block of points u (n,), by Newton's method for ``t = v^2``; u lies in a bulk where t > 0."""
+    """Subordination functions at one block of points u (n,), by Newton's method for ``t = v^2``; u lies in a bulk where t >
+    0.
+    """
     atom_distance = u[:, None] - atoms[None, :]
     squared_distance = atom_distance * atom_distance
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
@@ -477,8 +483,8 @@ def _solve_edges(
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
-    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle. Panels end at the angles
-    of ``breaks`` (points u), too.
+    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle. Panels end at the
+    angles of ``breaks`` (points u), too.
     """
     panels = []
     for lower_edge, upper_edge in ends:

@@ -48,9 +48,9 @@ def put_at_mask(
         return array
     xp = namespace(mask)
     if xp is NUMPY:  # a copy and an assignment: a third of the time
-        updated = np.array(array, dtype=np.result_type(array, selected))
-        updated[mask] = selected
-        return updated
+        updated_array = np.array(array, dtype=np.result_type(array, selected))
+        updated_array[mask] = selected
+        return updated_array
     spread_entries = xp.take(
         selected, places_at_mask(mask) if places is None else places, axis=0
     )
@@ -61,7 +61,9 @@ def put_at_mask(
 
 @cache
 def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ...]:
-    """Pairs of tokens (counted from 0) in the order of the sites of an attention-indexed model."""
+    """Pairs of tokens (counted from 0) in the order of the sites of an attention-indexed model. If ``symmetric``, pairs (a,
+    b) and (b, a) are one site.
+    """
     if symmetric:
         return tuple(itertools.combinations_with_replacement(range(tokens), 2))
     return tuple(itertools.permutations(range(tokens), 2))
@@ -71,7 +73,9 @@ def site_pairs(tokens: int, symmetric: bool = True) -> tuple[tuple[int, int], ..
 def site_values(
     tokens: int, diagonal: float, off_diagonal: float, symmetric: bool = True
 ) -> tuple[float, ...]:
-    """One number for every pair of tokens: ``diagonal`` for a token with itself, ``off_diagonal`` for two different ones."""
+    """One number for every pair of tokens: ``diagonal`` for a token with itself, ``off_diagonal`` for two different ones. If
+    ``symmetric``, pairs (a, b) and (b, a) are one site.
+    """
     value_by_is_diagonal = {True: diagonal, False: off_diagonal}
     return tuple(
         value_by_is_diagonal[token_a == token_b]
@@ -80,13 +84,17 @@ def site_values(
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
-    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens, which turns the latent z into ``h = factor * z``."""
+    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens, which turns the latent z into ``h = factor * z``. If
+    ``symmetric``, pairs (a, b) and (b, a) are one site.
+    """
     return site_values(tokens, math.sqrt(2.0), 1.0, symmetric)
 
 
 @cache
 def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
-    """Position of every pair of tokens in the flattened T x T matrix."""
+    """Position of every pair of tokens in the flattened T x T matrix. If ``symmetric``, pairs (a, b) and (b, a) are one
+    site.
+    """
     return tuple(a * tokens + b for a, b in site_pairs(tokens, symmetric))
 
 

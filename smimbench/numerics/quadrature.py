@@ -191,9 +191,9 @@ def line_moments(
     search: bool = True,
     places: Sequence[float] = (),
 ) -> LineMoments:
-    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature. There are ``count``
-    lines, cut at ``-reach`` and ``reach`` and first at ``places``; lines that seem zero are searched for a peak if ``search``
-    is set, and ``rounds`` limits refinement.
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature. There are
+    ``count`` lines, cut at ``-reach`` and ``reach`` and first at ``places``; lines that seem zero are searched for a peak
+    if ``search`` is set, and ``rounds`` limits refinement.
 
     Parameters
     ----------
@@ -257,9 +257,9 @@ def line_moments(
 
 
 class _Cells(NamedTuple):
-    """Quadrature cells of all lines, (M,) each: number of the line, midpoint, half-width, log-integrand ``values`` (m, M) at
-    the nodes and its largest ``top``, moments over ``exp(top)`` and log-error; a peak may hide between the nodes of a ``rough``
-    cell.
+    """Quadrature cells of all lines, (M,) each: number of the line, midpoint, half-width, log-integrand ``values`` (m, M)
+    at the nodes and its largest ``top``, moments over ``exp(top)`` and log-error; a peak may hide between the nodes of a
+    ``rough`` cell.
 
     Ordered by line and from left to right; the moments are integrals of 1, t - midpoint and its square.
     """
@@ -318,7 +318,7 @@ def _integrate(
             np.maximum.reduceat(priority, line_starts) - math.log(10), cell_counts
         )
         unfinished_cells = np.flatnonzero(np.repeat(is_unfinished, cell_counts))
-        source_cells = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
+        cells_to_copy = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
         split_cells = cells.take(unfinished_cells[is_split[unfinished_cells]])
         # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
         all_moments.error[split_cells.line] = np.inf
@@ -333,8 +333,8 @@ def _integrate(
             split_ends[:2].T.ravel(),
             split_ends[1:].T.ravel(),
         )
-        cells = cells.take(source_cells)
-        is_half_cell = is_split[source_cells]
+        cells = cells.take(cells_to_copy)
+        is_half_cell = is_split[cells_to_copy]
         for column, child_column in zip(cells, half_cells):
             column[..., is_half_cell] = child_column
 
@@ -342,7 +342,9 @@ def _integrate(
 def _evaluate_cells(
     integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
 ) -> _Cells:
-    """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines."""
+    """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines. ``values`` is the
+    log-integrand at the nodes.
+    """
     nodes, weights, to_legendre = _lobatto_rule()
     midpoint = (low + high) / 2
     half_width = (high - low) / 2
@@ -441,8 +443,8 @@ def _hidden_mass(cells: _Cells) -> Host:
 def _moments_and_priorities(
     cells: _Cells, line_starts: Host, cell_counts: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
-    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough. ``top`` is the
-    largest log-integrand on a line, ``offset`` the distance of a cell to the line's mean, ``square`` the second moment.
+    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough. ``top`` is
+    the largest log-integrand on a line, ``offset`` the distance of a cell to the line's mean, ``square`` the second moment.
     """
 
     def line_sums(cell_numbers: Host) -> Host:
@@ -487,8 +489,8 @@ def _moments_and_priorities(
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
-    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint. A jump is bisected between
-    the ``low`` and ``high`` node around it.
+    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint. A jump is bisected
+    between the ``low`` and ``high`` node around it.
     """
     log_integrand = np.maximum(cells.values, cells.top - 60.0)
     value_changes = np.diff(log_integrand, axis=0)
@@ -497,10 +499,10 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
     jump_cells = np.flatnonzero(
         largest_change > np.maximum(0.7 * (cells.top - log_integrand.min(axis=0)), 0.1)
     )
-    splits = cells.midpoint.copy()
+    split_points = cells.midpoint.copy()
     nodes = _lobatto_rule()[0]
     if not len(jump_cells):
-        return splits
+        return split_points
     jump_gap = np.abs(value_changes[:, jump_cells]).argmax(axis=0)
     jump_lines = cells.line[jump_cells]
     midpoint = cells.midpoint[jump_cells]
@@ -520,10 +522,10 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
         low = np.where(is_past_jump, low, bisection_point)
         high = np.where(is_past_jump, bisection_point, high)
     largest_offset = half_width * (1 - 1e-6)
-    splits[jump_cells] = np.clip(
+    split_points[jump_cells] = np.clip(
         (low + high) / 2, midpoint - largest_offset, midpoint + largest_offset
     )
-    return splits
+    return split_points
 
 
 @cache

@@ -91,9 +91,9 @@ def fit_sizes(
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Extrapolation of values at several sizes D to infinite size. ``coefficient`` and ``second`` are b and c of ``limit + b /
-    D + c / D^2``, ``dof`` and ``free`` the degrees of freedom of the error and of chi-square, and ``refusal`` says why a limit
-    means nothing.
+    """Extrapolation of values at several sizes D to infinite size. ``coefficient`` and ``second`` are b and c of ``limit +
+    b / D + c / D^2``, ``dof`` and ``free`` the degrees of freedom of the error and of chi-square, and ``refusal`` says why
+    a limit means nothing.
 
     Attributes
     ----------
@@ -133,8 +133,8 @@ def extrapolate(
     dof: float = math.inf,
     second: float = SECOND,
 ) -> Extrapolation:
-    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``. D, y and e are sizes, values and errors;
-    ``second`` is how large c may be, relative to the value.
+    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``. D, y and e are sizes, values and
+    errors; ``second`` is how large c may be, relative to the value.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
@@ -220,8 +220,8 @@ def extrapolate(
 def pooled_errors(
     sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
 ) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together. ``D``, ``s`` and ``n`` are
-    sizes, standard deviations over runs and numbers of runs.
+    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together. ``D``, ``s`` and ``n``
+    are sizes, standard deviations over runs and numbers of runs.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of
@@ -295,8 +295,8 @@ def pooled_errors(
 
 
 def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
-    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance. ``powers`` (K, 2) are
-    1 and log size, ``degrees`` the degrees of freedom of every variance.
+    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance. ``powers`` (K, 2)
+    are 1 and log size, ``degrees`` the degrees of freedom of every variance.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.

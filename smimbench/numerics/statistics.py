@@ -62,9 +62,9 @@ def controlled_mean(
         Mean over the scrambles of ``mean(y - b . x)``, and its standard error from the spread of the R means. The
         coefficients b of a scramble are fitted by least squares on all others: neither is flattered by the fit.
     """
-    centered = [x - x.mean(0) for x in controls]
-    grams = [x.T @ x for x in centered]
-    cross_products = [x.T @ (y - y.mean(0)) for x, y in zip(centered, samples)]
+    centered_controls = [x - x.mean(0) for x in controls]
+    grams = [x.T @ x for x in centered_controls]
+    cross_products = [x.T @ (y - y.mean(0)) for x, y in zip(centered_controls, samples)]
     total_gram = sum(grams)
     total_cross = sum(cross_products)
     smallest_scale = faintest * np.sqrt(sum(len(x) for x in controls))
@@ -107,5 +107,5 @@ def normal_score(score: float, dof: float) -> float:
         return score
     from scipy.special import ndtri, stdtr
 
-    tail = float(stdtr(dof, -score))
-    return score if tail <= 1e-300 else float(-ndtri(tail))
+    tail_probability = float(stdtr(dof, -score))
+    return score if tail_probability <= 1e-300 else float(-ndtri(tail_probability))

@@ -491,11 +491,19 @@ def _problems_with_theory(
         if model.rank not in RUNS_BY_DIMENSION:
             continue
         alpha, runs_by_dimension = RUNS_BY_DIMENSION[model.rank]
-        problems = [p for p in context.problems(model) if not context.item.refuses(p)]
+        problems = [
+            candidate
+            for candidate in context.problems(model)
+            if not context.item.refuses(candidate)
+        ]
         if not problems:
             continue
-        informative = (p for p in problems if not _is_uninformative_at_start(p))
-        problem = next(informative, problems[0])
+        informative_problems = (
+            candidate
+            for candidate in problems
+            if not _is_uninformative_at_start(candidate)
+        )
+        problem = next(informative_problems, problems[0])
         competing_points = TheorySolver().points(problem, [alpha])[0]
         point_documents = tuple(point.document() for point in competing_points)
         conditions = Conditions(
@@ -592,7 +600,7 @@ def lands_on_theory(
                 [run_values.std(ddof=1) for run_values in metric_values],
                 list(map(len, metric_values)),
             )
-            extrapolated = extrapolate(
+            extrapolation = extrapolate(
                 list(runs_by_dimension),
                 [run_values.mean() for run_values in metric_values],
                 np.maximum(mean_errors, 1e-12),
@@ -600,7 +608,7 @@ def lands_on_theory(
             )
             expect_value(
                 f"{name} of component {component + 1} {where_text}",
-                extrapolated.limit,
+                extrapolation.limit,
                 prediction,
-                np.hypot(extrapolated.error, prediction_error or 0.0),
+                np.hypot(extrapolation.error, prediction_error or 0.0),
             )

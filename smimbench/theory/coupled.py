@@ -362,8 +362,10 @@ def distance(qhat: Host, other_qhat: Host) -> float:
 
     The logarithms may differ by more: those of eigenvalues that are lost in the noise of the others.
     """
-    scale = np.sqrt(np.diagonal(qhat))
-    return float(np.abs((other_qhat - qhat) / np.outer(scale, scale)).max())
+    root_of_diagonal = np.sqrt(np.diagonal(qhat))
+    return float(
+        np.abs((other_qhat - qhat) / np.outer(root_of_diagonal, root_of_diagonal)).max()
+    )
 
 
 class SolvedFixedPoint(NamedTuple):
@@ -570,12 +572,14 @@ class CoupledCurve(Curve):
         growth_rate = kappa * float(eigenvalues[leading_index].real)
         if not growth_rate > 0:
             return None
-        vector_weights = np.abs(eigenvectors[:, leading_index])
+        eigenvector_sizes = np.abs(eigenvectors[:, leading_index])
         return Threshold(
             1 / growth_rate,
             kappa
             * float(
-                vector_weights @ response_error.reshape(P * P, P * P) @ vector_weights
+                eigenvector_sizes
+                @ response_error.reshape(P * P, P * P)
+                @ eigenvector_sizes
             )
             / growth_rate**2,
         )

@@ -56,7 +56,7 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Position in an interval where the curve crosses a value of log alpha, and its interpolation error."""
+        """Position between ``start`` and ``end`` where the curve crosses a value of log alpha, and its interpolation error."""
         from scipy.optimize import brentq
 
         position = brentq(

@@ -293,8 +293,8 @@ def _variances(means: Array, squares: Array) -> list[float]:
 
     The square of a mean is biased by its variance; the product of the means of two scrambles is not.
     """
-    count = len(means)
-    flat_means = means.reshape(count, -1)
+    scramble_count = len(means)
+    flat_means = means.reshape(scramble_count, -1)
     mean_sum, squared_norms = (
         flat_means.sum(axis=0),
         np.sum(flat_means * flat_means, axis=1),
@@ -309,17 +309,19 @@ def _variances(means: Array, squares: Array) -> list[float]:
             - (mean_sum @ mean_sum - squared_norms.sum()) / (n * (n - 1))
         )
 
-    estimate_of_all = unbiased_variance(mean_sum, squared_norms, squares, count)
+    estimate_of_all = unbiased_variance(
+        mean_sum, squared_norms, squares, scramble_count
+    )
     leave_one_out = [
         unbiased_variance(
             mean_sum - flat_means[s],
             np.delete(squared_norms, s),
             np.delete(squares, s),
-            count - 1,
+            scramble_count - 1,
         )
-        for s in range(count)
+        for s in range(scramble_count)
     ]
     return [
-        count * estimate_of_all - (count - 1) * partial_estimate
+        scramble_count * estimate_of_all - (scramble_count - 1) * partial_estimate
         for partial_estimate in leave_one_out
     ]

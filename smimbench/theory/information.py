@@ -83,8 +83,8 @@ class Nodes:
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
-        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P). ``kind`` is 'information'
-        or 'susceptibility'.
+        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P) are a batch of overlaps q
+        and errors v. ``kind`` is 'information' or 'susceptibility'.
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
@@ -96,12 +96,14 @@ class Nodes:
             self._evaluate_once(kind, q, v, evaluate)
             for q, v in zip(Q.reshape(-1, *shape), V.reshape(-1, *shape))
         ]
-        value = np.reshape([node.value for node in nodes], Q.shape)
-        error = np.reshape(
+        stacked_values = np.reshape([node.value for node in nodes], Q.shape)
+        stacked_errors = np.reshape(
             [np.broadcast_to(node.error, shape) for node in nodes], Q.shape
         )
         return Uncertain(
-            value, error, ", ".join(dict.fromkeys(node.method for node in nodes))
+            stacked_values,
+            stacked_errors,
+            ", ".join(dict.fromkeys(node.method for node in nodes)),
         )
 
     def _evaluate_once(
@@ -183,7 +185,8 @@ def offers_rough(problem: Problem) -> bool:
 def information_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Information (..., P, P) of a problem's labels at Q and V, with its error in the same shape.
+    """Information (..., P, P) of a problem's labels at Q and V, with its error in the same shape. ``rough`` values are for
+    finite differences only.
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
@@ -206,11 +209,13 @@ def information_at(
 def susceptibility_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Susceptibility (P, P): slope of the information of components without overlap, from the channel or sampled."""
+    """Susceptibility (P, P): slope of the information of components without overlap, from the channel or sampled. ``rough``
+    values are for finite differences only.
+    """
     channel_susceptibility = problem.channel.susceptibility
 
     def sampled(q: Array, v: Array) -> Uncertain:
-        """Susceptibility sampled through the second moment of the channel's posterior."""
+        """Susceptibility at overlap q and error v, sampled through the second moment of the channel's posterior."""
         susceptibility = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
         if not np.isfinite(susceptibility.error).all():
             channel_name = problem.spec["channel"]["name"]
@@ -277,7 +282,7 @@ def _cached_evaluation(
     channel: Any = problem.channel
 
     def rough_estimate(q: Array, v: Array) -> Uncertain:
-        """Information or susceptibility from few labels."""
+        """Information or susceptibility from few labels, at overlap q and error v."""
         estimate: Uncertain = getattr(channel, kind)(
             q, v, labels=channel.sampling.rough_labels(q, v)
         )

@@ -184,16 +184,16 @@ class ItemTest:
 class ChannelTest(ItemTest):
     """Test of a channel: its posterior, information and generalization errors."""
 
-    def check(self, Q: Host, V: Host, point: int) -> None:
+    def check(self, Q: Host, V: Host, draw_index: int) -> None:
         """Test the channel at an overlap Q and error V; ``point`` selects the random draws. ``place`` describes the overlap
         in messages.
         """
         second_moments = np.diagonal(prior_moments(self.problem)[0])
         unknown_share = float(np.max(np.diagonal(V) / second_moments))
         place = f"at V = {unknown_share:.1g} of the second moment"
-        failures_of = partial(self._failures, Q, V, f"posterior {place}", point)
+        failures_of = partial(self._failures, Q, V, f"posterior {place}", draw_index)
         (z, omega), seconds = self.run_growing(failures_of)
-        self._require_independent(z[:8], omega, V, point)
+        self._require_independent(z[:8], omega, V, draw_index)
         if self.item.information is not None:
             # Formulas of very slow channels are not compared.
             is_fast = seconds * SCRAMBLES * POINTS <= 2.0
@@ -246,7 +246,7 @@ class ChannelTest(ItemTest):
             )
 
     def _failures(
-        self, Q: Host, V: Host, place: str, point: int, count: int, suffix: str
+        self, Q: Host, V: Host, place: str, draw_index: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
         r"""Failures of the posterior's tests, with the drawn latents z and their means omega; u and h are standard normal,
         and a test is a product f of zero mean with the error of the posterior mean.
@@ -257,15 +257,17 @@ class ChannelTest(ItemTest):
         h times functions of u, whose mean is zero whatever the posterior, make their standard errors smaller.
         """
         P, C = self.problem.components, self.problem.model.sites
-        u, h = self.rng(f"latents{suffix}", point).standard_normal((2, count, P, C))
+        u, h = self.rng(f"latents{suffix}", draw_index).standard_normal(
+            (2, count, P, C)
+        )
         omega = symmetric_root(Q) @ u
         z = omega + symmetric_root(V) @ h
-        y = self.call("forward", z, rng=self.rng(f"labels{suffix}", point))
+        y = self.call("forward", z, rng=self.rng(f"labels{suffix}", draw_index))
         if np.shape(y)[:1] != (count,):
             raise self.fail(
                 f"forward must return one label per sample, ({count}, ...), got shape {np.shape(y)}"
             )
-        posterior, second_moment = self._posterior(y, omega, V, point)
+        posterior, second_moment = self._posterior(y, omega, V, draw_index)
         inverse_V_root, stated_error = inverse_root(V, 0.0), _stated_error(posterior)
         mean_step = inverse_V_root @ (posterior.mean - omega)
         mean_error = h - mean_step
@@ -277,7 +279,7 @@ class ChannelTest(ItemTest):
             return {}, (z, omega)  # hardly any label says anything: chance decides
         # Any function of the label will do: a bounded one of a random direction in which labels differ.
         flat_labels = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
-        rng = self.rng("directions", point)
+        rng = self.rng("directions", draw_index)
         label_deviations = np.ascontiguousarray(flat_labels.T).std(1)
         bounded_label = flat_labels @ (
             rng.standard_normal(flat_labels.shape[1]) / (label_deviations + 1e-300)
@@ -376,10 +378,10 @@ class ChannelTest(ItemTest):
         return failures, (z, omega)
 
     def _posterior(
-        self, y: Array, omega: Array, V: Array, point: int
+        self, y: Array, omega: Array, V: Array, draw_index: int
     ) -> tuple[Posterior, Array | None]:
         """Call the posterior and check its shapes; return it, and its second moment if theory uses it."""
-        item, rng = self.item, self.rng("posterior", point)
+        item, rng = self.item, self.rng("posterior", draw_index)
         uses_moment = item.information is None or item.susceptibility is None
         posterior = self.call(
             "posterior", y, omega, V, second_moment=uses_moment, rng=rng
@@ -402,7 +404,7 @@ class ChannelTest(ItemTest):
         return posterior, second_moment
 
     def _require_independent(
-        self, z: Array, omega: Array, V: Array, point: int
+        self, z: Array, omega: Array, V: Array, draw_index: int
     ) -> None:
         """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls."""
         half_count = len(z) // 2
@@ -418,22 +420,23 @@ class ChannelTest(ItemTest):
 
         def mean(count: int, purpose: str = "alone") -> tuple[Array, float]:
             """Posterior mean of the first ``count`` samples, and its stated error."""
-            y = self.item.forward(z, rng=self.rng("labels", point))
-            rng = self.rng(purpose, point)
+            y = self.item.forward(z, rng=self.rng("labels", draw_index))
+            rng = self.rng(purpose, draw_index)
             posterior = self.item.posterior(y[:count], omega[:count], V, rng=rng)
             return np.asarray(posterior.mean)[:half_count], _stated_error(posterior)
 
         mean_of_all, stated_error = mean(len(z))
-        repeated, _ = mean(len(z))
-        resampled, _ = mean(len(z), "alone, otherwise")
+        mean_repeated, _ = mean(len(z))
+        mean_resampled, _ = mean(len(z), "alone, otherwise")
         mean_of_half, stated_error_of_half = mean(half_count)
         scale = math.sqrt(float(np.diagonal(V).max()))
-        if np.abs(mean_of_all - repeated).max() > 1e-6 * scale:
+        if np.abs(mean_of_all - mean_repeated).max() > 1e-6 * scale:
             raise self.fail(
-                "posterior: two calls with the same arguments return two different means"
+                "posterior: two calls with the same arguments return two different means; "
+                "draw only from the rng that is passed in"
             )
         # A sampled posterior draws other numbers for fewer samples.
-        is_sampled = (mean_of_all != resampled).any()
+        is_sampled = (mean_of_all != mean_resampled).any()
         allowed_difference = (
             1e-6 + LARGEST_Z * max(stated_error, stated_error_of_half)
         ) * scale
@@ -467,7 +470,9 @@ class PriorTest(ItemTest):
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem, and fewer draws for matrices than for vectors."""
+        """Set the problem, with fewer draws for matrices than for vectors; ``share`` is the share of the usual time to
+        spend.
+        """
         super().__init__(problem, clock, seed, share)
         self.is_low_rank = problem.model.rank == "low"
         self.min_draws, self.max_draws = (
@@ -476,9 +481,9 @@ class PriorTest(ItemTest):
         # Values of a discrete prior that are hardly ever confused may be in no draw at all; matrices are of finite size.
         self.allowance = 3.0 / self.signal_draws if self.is_low_rank else 3.0
 
-    def check(self, Qhat: Host, place: str, point: int) -> None:
+    def check(self, Qhat: Host, place: str, draw_index: int) -> None:
         """Test the prior at a Qhat (P, P); ``point`` selects the random draws."""
-        failures_of = partial(self._failures, Qhat, f"Qhat = {place}", point)
+        failures_of = partial(self._failures, Qhat, f"Qhat = {place}", draw_index)
         (claimed_errors, dimension), _ = self.run_growing(failures_of)
         P, second_moment = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
         overlap = self.call("overlap", Qhat[None, ...])
@@ -514,7 +519,7 @@ class PriorTest(ItemTest):
         return np.diagonal(variance)
 
     def _failures(
-        self, Qhat: Host, place: str, point: int, dimension: int, suffix: str
+        self, Qhat: Host, place: str, draw_index: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
         r"""Failures of the prior's tests, the stated error (draws, P) in units of ``_unit``, and the dimension; R is a noisy
         observation, and a test is a product f of zero mean with the error of the estimate.
@@ -537,19 +542,22 @@ class PriorTest(ItemTest):
 
         def product(factor: Array, summand: Array) -> Array:
             """Inner products (draws, P) of a factor, such as an error, with a summand, over groups of entries."""
-            total = summand.sum(0)
+            summand_total = summand.sum(0)
             if self.is_low_rank:
                 # A mean over a few entries is as good a sample as an entry.
-                factor, total = factor.reshape(P, 5, -1), total.reshape(5, -1)
-                sums = np.einsum("pkd,kd->kp", factor, total)
+                factor, summand_total = (
+                    factor.reshape(P, 5, -1),
+                    summand_total.reshape(5, -1),
+                )
+                sums = np.einsum("pkd,kd->kp", factor, summand_total)
                 return np.asarray(sums / (dimension / 5))
-            total = np.broadcast_to(total, summand.shape)
-            return np.diagonal(model.inner(factor, total))[None]
+            summand_total = np.broadcast_to(summand_total, summand.shape)
+            return np.diagonal(model.inner(factor, summand_total))[None]
 
         values_per_draw: list[dict[str, Array]] = []
         claimed_errors = []
         for k in range(self.signal_draws):
-            rng = self.rng(f"signal{suffix}", point, k)
+            rng = self.rng(f"signal{suffix}", draw_index, k)
             signal = np.asarray(self.call("sample", rng, P, dimension), dtype=float)
             R = signal + np.tensordot(
                 noise_root, model.draw_noise(rng, P, dimension), axes=1

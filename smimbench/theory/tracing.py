@@ -221,7 +221,8 @@ class ComponentRatios:
         self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
         """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable. The
-        rate of a component is its information over Qhat, or the growth of its overlap if it is unlearned.
+        rate of a component is its information over Qhat, or the growth of its overlap if it is unlearned. ``rough`` values
+        are for finite differences only.
 
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.

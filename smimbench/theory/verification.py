@@ -168,12 +168,12 @@ class Check:
     def document(self) -> JsonObject:
         """Convert the check to JSON; components count from 1."""
         check_fields = asdict(self)
-        point = {name: check_fields.pop(name) for name in ("alpha", "branch")}
+        point_fields = {name: check_fields.pop(name) for name in ("alpha", "branch")}
         del check_fields["effective"]
         if self.component is not None:
             check_fields["component"] += 1
         z = self.z if self.has_enough_draws else None
-        return {**point, **check_fields, "z": z, "excludes": self.excludes}
+        return {**point_fields, **check_fields, "z": z, "excludes": self.excludes}
 
 
 def compare(
@@ -568,18 +568,20 @@ class PointByDraws:
         V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
         Q = self.second_moment - V
         by_posterior, _, information_bias = self.draw(Q, V)
-        weight = (
+        information_weight = (
             self.information_factor
             * np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V))))
             / len(V)
         )
-        rate_bias = information_bias * float(np.trace(weight @ np.linalg.inv(V)))
+        rate_bias = information_bias * float(
+            np.trace(information_weight @ np.linalg.inv(V))
+        )
         check = compare(
             "perfect recovery",
             None,
             1,
             0,
-            np.einsum("npq,qp->n", by_posterior, weight),
+            np.einsum("npq,qp->n", by_posterior, information_weight),
             rate_bias,
             bound=True,
         )
