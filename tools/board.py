@@ -157,7 +157,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
 
 def _interval(entry: Mapping[str, Any], n: int) -> list[float] | None:
     """Interval of the error over the optimal one, by Student's t on its logarithm."""
-    ratio, error = entry["ratio_to_bayes"], entry["ratio_error"]
+    ratio, error = entry["ratio_to_limit"], entry["ratio_to_limit_error"]
     if not ratio or error is None or n < 2:
         return None
     factor = math.exp(quantile((1 + LEVEL) / 2, n - 1) * error / ratio)
@@ -173,7 +173,7 @@ def _ranking(entry: Mapping[str, Any]) -> str:
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
-    ratio = entry["ratio_to_bayes"]
+    ratio = entry["ratio_to_limit"]
     return (
         entry["below_optimum"],
         entry["missing"],
@@ -278,7 +278,9 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
     return {
         "rank": str(entry["rank"]) if is_ranked else "",
         "contender": entry["algorithm"],
-        "error / optimal": ratio_words(entry["ratio_to_bayes"], entry["ratio_error"]),
+        "error / limit": ratio_words(
+            entry["ratio_to_limit"], entry["ratio_to_limit_error"]
+        ),
         "over the leader": words if is_ranked else "",
         "error where optimum is 0": number(entry["where_zero"], 3),
         "agrees with theory": entry["as_predicted"],
@@ -302,9 +304,9 @@ def _origin(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def picture(paths: Sequence[Path], target: Path) -> None:
-    """Draw error / optimal of every contender (a row) on every problem (a column), with intervals, and CPU time.
+    """Draw error / limit of every contender (a row) on every problem (a column), with intervals, and CPU time.
 
-    Rows are sorted by the geometric mean of error / optimal over the problems that a contender takes; what was set by hand is
+    Rows are sorted by the geometric mean of error / limit over the problems that a contender takes; what was set by hand is
     left out. Full marks are tied with the leader of their ranking.
     """
     entries = [
@@ -316,7 +318,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
     contenders = grouped(entries, lambda entry: entry["algorithm"])
 
     def mean_log(name: str) -> float:
-        logs = [math.log(entry["ratio_to_bayes"]) for entry in contenders[name]]
+        logs = [math.log(entry["ratio_to_limit"]) for entry in contenders[name]]
         return math.fsum(logs) / len(logs)
 
     names = sorted(contenders, key=mean_log)
@@ -341,7 +343,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
                 y, color = rows[entry["algorithm"]], _color(entry)
                 face = color if entry["rank"] == 1 else "white"
                 axis.plot(entry["interval"], [y, y], color=color, linewidth=1, zorder=1)
-                ratio = entry["ratio_to_bayes"]
+                ratio = entry["ratio_to_limit"]
                 if ratio <= LARGEST_RATIO:
                     axis.plot(ratio, y, "o", color=color, mfc=face, ms=4)
                     continue
@@ -365,7 +367,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
             axis.spines[["left", "right", "top"]].set_visible(False)
         axes[0].set_yticks([*rows.values()], [*rows])
         figure.supxlabel(
-            "error / optimal, one axis for all problems (full: tied with the leader of its ranking; "
+            "error / limit, one axis for all problems (full: tied with the leader of its ranking; "
             "blue: self-tuning, orange: tuned)",
             fontsize=7,
         )

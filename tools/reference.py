@@ -189,7 +189,7 @@ def page(
         ]
         sections.append(markdown_table(shown, contenders))
     names = ["problem", "algorithm", "alpha", "dimension", "component", "n", "mean", "sem", "own_theory", "bayes",
-             "ratio_to_bayes", "status_counts"]  # fmt: skip
+             "ratio_to_limit", "status_counts"]  # fmt: skip
     metric_rows = [row for row in rows if row["metric"] == metric]
     if all(row["component"] is None for row in metric_rows):
         names.remove("component")
@@ -208,14 +208,18 @@ def page(
 
 def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
     """Columns of a contender in the table of a suite."""
-    from smimbench.report.columns import ratio_words
+    from smimbench.report.columns import optimum_at_size_words, ratio_words
 
     near = contender["near_fraction"]
-    ratio = ratio_words(contender["ratio_to_bayes"], contender["ratio_error"])
+    ratio = ratio_words(contender["ratio_to_limit"], contender["ratio_to_limit_error"])
+    optimum = [
+        contender[f"optimum_{key}"] for key in ("to_limit", "to_limit_error", "source")
+    ]
     return {
         "problem": problem,
         "algorithm": contender["algorithm"],
-        "error / optimal": ratio,
+        "error / limit": ratio,
+        "optimum / limit at this D": optimum_at_size_words(*optimum),
         "error where optimum is 0": contender["where_zero"],
         "agrees with theory": contender["prediction"] or "none",
         "runs at 1.05x optimum": "" if near is None else f"{near:.0%}",

@@ -7,6 +7,7 @@ import math
 import re
 import textwrap
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
@@ -16,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smimbench.files import printable
-from smimbench.report.prediction import LIMIT
-from smimbench.report.row import common_dimension_letter, names_with_backend
+from smimbench.report.row import FITTED, common_dimension_letter, names_with_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,8 +33,17 @@ if TYPE_CHECKING:
         RowEntry,
     )
 
+FROM_LIMIT = "*"
+"""Mark of a z that is the difference from the limit of the prediction, because its value at finite D is not known."""
+
 FEW = 4
 """Number of runs below which z is marked as unreliable: the standard error of three runs is off by half."""
+
+Z_MARKS = {
+    FROM_LIMIT: "from the limit of infinite size; the prediction at this size is not known",
+    "?": f"fewer than {FEW} runs",
+}
+"""Marks in a column of z with their meaning."""
 
 SHORT = {
     "ok": "ok",
@@ -154,11 +163,17 @@ def _time_near_text(epsilon: Epsilon, row: Row) -> str:
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
 
-def _optimum_at_size_text(row: Row) -> str:
-    """Format the Bayes-optimal error at the dimension of the runs; ``limit`` if only that at infinite D is known."""
-    if row.metric != "mse" or not row.optimum.limit:
+def optimum_at_size_words(
+    ratio: float | None, error: float | None, source: str | None
+) -> str:
+    """Format the Bayes-optimal error at the dimension of the runs over its limit, with its source; unknown is blank.
+
+    There is no number for the algorithm to whose runs it was fitted: its ratio to it would be 1 by construction.
+    """
+    if source is None or (ratio is None and not source.startswith(FITTED)):
         return ""
-    return LIMIT if row.optimum.source == LIMIT else number(row.optimum.value)
+    source = source.replace(FITTED, "fitted to ")
+    return source if ratio is None else f"{ratio_words(ratio, error)} {source}"
 
 
 def _peak_share_text(share: float | None, ceiling: str) -> str:
@@ -170,10 +185,10 @@ def _peak_share_text(share: float | None, ceiling: str) -> str:
     )
 
 
-def _z_text(row: Row | RowEntry) -> str:
-    """Format the standardized difference from the prediction, or from the optimal value if there is no prediction."""
-    predicted = row.prediction.value is not None or row.prediction.reason
-    return marked_z(row.prediction.z if predicted else row.theory.z, row.estimate.n)
+def z_text(row: Row | RowEntry) -> str:
+    """Format the standardized difference from the prediction at this size; marked if only its limit is known."""
+    text = marked_z(row.z, row.estimate.n)
+    return f"{text}{FROM_LIMIT}" if text and row.z_at_size is None else text
 
 
 def _learning_orders_text(sequences: Sequence[LearnedSequence]) -> str:
@@ -232,7 +247,7 @@ class Column(NamedTuple):
 
     The text is made of the values of ``fields`` (names apart by blanks, ``estimate.mean`` of what is nested), or of the whole row
     if there are none. A page sorts by ``sorts``, or the first field. Columns without any entry are left out; with
-    ``unless_same`` those, too, in which all rows agree.
+    ``unless_same`` those, too, in which all rows agree. ``marks`` are characters in cells whose meaning follows the table.
     """
 
     heading: str
@@ -242,6 +257,7 @@ class Column(NamedTuple):
     words: bool = False
     unless_same: bool = False
     sorts: str = ""
+    marks: Mapping[str, str] = MappingProxyType({})
 
     def cell(self, row: object) -> str | Text:
         """Return the text of the cell in a row."""
@@ -300,19 +316,20 @@ COLUMNS: dict[str, list[Column]] = {
                "prediction.value prediction.error"),
         Column("optimal", number, "Bayes-optimal value, from state evolution for D to infinity at the "
                "sample ratio of the row.", "optimum.limit"),
-        Column("optimal at this D", _optimum_at_size_text,
-               "Bayes-optimal error at the dimension of the runs: the infinite-D value with a 1/D "
-               "correction, in closed form or from runs of a Bayes-optimal algorithm. limit: no correction is known.",
-               sorts="optimum.value"),
         Column("mean - optimal", partial(signed, format_spec=".4f", large_from=1e4, large_format_spec=".1e"),
                "Mean over the runs minus the optimal value.", "theory.difference"),
-        Column("z", _z_text, "Mean over the runs minus the predicted value (minus the optimal "
-               "value if theory predicts no other), in units of the combined standard error. `?`: fewer than 4 runs, too few "
-               "for a reliable standard error. Blank where the prediction is 0.", sorts="prediction.z"),
-        Column("error / optimal", ratio_words, "Mean error divided by the Bayes-optimal error, at the dimension of the runs "
-               "where that is known. No algorithm can be below 1 on average. In the verdict: the geometric mean over sample "
-               "ratios, in which a run without an estimate counts as the worst. Blank where the optimal error is 0.",
-               "optimum.ratio"),
+        Column("z", z_text, "Mean over the runs minus the predicted value at the dimension of the runs, in units of the "
+               "combined standard error; `z_at_size` in JSON. `*`: only the predicted value for D to infinity is known. `?`: "
+               "fewer than 4 runs, too few for a reliable standard error. Blank where the prediction is 0.",
+               sorts="z", marks=Z_MARKS),
+        Column("error / limit", ratio_words, "Mean error divided by the Bayes-optimal error for D to infinity. At finite D the "
+               "optimum itself differs from 1: see `optimum / limit at this D`. In the verdict: the geometric mean over "
+               "sample ratios, in which a run without an estimate counts as the worst. Blank where the optimal error is 0.",
+               "ratio_to_limit ratio_to_limit_error"),
+        Column("optimum / limit at this D", optimum_at_size_words, "Bayes-optimal error at the dimension of the runs, divided "
+               "by that for D to infinity. closed form, sampled: known without the runs of the table. fitted to gamp: estimated "
+               "from the runs of gamp, whose row has no number, because its ratio to them is 1 by construction. Blank where "
+               "only the limit is known.", "optimum_to_limit optimum_to_limit_error optimum.source", words=True),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
         Column("error where optimum is 0", lambda error, reached: "0" if reached else number(error, 3),
@@ -436,6 +453,19 @@ def column_of(heading: str, fields: str) -> Column:
     return _BY_HEADING[heading]._replace(fields=fields)
 
 
+def _caption_with_marks(
+    caption: str, columns_with_cells: Sequence[tuple[Column, str, Sequence[str | Text]]]
+) -> str:
+    """Extend the caption of a table by the meaning of the marks in its cells."""
+    meanings = [
+        f"{mark}: {meaning}"
+        for column, _, cells in columns_with_cells
+        for mark, meaning in column.marks.items()
+        if any(mark in str(cell) for cell in cells)
+    ]
+    return "; ".join(filter(None, [caption, *meanings]))
+
+
 def _lay_out_columns(
     columns: Iterable[str | Column], rows: Sequence[Any]
 ) -> list[tuple[Column, str, list[str | Text]]]:
@@ -496,7 +526,7 @@ def make_table(
         )
     for row_cells in zip(*(cells for *_, cells in laid_out_columns)):
         table.add_row(*row_cells)
-    return titled(table, title, caption)
+    return titled(table, title, _caption_with_marks(caption, laid_out_columns))
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
@@ -581,6 +611,7 @@ def latex_table(
 ) -> str:
     """Make a floating LaTeX table, which needs the package booktabs."""
     laid_out = _lay_out_columns(columns, list(rows))
+    caption = _caption_with_marks(caption, laid_out)
 
     def latex_text(cell: str | Text) -> str:
         return " ".join(printable(str(cell)).split()).translate(_LATEX)
@@ -642,8 +673,10 @@ def html_table(
         Lines of small print in its last cell.
     """
     template = html_environment().get_template("table.html.jinja")
+    laid_out_columns = _lay_out_columns(columns, rows)
     return template.render(
-        shown=_lay_out_columns(columns, rows),
+        shown=laid_out_columns,
+        caption=_caption_with_marks("", laid_out_columns),
         rows=rows,
         attributes=attributes,
         small_print=small_print,

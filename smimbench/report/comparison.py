@@ -49,6 +49,8 @@ COMPARED_KEYS = {
     "_seconds": "per_iteration",
     "_own_z": "own_z",
     "_ratio_to_bayes": "ratio_to_bayes",
+    "_ratio_to_limit": "ratio_to_limit",
+    "_z_at_size": "z_at_size",
     "_n": "n",
 }
 """Keys of a row that a change holds for both tables, by the suffix that follows ``before`` or ``after``."""

@@ -77,6 +77,16 @@ class Limit(RowEntry):
         """The fit, or None if it was rejected."""
         return None if self.fit.refusal else self.fit
 
+    @property
+    def z(self) -> float | None:
+        """Difference of the limit from theory in standard errors."""
+        return self.row.z_from_limit
+
+    @property
+    def z_at_size(self) -> float | None:
+        """The same: at infinite D theory needs no correction."""
+        return self.z
+
     def document(self) -> JsonObject:
         """Return the JSON document of the limit."""
         row, fit = self.row.document(), self.fit

@@ -11,12 +11,12 @@ from smimbench.registry.items import Parameters
 from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.row import (
+    ZERO,
     component_word,
     dimension_letter_of,
     grouped,
     largest_dimension_rows,
 )
-from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
 from smimbench.run.answers import stored_or_none
 from smimbench.theory.types import LineQuestion, PointsQuestion, ThresholdsQuestion

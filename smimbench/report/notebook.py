@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ROW: list[str | Column] = [
     "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
-    "error / optimal", "time per run", "status",
+    "error / limit", "optimum / limit at this D", "time per run", "status",
 ]  # fmt: skip
 """Columns of the HTML table of rows."""
 

@@ -171,7 +171,7 @@ def _verdict_texts(verdict: Verdict) -> _VerdictTexts:
         best = None
     if best:
         agreement, meaning = agreement_words(best), agreement_meaning(best)
-        ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
+        ratio = ratio_words(best.ratio_to_limit, best.ratio_to_limit_error)
     ties, line = tied_words(verdict), verdict_line(verdict)
     reversal = reversal_line(verdict) if verdict.reversals else ""
     return _VerdictTexts(

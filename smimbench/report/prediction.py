@@ -8,7 +8,7 @@ of the false alarms, N being their number, and so has the mean over the sample r
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -19,8 +19,15 @@ from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.registry import find_metric
-from smimbench.report.row import PredictedNumber, Row, grouped, place
-from smimbench.report.statistics import ZERO
+from smimbench.report.row import (
+    FITTED,
+    LIMIT,
+    ZERO,
+    PredictedNumber,
+    Row,
+    grouped,
+    place,
+)
 from smimbench.theory.types import TheoryPoint
 
 LEVEL = 0.01
@@ -147,9 +154,9 @@ def deviation(
     residuals = _residuals(sizes)
     standard_deviations = np.array([residual.std(ddof=1) for residual in residuals])
     errors, dof = pooled_errors(dimensions, standard_deviations, [*map(len, residuals)])
-    theory_error = max(size.error / size.unit for size in sizes)
-    errors = np.hypot(np.maximum(errors, 1e-6), theory_error)
     units = np.array([size.unit for size in sizes])
+    theory_errors = np.array([size.error for size in sizes]) / units
+    errors = np.hypot(np.maximum(errors, 1e-6), theory_errors)
     known_corrections = (series.coefficient or 0.0) / units
     inverse_dimensions = 1 / dimensions
     means = (
@@ -262,6 +269,9 @@ class Agreement:
 def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     """Test whether the runs of an algorithm agree with its prediction, first all runs, then without outliers.
 
+    Where an algorithm is predicted to reach the Bayes optimum, and that is known at all sizes that were run without a fit to
+    runs, the optimum at these sizes is the prediction.
+
     Parameters
     ----------
     rows : sequence of Row
@@ -269,6 +279,11 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
     metric : str or None
         The error that ``would_have_seen`` is about.
     """
+    is_optimum_known = _holds_at_all_sizes(rows, lambda row: row.is_predicted_optimal)
+    rows = [
+        row.at_size if is_known else row
+        for row, is_known in zip(rows, is_optimum_known)
+    ]
     agreement_of_all = _test_agreement(rows, metric)
     if (
         agreement_of_all.prediction in (None, "yes")
@@ -292,6 +307,20 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
         prediction="far off",
         far_off=[len(outliers), run_count],
     )
+
+
+def _holds_at_all_sizes(
+    rows: Sequence[Row], condition: Callable[[Row], bool]
+) -> list[bool]:
+    """Return for each row whether a condition holds for all rows that differ from it in their dimension only."""
+
+    def quantity(row: Row) -> PredictedQuantity:
+        """Return what rows of all dimensions share."""
+        alpha = row.place.nominal_alpha
+        return PredictedQuantity(alpha, row.metric, row.component, None)
+
+    exceptions = {quantity(row) for row in rows if not condition(row)}
+    return [quantity(row) not in exceptions for row in rows]
 
 
 RunName = tuple[tuple[object, ...], str]
@@ -572,10 +601,13 @@ def _mean_deviations(
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """Test whether an error is impossibly low: below the Bayes-optimal one by more than chance and finite size explain."""
+    rows = [row for row in rows if row.metric == metric]
+    is_known = _holds_at_all_sizes(rows, lambda row: row.optimum.is_known_at_size)
     series_by_quantity = _series_by_quantity(
-        (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
-        for row in rows
-        if row.metric == metric
+        (row, _at_end(row, 0.0, row.optimum.value, row.optimum.error))
+        if is_optimum_known
+        else (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
+        for row, is_optimum_known in zip(rows, is_known)
     )
     series_deviations = [
         series_deviation
@@ -593,17 +625,18 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
 # At finite D the smallest possible error differs from the limit, by 10% at d = 80. The coefficient of 1 / D is known in closed
 # form, or measured from runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
 
-LIMIT = "limit"
-"""Source of an optimum of which only the infinite-D limit is known."""
-
 
 class Optimum(NamedTuple):
-    """Bayes-optimal errors (P,) at one dimension with standard errors (P,), their source, and the errors on single instances."""
+    """Bayes-optimal errors (P,) at one dimension with standard errors (P,), their source, and the errors on single instances.
+
+    ``is_mean_of_runs``: they are no more than the mean over the runs of one algorithm, whose ratio to them is 1.
+    """
 
     value: Host
     error: Host
     source: str
     instance_errors: Mapping[str, Host]
+    is_mean_of_runs: bool = False
 
     def reachable_errors(self, instance: str) -> Host:
         """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
@@ -660,6 +693,7 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     run_counts = [len(reference.instance_errors) for reference in references]
     limits = np.array([reference.limit for reference in references]).T
     optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
+    is_mean_of_runs = len(references) == 1
     for component, limit in enumerate(limits):
         run_errors = [
             np.array([*reference.instance_errors.values()])[:, component]
@@ -682,17 +716,20 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
         largest_plausible = limit * (
             1 + 2 * (FINITE["lower"] / dimensions + SECOND / dimensions**2)
         )
+        fitted_errors = limit + fit.laws @ fit.coefficients
+        is_mean_of_runs &= bool((fitted_errors <= largest_plausible).all())
         optimal_errors[component] = np.clip(
-            limit + fit.laws @ fit.coefficients, 1e-3 * limit, largest_plausible
+            fitted_errors, 1e-3 * limit, largest_plausible
         )
         errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
-    source = f"runs of {references[0].algorithm}"
+    source = f"{FITTED}{references[0].algorithm}"
     return {
         reference.dimension: Optimum(
             optimal_errors[:, size_index],
             errors[:, size_index],
             source,
             reference.instance_errors,
+            is_mean_of_runs,
         )
         for size_index, reference in enumerate(references)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import operator
 import re
 from collections import Counter
@@ -32,6 +33,15 @@ Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None
 """Number of a component, from 1; None for a metric of all components together."""
 Count = Annotated[int, Field(ge=0)]
+ZERO = 1e-3
+"""Fraction of the target below which a Bayes-optimal error counts as 0, so that no ratio to it is formed."""
+
+LIMIT = "limit"
+"""Source of an optimum of which only the infinite-D limit is known."""
+
+FITTED = "runs of "
+"""Beginning of the source of an optimum that was fitted to the runs of the algorithm that follows."""
+
 RowDocument = dict[str, Any]
 """A row as a flat JSON object, as ``show --json`` has it."""
 Epsilon = Literal["0.05", "0.2", "0.5"]
@@ -144,9 +154,9 @@ class OptimalValue:
     value, error : float or None
         Value at the dimension of the runs where it is known, otherwise the limit.
     source : str
-        Origin of ``value``: limit, closed form, or runs of an algorithm.
+        Origin of ``value``: limit, closed form, sampled, or runs of an algorithm.
     ratio : float or None
-        Ratio of the mean error to ``value``.
+        Ratio of the mean error to ``value``; None for the algorithm of which ``value`` is the mean.
     """
 
     limit: Number
@@ -155,6 +165,11 @@ class OptimalValue:
     error: Number
     source: Text
     ratio: Number = None
+
+    @property
+    def is_known_at_size(self) -> bool:
+        """Whether ``value`` is the optimum at the dimension of the runs, known without a fit to runs of an algorithm."""
+        return self.source != LIMIT and not self.source.startswith(FITTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +344,110 @@ class Row:
     component_word: Text
     dimension_letter: Text
 
+    @property
+    def is_fitted_to_itself(self) -> bool:
+        """Whether the optimum at this size was fitted to the runs of this row's algorithm."""
+        return self.optimum.source == f"{FITTED}{self.place.algorithm}"
+
+    @property
+    def is_ratio_circular(self) -> bool:
+        """Whether the optimum at this size is the mean of these runs, so that their ratio to it is 1 by construction."""
+        return self.is_fitted_to_itself and self.optimum.ratio is None
+
+    @property
+    def ratio_to_limit(self) -> Number:
+        """Ratio of the mean error to the infinite-dimensional Bayes-optimal error; None where that is 0."""
+        limit, mean = self.optimum.limit, self.estimate.mean
+        if limit is None or limit <= ZERO * self.target or mean is None:
+            return None
+        is_error = self.optimum.ratio is not None or self.is_ratio_circular
+        return mean / limit if is_error else None
+
+    @property
+    def ratio_to_limit_error(self) -> Number:
+        """Standard error of ``ratio_to_limit``; None for a single run."""
+        ratio, sem = self.ratio_to_limit, self.estimate.sem
+        if ratio is None or sem is None:
+            return None
+        limit_error = ratio * (self.optimum.limit_error or 0.0)
+        return math.hypot(sem, limit_error) / (self.optimum.limit or 1.0)
+
+    @property
+    def optimum_to_limit(self) -> Number:
+        """Ratio of the Bayes-optimal error at this size to its limit; None where it is unknown or fitted to these runs."""
+        optimum = self.optimum
+        is_unknown = optimum.source == LIMIT or self.is_fitted_to_itself
+        if is_unknown or optimum.value is None or self.ratio_to_limit is None:
+            return None
+        return optimum.value / (optimum.limit or 1.0)
+
+    @property
+    def optimum_to_limit_error(self) -> Number:
+        """Standard error of ``optimum_to_limit``."""
+        if self.optimum_to_limit is None or self.optimum.error is None:
+            return None
+        return self.optimum.error / (self.optimum.limit or 1.0)
+
+    @property
+    def is_predicted_optimal(self) -> bool:
+        """Whether theory predicts the Bayes optimum for the algorithm, and the optimum is known at this size without a fit."""
+        limit, predicted = self.optimum.limit, self.prediction.value
+        if limit is None or predicted is None or not self.optimum.is_known_at_size:
+            return False
+        return math.isclose(predicted, limit)
+
+    @property
+    def at_size(self) -> Row:
+        """The row with the prediction for this size, of coefficient 0, where that is known; else unchanged.
+
+        It is the Bayes-optimal error at this size, known without a fit, for algorithms that are predicted to reach it; or the
+        limit plus a correction in closed form, whose square relative to the limit is added to its error.
+        """
+        prediction, optimum = self.prediction, self.optimum
+        limit, error = prediction.value, prediction.error or 0.0
+        if limit is None:
+            return self
+        if self.is_predicted_optimal:
+            value, error = optimum.value, optimum.error or 0.0
+        elif prediction.coefficient is None:
+            return self
+        else:
+            correction = prediction.coefficient / self.place.dimension
+            value = limit + correction
+            if correction:
+                error = math.hypot(error, correction**2 / (limit or 1.0))
+        at_size = replace(prediction, value=value, error=error, coefficient=0.0)
+        return replace(self, prediction=at_size)
+
+    @property
+    def z_at_size(self) -> Number:
+        """Difference between mean and prediction at this size in units of their combined error; None if that is unknown."""
+        predicted = self.at_size.prediction
+        if (
+            predicted.coefficient is None
+            or predicted.value is None
+            or predicted.z is None
+        ):
+            return None
+        standard_error = math.hypot(self.estimate.sem or 0.0, predicted.error or 0.0)
+        return ((self.estimate.mean or 0.0) - predicted.value) / standard_error
+
+    @property
+    def z_from_limit(self) -> Number:
+        """Difference of the mean from the infinite-dimensional prediction, or from the optimal value if there is no theory."""
+        has_prediction = self.prediction.value is not None or self.prediction.reason
+        return self.prediction.z if has_prediction else self.theory.z
+
+    @property
+    def z(self) -> Number:
+        """The difference that tables show: ``z_at_size`` where it is known, else ``z_from_limit``."""
+        return self.z_from_limit if self.z_at_size is None else self.z_at_size
+
     def document(self) -> RowDocument:
         """Return the row as a flat JSON object."""
         read = operator.attrgetter(*PATHS.values())
         flat = dict(zip(PATHS, map(_as_dicts_and_lists, read(self))))
+        flat |= {key: getattr(self, key) for key in COMPUTED}
         for key in _OPTIONAL:
             if flat[key] is None:
                 del flat[key]
@@ -392,6 +507,16 @@ class RowEntry:
         return self.row.runs
 
     @property
+    def z(self) -> Number:
+        """Difference of the row's mean from its prediction in standard errors, as tables show it."""
+        return self.row.z
+
+    @property
+    def z_at_size(self) -> Number:
+        """The same where the prediction at the row's size is known."""
+        return self.row.z_at_size
+
+    @property
     def component_word(self) -> str:
         """Word for a component of the row's signal."""
         return self.row.component_word
@@ -420,6 +545,9 @@ _FLAT = """
 """Path of each JSON key in a row, in the order of the JSON; ``=KEY`` follows where the key differs from the field's name."""
 
 _OPTIONAL = ("also_predicted", "teachers")
+
+COMPUTED = ("ratio_to_limit", "ratio_to_limit_error", "z_at_size")
+"""JSON keys that are computed from the others."""
 
 
 def _paths() -> dict[str, str]:

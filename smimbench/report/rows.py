@@ -31,13 +31,14 @@ from smimbench.registry.registry import (
     trajectory_metrics,
 )
 from smimbench.report.prediction import (
-    LIMIT,
     OptimalRuns,
     Optimum,
     optima_by_dimension,
     optimum_at_limit,
 )
 from smimbench.report.row import (
+    FITTED,
+    LIMIT,
     HalfOverlap,
     LearningOrder,
     MeanOfRuns,
@@ -73,7 +74,7 @@ from smimbench.run.external import EXTERNAL, GridPoint, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store, scores_of
-from smimbench.suite.cells import Cell, Suite, build_algorithm
+from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
 from smimbench.theory.types import NO_THEORY, PredictionQuestion, TheoryPoint
 
 Pair = tuple[Cell, Record]
@@ -308,7 +309,8 @@ def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
     """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension.
 
-    They come from the ``ok`` runs of the first shipped algorithm that is predicted to reach the Bayes-optimal point.
+    They are those that the suite holds, else they come from the ``ok`` runs of the first shipped algorithm that is predicted to
+    reach the Bayes-optimal point.
     """
     references: dict[tuple[str, float], list[OptimalRuns]] = {}
     shipped_runs = [
@@ -327,10 +329,28 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
         if not has_reference:
             problem = suite.problems[cell.problem_label]
             problem_references += _optimal_runs(problem, cell, records, answers)
-    return {
+    optima = {
         (problem, alpha, dimension): optimum
         for (problem, alpha), problem_references in references.items()
         for dimension, optimum in optima_by_dimension(problem_references).items()
+    }
+    for plan in suite.plans:
+        for point, stored in stored_optima(plan).items():
+            if point in optima:
+                errors = optima[point].instance_errors
+                stored = stored._replace(instance_errors=errors)
+            optima[point] = stored
+    return optima
+
+
+def stored_optima(plan: ProblemPlan) -> Optima:
+    """Return the Bayes-optimal errors at finite dimension that the suite holds for a problem."""
+    return {
+        (plan.label, alpha, table.dimension): Optimum(
+            np.array(mse), np.array(error), table.source, {}
+        )
+        for table in plan.optima
+        for alpha, mse, error in zip(table.alpha, table.mse, table.error)
     }
 
 
@@ -537,7 +557,12 @@ def _rows_of_place(
                     float(optimum.error[component]),
                 )
                 optimal = OptimalValue(*optimal_value, *at_size, optimum.source)
-            if metric.direction == "lower":
+            is_mean_of_runs = (
+                optimum is not None
+                and optimum.is_mean_of_runs
+                and optimal.source == f"{FITTED}{runs.place.algorithm}"
+            )
+            if metric.direction == "lower" and not is_mean_of_runs:
                 ratio = ratio_to_bayes(mean.mean, optimal.limit, target, optimal.value)
                 optimal = replace(optimal, ratio=ratio)
             if half_overlaps and metric.per_component:

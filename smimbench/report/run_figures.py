@@ -21,7 +21,7 @@ from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.prediction import optimum_at_limit
-from smimbench.report.row import component_word, dimension_letter_of, grouped
+from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,
     bayes_point,
@@ -33,7 +33,6 @@ from smimbench.report.rows import (
 )
 from smimbench.report.statistics import (
     EPSILONS,
-    ZERO,
     instance_of,
     near_optimum,
     time_near_optimum,

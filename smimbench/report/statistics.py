@@ -15,6 +15,7 @@ from smimbench.backend.machine import peak_fraction
 from smimbench.interfaces import Host
 from smimbench.numerics.statistics import ROUNDING, quantile
 from smimbench.report.row import (
+    ZERO,
     Comparison,
     Epsilon,
     Finding,
@@ -34,9 +35,6 @@ from smimbench.theory.types import Thresholds
 Trajectory = dict[str, Host]
 """Columns (t,) or (t, P) of a trajectory by name: ``iteration``, ``samples``, ``seconds``, and metrics."""
 K = TypeVar("K")
-
-ZERO = 1e-3
-"""Fraction of the target below which a Bayes-optimal error counts as 0, so that no ratio to it is formed."""
 
 EPSILONS = tuple(map(float, get_args(Epsilon)))
 """Relative distances from the Bayes-optimal error for which runtime tables show the time needed."""

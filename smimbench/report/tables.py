@@ -15,15 +15,16 @@ from smimbench.files import JsonObject
 from smimbench.registry.registry import metric_label
 from smimbench.report.columns import (
     SHORT,
+    Z_MARKS,
     Column,
     column_of,
     make_table,
-    marked_z,
     measured,
     number,
     percent,
     seconds,
     uncertain,
+    z_text,
 )
 from smimbench.report.comparison import OverallChange, RowChange
 from smimbench.report.extrapolation import Limit
@@ -100,7 +101,7 @@ def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableTy
             title += f", {common_dimension_letter(metric_rows)} = {dimensions.pop()}"
         columns = [*PLACE, "component", "n", "mean ± s.e.m."]
         columns += _theory_columns(metric_rows, "mean - optimal")
-        columns += ["optimal at this D", "error / optimal", "status"]
+        columns += ["error / limit", "optimum / limit at this D", "status"]
         tables.append(make_table(title, columns, shown_rows, note))
     return tables
 
@@ -120,7 +121,7 @@ def _worst_first(row: Row) -> tuple[float, ...]:
     distance_from_optimum = (
         abs(mean - optimum) if mean is not None and optimum is not None else 0.0
     )
-    ratio = math.inf if mean is None else row.optimum.ratio or 0.0
+    ratio = math.inf if mean is None else row.ratio_to_limit or 0.0
     difference = abs(row.theory.difference or 0.0)
     return -failures, -ratio, -distance_from_optimum, -difference, row.place.alpha
 
@@ -145,7 +146,11 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
 CONTENDER: Columns = [
     column_of("algorithm", "algorithm"),
     column_of("settings", "settings"),
-    column_of("error / optimal", "ratio_to_bayes ratio_error"),
+    column_of("error / limit", "ratio_to_limit ratio_to_limit_error"),
+    column_of(
+        "optimum / limit at this D",
+        "optimum_to_limit optimum_to_limit_error optimum_source",
+    ),
     column_of("mean error", "mean_error.mean mean_error.sem"),
     "error where optimum is 0",
     Column("agrees with theory", agreement_cell, words=True),
@@ -211,7 +216,7 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
 SUMMARY: Columns = [
     column_of("algorithm", "algorithm"),
     "instances solved",
-    column_of("error / optimal", "ratio_to_bayes"),
+    column_of("error / limit", "ratio_to_limit"),
     "error / best",
     "95% interval",
 ]
@@ -479,9 +484,9 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         columns: Columns = [*PLACE, "component", "mean before", "mean after", "change"]
         if any(map(has_own_prediction, metric_changes)):
             # The z of the baseline is in the JSON only: 80 columns.
-            fields = "candidate.prediction.z candidate.estimate.n"
             columns.append(Column("predicted", number, fields="prediction.value"))
-            columns += [Column("z", marked_z, fields=fields), "optimal"]
+            candidate_z = Column("z", _candidate_z_text, marks=Z_MARKS)
+            columns += [candidate_z, "optimal"]
         else:
             columns.append(Column("theory", number, fields="theory.value"))
         fields = "candidate.cost.per_iteration time_percent"
@@ -494,6 +499,11 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         tables.append(make_table(title, columns, metric_changes, note))
     reasons = missing_values([change.row for change in changes])
     return [*tables, *(Text(line, style="dim") for line in reasons)]
+
+
+def _candidate_z_text(change: RowChange) -> str:
+    """Format the z of the second of two compared results."""
+    return z_text(change.candidate) if change.candidate else ""
 
 
 def changed_code_lines(changes: Sequence[RowChange]) -> list[str]:

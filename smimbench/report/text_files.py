@@ -15,7 +15,7 @@ from smimbench.report.row import RowDocument
 _ROW_COLUMNS = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
-    "seconds", "iterations", "per_iteration", "status_counts", "settings",
+    "ratio_to_limit", "z_at_size", "seconds", "iterations", "per_iteration", "status_counts", "settings",
 ]  # fmt: skip
 
 

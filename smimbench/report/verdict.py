@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from smimbench.files import JsonObject
 from smimbench.registry.registry import find_metric
 from smimbench.report.prediction import Agreement, agreement, is_below_optimum
 from smimbench.report.row import (
+    LIMIT,
+    ZERO,
     OptimalValue,
     Row,
     common_dimension_letter,
@@ -23,7 +26,6 @@ from smimbench.report.row import (
     summed_statuses,
 )
 from smimbench.report.statistics import (
-    ZERO,
     MeanAndError,
     change_between,
     failed_runs,
@@ -59,9 +61,14 @@ class Contender:
     ----------
     settings : str
         Origin of its parameters.
+    ratio_to_limit, ratio_to_limit_error : float or None
+        Geometric mean, over the sample ratios at which it is not 0, of the error (summed over components) over the
+        Bayes-optimal one at infinite size, with its standard error.
     ratio_to_bayes, ratio_error : float or None
-        Geometric mean over the sample ratios whose Bayes-optimal error is not 0 of the error (summed over components) over the
-        Bayes-optimal one, at this size where that is known, with its standard error.
+        The same over the Bayes-optimal error at this size where that is known; None for an algorithm whose own mean it is.
+    optimum_to_limit, optimum_to_limit_error, optimum_source : float or None, str or None
+        The same of the Bayes-optimal error at this size, with its standard error and sources; no number where it is not known
+        or was fitted to the runs of this algorithm.
     where_zero, zero_reached : float or None, bool or None
         The largest error where theory says 0, and whether it is below the target.
     points, missing, unsolved : int
@@ -85,8 +92,13 @@ class Contender:
     problem: str
     algorithm: str
     settings: str
+    ratio_to_limit: float | None
+    ratio_to_limit_error: float | None
     ratio_to_bayes: float | None
     ratio_error: float | None
+    optimum_to_limit: float | None
+    optimum_to_limit_error: float | None
+    optimum_source: str | None
     where_zero: float | None
     zero_reached: bool | None
     points: int
@@ -106,8 +118,8 @@ class Contender:
 
     @property
     def error(self) -> float | None:
-        """Ratio of its error to the optimal error; the error itself where no optimum is known."""
-        return self.mean_error.mean if self.mean_error else self.ratio_to_bayes
+        """Ratio of its error to the limit of the optimal error; the error itself where no optimum is known."""
+        return self.mean_error.mean if self.mean_error else self.ratio_to_limit
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -304,15 +316,21 @@ def _without_optimum(contender: Contender) -> Contender:
     """Convert scores relative to ``UNIT`` to errors, for a problem whose optimal error is unknown."""
     return replace(
         contender,
+        ratio_to_limit=None,
+        ratio_to_limit_error=None,
         ratio_to_bayes=None,
         ratio_error=None,
-        mean_error=MeanAndError(contender.ratio_to_bayes, contender.ratio_error),
+        optimum_to_limit=None,
+        optimum_source=None,
+        mean_error=MeanAndError(
+            contender.ratio_to_limit, contender.ratio_to_limit_error
+        ),
         near_fraction=None,
         unsolved=contender.points,
     )
 
 
-UNIT = OptimalValue(1.0, None, 1.0, None, "")
+UNIT = OptimalValue(1.0, None, 1.0, None, LIMIT)
 """Placeholder 1 for an unknown optimal error, so that ratios to it are the errors themselves."""
 
 
@@ -403,6 +421,35 @@ def _log_ratio(error: float, optimum: float) -> float:
     return min(math.log(error / optimum), LARGEST_LOG)
 
 
+class _Sum(NamedTuple):
+    """Sum over components with its standard error, which is infinite where one is unknown."""
+
+    value: float
+    error: float
+
+    def log_ratio(self, reference: _Sum) -> tuple[float, float]:
+        """Return the logarithm of the ratio to a reference, with its standard error."""
+        errors = self.error / self.value, reference.error / reference.value
+        return _log_ratio(self.value, reference.value), math.hypot(*errors)
+
+
+def _sum(values_and_errors: Iterable[tuple[float | None, float | None]]) -> _Sum:
+    """Sum values with independent standard errors."""
+    values, errors = zip(*values_and_errors)
+    known_errors = [math.inf if error is None else error for error in errors]
+    return _Sum(math.fsum(value or 0.0 for value in values), math.hypot(*known_errors))
+
+
+def _geometric_mean(log_ratios: Sequence[tuple[float, float]]) -> MeanAndError:
+    """Return the geometric mean of ratios, given by logarithms with standard errors; None if there are none."""
+    if not log_ratios:
+        return MeanAndError(None, None)
+    logs, errors = zip(*log_ratios)
+    ratio = _bounded_exp(math.fsum(logs) / len(logs))
+    error = ratio * math.hypot(*errors) / len(logs)
+    return MeanAndError(ratio, error if math.isfinite(error) else None)
+
+
 def _scored_contender(
     algorithm: str, rows: Rows, all_rows: Rows, alpha_count: int
 ) -> Contender:
@@ -414,7 +461,8 @@ def _scored_contender(
     target, metric = rows[0].target, rows[0].metric
     rows_by_grid_point = [*grouped(rows, place).values()]  # components together
     estimated_points = unsolved_points = 0
-    log_ratios, relative_errors, errors_at_zero, nearness_by_point = [], [], [], []
+    errors_to_limit, errors_to_optimum, optima_to_limit = [], [], []
+    errors_at_zero, nearness_by_point, compared_rows = [], [], []
     for components in rows_by_grid_point:
         estimates = [row.estimate for row in components]
         has_estimate = all(estimate.mean is not None for estimate in estimates)
@@ -425,24 +473,28 @@ def _scored_contender(
         if not has_estimate:
             continue
         estimated_points += not 0 < estimates[0].failed == len(estimates[0].values)
-        mean = math.fsum(estimate.mean or 0.0 for estimate in estimates)
-        optimum = math.fsum(row.optimum.value or 0.0 for row in components)
-        if optimum <= ZERO * target:
-            errors_at_zero.append(mean)
-        elif mean > 0:
-            log_ratios.append(_log_ratio(mean, optimum))
-            sems = [
-                math.inf if estimate.sem is None else estimate.sem / mean
-                for estimate in estimates
-            ]
-            sems += [(row.optimum.error or 0.0) / optimum for row in components]
-            relative_errors.append(math.hypot(*sems))
-    ratio = (
-        _bounded_exp(math.fsum(log_ratios) / len(log_ratios)) if log_ratios else None
-    )
-    ratio_error = (
-        ratio * math.hypot(*relative_errors) / len(log_ratios) if ratio else math.inf
-    )
+        error = _sum((estimate.mean, estimate.sem) for estimate in estimates)
+        optima = [row.optimum for row in components]
+        limit = _sum((optimum.limit, optimum.limit_error or 0.0) for optimum in optima)
+        if limit.value <= ZERO * target:
+            errors_at_zero.append(error.value)
+        elif error.value > 0:
+            optimum_at_size = _sum(
+                (optimum.value or optimum.limit, optimum.error or 0.0)
+                for optimum in optima
+            )
+            errors_to_limit.append(error.log_ratio(limit))
+            errors_to_optimum.append(error.log_ratio(optimum_at_size))
+            optima_to_limit.append(optimum_at_size.log_ratio(limit))
+            compared_rows += components
+    ratio_to_limit = _geometric_mean(errors_to_limit)
+    ratio_to_bayes = _geometric_mean(errors_to_optimum)
+    if any(row.is_ratio_circular for row in compared_rows):
+        ratio_to_bayes = MeanAndError(None, None)
+    optimum_to_limit = _geometric_mean(optima_to_limit)
+    sources = dict.fromkeys(row.optimum.source for row in compared_rows)
+    if LIMIT in sources or any(row.is_fitted_to_itself for row in compared_rows):
+        optimum_to_limit = MeanAndError(None, None)
     times = [
         nearness.seconds
         for nearness in nearness_by_point
@@ -457,8 +509,13 @@ def _scored_contender(
         problem=rows[0].place.problem,
         algorithm=algorithm,
         settings=rows[0].place.settings,
-        ratio_to_bayes=ratio,
-        ratio_error=ratio_error if math.isfinite(ratio_error) else None,
+        ratio_to_limit=ratio_to_limit.mean,
+        ratio_to_limit_error=ratio_to_limit.sem,
+        ratio_to_bayes=ratio_to_bayes.mean,
+        ratio_error=ratio_to_bayes.sem,
+        optimum_to_limit=optimum_to_limit.mean,
+        optimum_to_limit_error=optimum_to_limit.sem,
+        optimum_source=", ".join(sources) or None,
         where_zero=max(errors_at_zero, default=None),
         zero_reached=max(errors_at_zero) <= target if errors_at_zero else None,
         points=estimated_points,
@@ -554,8 +611,9 @@ class AlgorithmSummary:
     ----------
     instances, all : int
         Number of instances for which it, or any algorithm, has an estimate.
-    ratio_to_bayes : float or None
-        Geometric mean of error / Bayes-optimal error over the instances where the latter is not 0.
+    ratio_to_limit, ratio_to_bayes : float or None
+        Geometric mean of error / Bayes-optimal error over the instances where the latter is not 0, at infinite size and at the
+        size of the instance; the second is None if it is the mean of the algorithm's own runs.
     to_best, interval : float or None, list or None
         Geometric mean of its error over that of the first algorithm on the same instances, with its interval by Student's t
         on the paired logarithms (None for the first).
@@ -564,6 +622,7 @@ class AlgorithmSummary:
     algorithm: str
     instances: int
     all: int
+    ratio_to_limit: float | None
     ratio_to_bayes: float | None
     to_best: float | None
     interval: list[float] | None
@@ -572,16 +631,29 @@ class AlgorithmSummary:
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
     rows = on_instance_data(rows)
-    instances, log_ratios = errors_and_optima(rows), _log_ratios(with_failures(rows))
+    instances, completed_rows = errors_and_optima(rows), with_failures(rows)
     if len(instances) < 2:
         return []
-    ratios = {
-        algorithm: _bounded_exp(
-            math.fsum(algorithm_logs.values()) / len(algorithm_logs)
-        )
-        for algorithm, algorithm_logs in log_ratios.items()
-        if algorithm_logs
-    }
+    log_ratios = _log_ratios(
+        [
+            replace(row, optimum=replace(row.optimum, value=row.optimum.limit))
+            for row in completed_rows
+        ]
+    )
+    ratios, ratios_at_size = (
+        {
+            algorithm: _bounded_exp(
+                math.fsum(algorithm_logs.values()) / len(algorithm_logs)
+            )
+            for algorithm, algorithm_logs in logs.items()
+            if algorithm_logs
+        }
+        for logs in (log_ratios, _log_ratios(completed_rows))
+    )
+    name_of = names_with_backend(rows)
+    for row in rows:
+        if row.is_ratio_circular:
+            ratios_at_size.pop(name_of(row), None)
     ordered_names = sorted(
         log_ratios,
         key=lambda algorithm: (
@@ -601,6 +673,7 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
                 len(instances[algorithm]),
                 instance_count,
                 ratios.get(algorithm),
+                ratios_at_size.get(algorithm),
                 comparison.ratio if comparison else None,
                 comparison.interval if comparison else None,
             )

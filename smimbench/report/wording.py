@@ -95,8 +95,8 @@ def verdict_line(verdict: Verdict) -> str:
         return f"{problem}: no algorithm produced an estimate"
     is_best = " is best" if len(ranking) > 1 else ""
     phrases = [f"{problem}: {best.algorithm}{is_best}"]
-    if best.ratio_to_bayes is not None:
-        ratio = ratio_words(best.ratio_to_bayes, best.ratio_error)
+    if best.ratio_to_limit is not None:
+        ratio = ratio_words(best.ratio_to_limit, best.ratio_to_limit_error)
         phrases.append(f"{ratio} times the optimal error")
     phrases += _error_phrases(best)
     if best.compared:
@@ -128,8 +128,8 @@ def contender_line(contender: Contender) -> str:
     phrases = []
     if contender.compared:
         phrases.append(compared_words(contender.compared))
-    if contender.ratio_to_bayes is not None:
-        phrases.append(f"{contender.ratio_to_bayes:.3g} times the optimal error")
+    if contender.ratio_to_limit is not None:
+        phrases.append(f"{contender.ratio_to_limit:.3g} times the optimal error")
     phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
     if contender.below_optimum or contender.agreement.prediction in REFUSED:
         phrases.append(agreement_words(contender))
@@ -155,7 +155,7 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
         return []
     if contender.zero_reached:
         phrases = ["0 where the optimal error is 0"]
-        return phrases if contender.ratio_to_bayes is None else []
+        return phrases if contender.ratio_to_limit is None else []
     return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
 
 

@@ -340,11 +340,11 @@ def test_the_board_has_rankings_by_how_settings_were_chosen(made, plugin):
     assert {one["contest"] for one in entries} == {"line, D = 20, alpha 0.5, 1"}
     own = [one for one in entries if one["ranking"] == "self-tuning"]
     assert own[0]["algorithm"] == "ridge"
-    ratios = [one["ratio_to_bayes"] for one in own]
+    ratios = [one["ratio_to_limit"] for one in own]
     assert ratios == sorted(ratios)
     for one in own:
         low, high = one["interval"]
-        assert low < one["ratio_to_bayes"] < high
+        assert low < one["ratio_to_limit"] < high
         if one["behind_leader"] is not None:
             below, above = one["behind_leader"]
             assert below <= above

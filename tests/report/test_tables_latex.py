@@ -70,14 +70,12 @@ def test_every_problem_has_a_table_of_its_contenders(suite, capsys):
         assert [line[0] for line in lines] == [
             one["algorithm"] for one in verdict["contenders"]
         ]
-        ratios = [
-            line[head.index("error / optimal")].partition("±")[0] for line in lines
-        ]
+        ratios = [line[head.index("error / limit")].partition("±")[0] for line in lines]
         for text, one in zip(ratios, verdict["contenders"]):
             assert (
                 text == ""
-                if one["ratio_to_bayes"] is None
-                else float(text) == pytest.approx(one["ratio_to_bayes"], 0.1)
+                if one["ratio_to_limit"] is None
+                else float(text) == pytest.approx(one["ratio_to_limit"], 0.1)
             )
 
 
