@@ -190,7 +190,7 @@ def test_a_z_from_the_limit_is_marked_and_the_mark_explained_below_the_same_tabl
 def test_the_page_and_the_notebook_explain_the_mark_below_their_table():
     text = html_table(ROW, [at()])
     assert "+4.0*" in text
-    assert f"</table><p><small>{MEANING}</small></p>" in text
+    assert f"</table><div><small>{MEANING}</small></div>" in text
     assert MEANING not in html_table(ROW, [known()])
 
 

@@ -346,7 +346,7 @@ def test_a_score_stays_and_stands_beside_what_was_run(tmp_path, capsys):
     assert "zero [red]" in call(capsys, "show", suite, "--results", results)[1]
     rows = smimbench.show(suite, results=results)
     assert "zero [red]" in {r["algorithm"] for r in rows}
-    assert rows._repr_html_().count("<tr>") == 1 + len(rows)
+    assert rows._repr_html_().count("<tr>") == 1 + 2 + 1 + len(rows)
     assert re.search(r"<td[^>]*>[+-]\d+\.\d\?", rows._repr_html_()), (
         "z of two runs is not marked"
     )
