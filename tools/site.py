@@ -22,6 +22,7 @@ from suite import keys
 
 from smimbench.registry.registry import Registry, using
 from smimbench.report.catalogue import item_documents
+from smimbench.report.wording import VERDICT_HELP
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, SOURCES, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "site"
@@ -112,7 +113,18 @@ def gallery() -> str:
     return "\n".join(sections)
 
 
-GENERATED_SECTIONS = {"contracts": contracts, "keys": keys}
+def verdict_phrases() -> str:
+    """What a verdict says and what it means, each phrase as a heading, so that a search for printed words finds it."""
+    return "\n\n".join(
+        f"### {phrase}\n\n{meaning}" for phrase, meaning in VERDICT_HELP.items()
+    )
+
+
+GENERATED_SECTIONS = {
+    "contracts": contracts,
+    "keys": keys,
+    "verdict_phrases": verdict_phrases,
+}
 
 
 def pages() -> dict[str, str]:

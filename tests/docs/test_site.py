@@ -1,12 +1,14 @@
 """The site builds without a warning, has every page, and fetches nothing from elsewhere."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 
 import pytest
 
+from smimbench.report.wording import VERDICT_HELP
 from tests.helpers import ROOT, environment
 
 REFERENCE = ROOT / "results" / "reference"
@@ -77,3 +79,7 @@ def test_the_site_builds_without_a_warning_and_stands_alone():
     assert all((ROOT / "site" / figure).stat().st_size > 1000 for figure in figures)
     for path in REFERENCE.glob("*.json"):
         assert f">{path.stem}<" in pages["gallery.html"]
+    index = json.loads((ROOT / "site" / "search.json").read_text(encoding="utf-8"))
+    found = {item["title"]: item["location"] for item in index["items"]}
+    for phrase in VERDICT_HELP:  # a search for what is printed finds a heading
+        assert found[phrase].startswith("verdict.html#"), phrase
