@@ -428,14 +428,14 @@ COLUMNS: dict[str, list[Column]] = {
         Column("branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
                "algorithms reach).", "branch", words=True),
-        Column("published", partial(number, digits=6), "Value of this quantity in the publication.", "value"),
+        Column("published value", partial(number, digits=6), "Value of this quantity in the publication.", "value"),
         Column("difference", lambda theory, value: f"{theory - value:+.1e}", "Computed theory value minus the published value.",
                "theory value"),
         Column("tolerance", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
                "published value; off: the difference is larger than this.", "tolerance within"),
         Column("printed value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
                "theory` prints, to be tested with --verify.", "printed bound"),
-        Column("Monte Carlo", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
+        Column("Monte Carlo estimate", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),
         Column("standard error", one_digit, "Standard error of the Monte Carlo estimate to the left.", "standard_error"),
         Column("detectable deviation", partial(percent, format_spec=".1%"), "Smallest relative deviation of the printed "

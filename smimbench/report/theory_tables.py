@@ -142,7 +142,7 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
     """Make a table for each set of published values, with the theoretical values."""
     columns: Columns = [
         ALPHA,
-        "published",
+        "published value",
         Column("theory", partial(number, digits=6), fields="theory"),
         "difference",
         "tolerance",
@@ -326,7 +326,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         Column("quantity", _quantity_name, words=True),
         "printed value",
         Column("numerical error", one_digit, fields="error"),
-        "Monte Carlo",
+        "Monte Carlo estimate",
         "standard error",
         Column("z", _z_text),
         "detectable deviation",
