@@ -18,6 +18,8 @@ from board import page as board
 from columns import columns
 from hooks import contracts
 from latex2mathml.converter import convert
+from notebook import PAGE as NOTEBOOK_PAGE
+from notebook import page as notebook
 from suite import keys
 
 from smimbench.registry.registry import Registry, using
@@ -139,6 +141,7 @@ def pages() -> dict[str, str]:
         "gallery.md": gallery(),
         "board.md": board(),
         "columns.md": columns(),
+        NOTEBOOK_PAGE: notebook()[0],
     }
     return {name: _completed(text) for name, text in (written | generated).items()}
 
@@ -150,19 +153,22 @@ def _completed(markdown: str) -> str:
         lambda mark: GENERATED_SECTIONS[mark[1]](),
         markdown,
     )
+    markdown = re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
 def write_sources() -> None:
     """Write the folder that Zensical reads: all pages and figures."""
     shutil.rmtree(SOURCES, ignore_errors=True)
-    ignored = shutil.ignore_patterns("*.md", "*.json")
+    ignored = shutil.ignore_patterns("*.md", "*.json", "*.ipynb")
     shutil.copytree(DOCS, SOURCES, ignore=ignored)
     for name, text in pages().items():
         (SOURCES / name).write_text(text, encoding="utf-8")
+    for name, figure in notebook()[1].items():
+        (SOURCES / name).write_bytes(figure)
     (SOURCES / "gallery").mkdir()
-    for figure in REFERENCE.glob("*.svg"):
-        shutil.copy(figure, SOURCES / "gallery")
+    for path in REFERENCE.glob("*.svg"):
+        shutil.copy(path, SOURCES / "gallery")
 
 
 def draw_formulas(page: Path) -> None:

@@ -47,10 +47,10 @@ ROW: list[str | Column] = [
 """Columns of the HTML table of rows."""
 
 CONTENDER: list[str | Column] = [
-    *RANKING[:-1],
+    *RANKING[:3],
     column_of("error / best", "compared.ratio"),
     column_of("95% interval", "compared.interval"),
-    RANKING[-1],
+    *RANKING[3:],
 ]
 """Columns of the HTML table of algorithms on a problem."""
 

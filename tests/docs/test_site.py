@@ -24,6 +24,7 @@ GENERATED = {
     "gallery.md",
     "board.md",
     "columns.md",
+    "own-optimizer.md",
 }
 
 
@@ -67,6 +68,7 @@ def test_the_site_builds_without_a_warning_and_stands_alone():
         ("hooks", "log_likelihood"),
         ("columns", "s.e.m."),
         ("python", "smimbench.api.run"),
+        ("own-optimizer", 'src="own-optimizer-2.png"'),
     ):
         assert words in pages[f"{page}.html"]
     assert "Sentinel" not in pages["command-line.html"], (
