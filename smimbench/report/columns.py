@@ -164,7 +164,7 @@ def _time_near_text(epsilon: Epsilon, row: Row) -> str:
 
 
 def optimum_at_size_words(
-    ratio: float | None, error: float | None, source: str | None
+    ratio: float | None, error: float | None, source: str | None, separator: str = " "
 ) -> str:
     """Format the Bayes-optimal error at the dimension of the runs over its limit, with its source; unknown is blank.
 
@@ -173,7 +173,9 @@ def optimum_at_size_words(
     if source is None or (ratio is None and not source.startswith(FITTED)):
         return ""
     source = source.replace(FITTED, "fitted to ")
-    return source if ratio is None else f"{ratio_words(ratio, error)} {source}"
+    return (
+        source if ratio is None else f"{ratio_words(ratio, error)}{separator}{source}"
+    )
 
 
 def _peak_share_text(share: float | None, ceiling: str) -> str:

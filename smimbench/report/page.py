@@ -28,6 +28,7 @@ from smimbench.report.wording import (
     VERDICT_HELP,
     agreement_meaning,
     agreement_words,
+    optimum_words,
     reversal_line,
     tied_words,
     verdict_line,
@@ -161,6 +162,7 @@ class _VerdictTexts(NamedTuple):
     agreement_meaning: str
     ratio: str
     ratio_meaning: str
+    at_size: str
     reversal: str
 
 
@@ -183,6 +185,7 @@ def _verdict_texts(verdict: Verdict) -> _VerdictTexts:
         meaning,
         ratio,
         VERDICT_HELP[RATIO],
+        optimum_words(verdict) if ratio else "",
         reversal,
     )
 

@@ -189,7 +189,7 @@ def contender_tables(
 
 
 def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
-    """Make one table of all algorithms on all problems, best first, without what only concerns the time to the optimum."""
+    """Make one table of all algorithms on all problems, best first, without the optimum and the time to it."""
     ranking = [
         contender
         for verdict in verdicts
@@ -198,7 +198,11 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
     ]
     if not ranking:
         return []
-    headings = ("time to 1.05x optimum", "runs at 1.05x optimum")
+    headings = (
+        "optimum / limit at this D",
+        "time to 1.05x optimum",
+        "runs at 1.05x optimum",
+    )
     columns = [
         column
         for column in CONTENDER

@@ -13,6 +13,7 @@ from smimbench.report.prediction import agreement, is_below_optimum
 from smimbench.report.row import row_of
 from smimbench.report.tables import comparison_tables, contender_tables, error_tables
 from smimbench.report.verdict import summary, verdicts
+from smimbench.report.wording import verdict_line
 from smimbench.suite.reader import load_suite
 from tests.helpers import flat, write_suite
 from tests.report.rows import printed, row, values_of
@@ -132,6 +133,23 @@ def test_the_summary_of_all_problems_has_ratios_to_the_limit():
     assert (gamp.algorithm, gamp.ratio_to_bayes) == ("gamp", None)
     assert gamp.ratio_to_limit == pytest.approx(1.1, rel=0.01)
     assert adam.ratio_to_limit == pytest.approx(2.2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([known()], " (optimum at D = 100: 1.075±0.003, sampled), "),
+        (
+            [at(optimum=0.44, optimum_source=FITTED)],
+            " (optimum at D = 100: fitted to gamp), ",
+        ),
+        ([at()], ", "),
+    ],
+    ids=["sampled", "fitted", "unknown"],
+)
+def test_the_verdict_says_what_is_known_at_this_size(rows, words):
+    line = verdict_line(verdicts(rows)[0])
+    assert f" times the optimal error at infinite size{words}" in line
 
 
 # -- z against the prediction at this size ----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
     assert ranking(verdict) == [("gamp", 0), ("adam", 0)]
     assert {entry.agreement.prediction for entry in verdict.contenders} == {"yes"}
     assert verdict_line(verdict) == (
-        "p: gamp is best, 1.000±0.003 times the optimal error, agrees with theory "
+        "p: gamp is best, 1.000±0.003 times the optimal error at infinite size, agrees with theory "
         "(a deviation above 3.5% would have been detected), 1 s per run"
     )
 
@@ -72,7 +72,7 @@ def test_a_ratio_beyond_all_numbers_is_shown_and_stored(largest, bayes):
 def test_what_is_off_its_theory_says_by_how_much():
     verdict = judge(at(0.1, 0.8, 0.4, own=0.4, n=16, dimension=1000))
     assert re.fullmatch(
-        r"p: gamp, 2.00±0.02 times the optimal error, disagrees with theory \(\+100%, z [\d.]+\), 1 s per run",
+        r"p: gamp, 2.00±0.02 times the optimal error at infinite size, disagrees with theory \(\+100%, z [\d.]+\), 1 s per run",
         verdict_line(verdict),
     )
     assert "no prediction" in verdict_line(judge(at(0.1, 0.8, 0.4)))
@@ -209,7 +209,10 @@ def test_other_algorithms_have_the_ratio_of_errors_on_the_same_instances():
     best, adam = verdict.contenders
     assert adam.compared is None
     assert best.compared.ratio == pytest.approx(0.5, rel=1e-3)
-    assert "times the optimal error, 0.5 times adam's error (" in verdict_line(verdict)
+    assert (
+        "times the optimal error at infinite size, 0.5 times adam's error ("
+        in verdict_line(verdict)
+    )
 
 
 def _pair(adam_factors, **more):
