@@ -28,8 +28,9 @@ _SERIES_FROM = 50.0
 
 
 class LogCdf(NamedTuple):
-    """Logarithm of the bivariate normal distribution function ``Phi2(h, k; r)``, with its derivatives; ``value``, its first
-    derivatives ``h_slope`` and ``k_slope``, and the second derivatives (hh, hk, kk) as ``hessian``.
+    """Value and derivatives of ``log Phi2(h, k; rho)``, the log-probability that two standard normals of correlation rho stay
+    below h and k. Fields: ``value``, the first derivatives ``h_slope`` and ``k_slope``, and the second derivatives in hh, kk
+    and hk as ``hessian``.
 
     The derivatives with respect to ``h`` and ``k``, and ``(d2/dh2, d2/dk2, d2/dhdk)`` or None. Every array is shaped like the
     arguments.
@@ -44,8 +45,9 @@ class LogCdf(NamedTuple):
 def log_cdf(
     h: Array, k: Array, r: float, *, sign: Array | None = None, hessian: bool = False
 ) -> LogCdf:
-    r"""Log-probability that two correlated standard normals stay below ``h`` and ``k``, and its gradient. ``r`` is the
-    correlation, with the ``sign`` of every sample, and ``rho`` their product; tails are computed apart.
+    r"""Log-probability, with its derivatives in h and k, that two standard normals stay below the bounds ``h`` and ``k``, one
+    pair per sample. ``r`` is their correlation, multiplied by ``sign`` (1 or -1 per sample) into ``rho``; probabilities below
+    ``_TAIL_PROBABILITY`` (the tail) are computed apart.
 
     .. math::
 
@@ -122,9 +124,9 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Bivariate normal probability, its logarithm and derivatives, accurate where the probability is not small. ``rho`` is
-    the correlation r with its sign, ``s = sqrt(1 - r^2)``; the correlation adds an integral over the angle up to ``arcsin
-    r``.
+    """Probability that two correlated standard normals stay below ``h`` and ``k``, its logarithm and derivatives, accurate
+    where the probability is not small. ``rho`` is the correlation r with the sign of each sample, ``s = sqrt(1 - r^2)``; the
+    probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``.
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -171,7 +173,9 @@ def _log_cdf_central(
 
 
 def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Array]:
-    """Scaled normal probability ``Phi(t) exp(min(t, 0)^2 / 2)`` and hazard ``phi(t) / Phi(t)``, without overflow."""
+    """Normal distribution function at t without its decay, ``Phi(t) exp(min(t, 0)^2 / 2)``, and the hazard (density over
+    distribution function) ``phi(t) / Phi(t)``; neither overflows.
+    """
     negative_part = clip(t, None, 0.0)
     positive_part = clip(t, 0.0, None)
     scaled_probability = special(xp).erfcx(negative_part * -math.sqrt(0.5)) * special(
@@ -183,7 +187,9 @@ def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Arr
 
 
 def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
-    """Excess of the hazard, ``phi(t) / Phi(t) + t``, without cancellation at large negative ``t``."""
+    """Sum ``phi(t) / Phi(t) + t`` of the ``hazard`` at t and t itself, by an asymptotic series at large negative t, where the
+    two cancel.
+    """
     negative_t = clip(t, None, -_SERIES_FROM)
     inverse_square = 1 / (negative_t * negative_t)
     asymptotic_series = (
@@ -196,9 +202,10 @@ def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
 def _log_cdf_tail(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
-    """Logarithm and derivatives of the bivariate normal probability in the tails, by quadrature. The integral runs over the
-    distance ``a`` below h, the smaller bound; ``t`` is the bound of the other variable given the first, ``s = sqrt(1 -
-    r^2)``, and names ending in 0 are values at a = 0.
+    """Log-probability that two normals of correlation ``rho`` (r with a sign) stay below h and k, and its derivatives, where
+    the probability is small; by quadrature over the distance ``a`` of the first normal below its bound h, the smaller one.
+    Given the first, the second normal stays below k with probability ``Phi(t)``; ``s = sqrt(1 - r^2)``, names ending in 0 are
+    values at a = 0, and ``fall`` is the decrease of the hazard ``phi(t) / Phi(t)`` since a = 0.
 
     The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
     divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that

@@ -18,8 +18,9 @@ NODES = 16
 def values_by_panels(
     function: Callable[[Host], Host], x: Host, tolerance: Host
 ) -> Host:
-    """Values of ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth. Panels
-    (intervals of x) are halved until a polynomial resolves each; a panel holds sorted points ``starts`` to ``stops``.
+    """Values of the vector-valued ``function`` at the points ``x``, interpolated from far fewer evaluations where it is smooth.
+    The range of x is split into panels (intervals), halved until a Chebyshev polynomial resolves each to ``tolerance`` (one
+    number per entry of the function); panel k holds the sorted points ``starts[k]`` to ``stops[k]``.
 
     Panels with no more points than nodes are not interpolated: there the function is evaluated at its points. So it is never
     evaluated at more than a few times as many points as there are, and functions that no polynomial follows come out exact.
@@ -100,7 +101,8 @@ def values_by_panels(
 
 
 class ChebyshevFit(NamedTuple):
-    """Chebyshev polynomials fitted to sampled estimates, one for each scramble, and the relative error of the fit.
+    """Chebyshev polynomials on [0, 1] fitted to sampled estimates, one column of ``coefficients`` for each scramble
+    (independent set of random points), and the relative error of the fit.
 
     ``coefficients`` (degree + 1, scrambles) are those in ``2 s - 1``; one column alone has no noise.
     """
@@ -109,7 +111,9 @@ class ChebyshevFit(NamedTuple):
     fit_error: float
 
     def __call__(self, s: Host) -> tuple[Host, Host]:
-        """Value of the fit at positions ``s`` in [0, 1] and its error, from the spread over scrambles and the fit."""
+        """Value of the fit, averaged over scrambles, at positions ``s`` in [0, 1], and its standard error: from the spread over
+        scrambles, and ``fit_error``.
+        """
         values = chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
         standard_error = (
@@ -121,14 +125,17 @@ class ChebyshevFit(NamedTuple):
 
 
 def lobatto_points(count: int) -> Host:
-    """Chebyshev-Lobatto points on [0, 1], both ends included."""
+    """The ``count`` Chebyshev-Lobatto points on [0, 1], extrema of a Chebyshev polynomial, both ends included."""
     return np.asarray((1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2)
 
 
 def chebyshev_fit(
     s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
 ) -> ChebyshevFit:
-    """Fit Chebyshev polynomials to estimates (points, scrambles) with standard errors (points,) at ``s`` in [0, 1]."""
+    """Fit one Chebyshev polynomial of the given ``degree`` per scramble to estimates (points, scrambles) with standard errors
+    (points,) at positions ``s`` in [0, 1], by weighted least squares. ``fit_error`` is the relative error that the fit is
+    stated to have.
+    """
     basis = chebyshev.chebvander(2 * s - 1, degree)
     least_squares = (
         np.linalg.pinv(basis / standard_error[:, None], rcond=1e-14) / standard_error

@@ -37,7 +37,8 @@ from smimbench.numerics.quadrature import gauss_kronrod
 
 
 class FreeConvolution:
-    r"""Free convolution of a spectrum, given by atoms, with semicircular noise of any variance.
+    r"""Free convolution of the spectrum of a symmetric signal S, given by atoms (eigenvalues) with weights, with semicircular
+    noise: the law of the eigenvalues of S + noise, for noise of any variance.
 
     Parameters
     ----------
@@ -89,8 +90,8 @@ class FreeConvolution:
         self.weights = np.bincount(merged_indices, weights) / weights.sum()
 
     def rie(self, x: Array, noise: float) -> Array:
-        """Rotation-invariant estimator: maps an observed eigenvalue x to that of the posterior mean, ``x - 2 noise Re
-        g(x)``. ``noise`` is the variance of the noise.
+        """Rotation-invariant estimator: maps an eigenvalue x of the observed matrix to that of the posterior mean, ``x - 2
+        noise Re g(x)``, with g the Stieltjes transform of the observed spectrum. ``noise`` is the variance of the noise.
 
         Parameters
         ----------
@@ -103,7 +104,8 @@ class FreeConvolution:
         return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
     def subordination(self, x: Array, noise: float) -> tuple[Array, Array]:
-        """Real and imaginary part (n,) of the subordination function ``w = x - noise G(x)`` at x (n,).
+        """Real and imaginary part (n,) of the subordination function ``w = x - noise G(x)`` at observed eigenvalues x (n,),
+        with G the Stieltjes transform of the observed spectrum and ``noise`` the variance of the noise.
 
         G is the Stieltjes transform of the observed law, and the resolvent of S is taken at w; computed in float64, on any
         namespace and device.
@@ -115,8 +117,9 @@ class FreeConvolution:
         ) * noise_root, subordinated.v * noise_root
 
     def _invert(self, x: Array, noise: float) -> _Subordinated:
-        """Solve ``x(u) = x`` for the subordination point u, in units of ``sqrt(noise)``, by Newton's method. The root is kept
-        between ``lower_u`` and ``upper_u``; ``target`` is x in the same units.
+        """Solve for the subordination points u at which the observed eigenvalue ``x(u)`` is ``x``, by Newton's method, and
+        return the values there. All are in units of ``sqrt(noise)``, the standard deviation of the noise; ``target`` is x in
+        these units, and each root stays between ``lower_u`` and ``upper_u``.
 
         The solution lies within ``|x - u| <= 1``.
         """
@@ -158,8 +161,9 @@ class FreeConvolution:
         *,
         rtol: float = 1e-8,
     ) -> Uncertain:
-        """Means of functions over the eigenvalues of the observed matrix, by integration. ``breaks`` are eigenvalues at
-        which a function may have a kink or a jump.
+        """Means of functions over the eigenvalues of the observed matrix S + noise, by integration; ``noise`` is the variance
+        of the noise. The functions take the observed eigenvalue and the posterior mean and variance of the signal's eigenvalue
+        given it; ``breaks`` are eigenvalues at which a function has a kink or a jump.
 
         Parameters
         ----------
@@ -183,7 +187,9 @@ class FreeConvolution:
         noise_root = math.sqrt(noise)
 
         def at_points(p: _Subordinated) -> Host:
-            """The caller's function at subordinated points p, in units of the noise."""
+            """The caller's functions at subordinated points ``p`` (eigenvalue, posterior mean and variance for noise of
+            variance 1), converted to the noise variance at hand.
+            """
             return function(p.x * noise_root, p.shrunk * noise_root, p.variance * noise)
 
         return self._with_atom_error(
@@ -191,8 +197,8 @@ class FreeConvolution:
         )
 
     def mmse(self, noise: float, *, rtol: float = 1e-10) -> Uncertain:
-        """Minimum mean square error ``F(noise)``: the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean. ``noise`` is
-        the variance of the noise.
+        """Minimum mean square error ``F(noise)`` of a signal S of this spectrum: the limit of ``E|S - S_hat|_F^2 / D`` for its
+        posterior mean S_hat. ``noise`` is the variance of the noise, ``rtol`` the relative tolerance of the integral.
 
         Parameters
         ----------
@@ -209,8 +215,8 @@ class FreeConvolution:
         return self._with_atom_error(lambda law: law._mmse(noise, rtol))
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
-        """MMSE of this law, with closed forms where the noise is far smaller than the gaps between atoms. ``rtol`` is the
-        relative tolerance of the integral.
+        """Minimum mean square error at the variance ``noise``, for the atoms as they are; by closed forms if the noise is
+        infinite or far smaller than the gaps between atoms. ``rtol`` is the relative tolerance of the integral.
         """
         if math.isinf(noise):
             variance = float(
@@ -237,7 +243,9 @@ class FreeConvolution:
     def _with_atom_error(
         self, compute: Callable[[FreeConvolution], Uncertain]
     ) -> Uncertain:
-        """Compute a mean over this law, and enlarge its error if the law is known only through finitely many atoms."""
+        """Compute a mean over this law by the function ``compute``. If the law is known only through atoms at its quantiles,
+        compute it again with neighboring atoms merged in pairs, and add three times the change to the error.
+        """
         result = compute(self)
         if self.law == "exact":
             return result
@@ -254,7 +262,9 @@ class FreeConvolution:
         return Uncertain(result.value, error, "quadrature over quantiles")
 
     def _resolution(self, noise: float) -> float:
-        """Rounding error of the largest atom, in units of the width of the narrowest bulk."""
+        """Rounding error of the largest atom, divided by the width of the narrowest bulk (interval of the spectrum) at the
+        variance ``noise``.
+        """
         narrowest_width = math.sqrt(noise) * math.sqrt(float(self.weights.min()))
         return 2e-16 * float(np.abs(self.atoms).max()) / narrowest_width
 
@@ -265,8 +275,9 @@ class FreeConvolution:
         rtol: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Integrate a vector of functions over the observed law by adaptive Gauss-Kronrod quadrature. Panels are intervals of
-        u, parametrized by an angle, and are halved where they are inaccurate; ``breaks`` are eigenvalues with kinks, ``dips``
+        """Integrate a vector-valued ``function`` over the eigenvalues of S + noise by adaptive Gauss-Kronrod quadrature, to the
+        relative tolerance ``rtol``. The variable u of subordination runs over intervals of positive density; panels are parts
+        of these in an angle (u is a sine of it), halved where inaccurate; ``breaks`` are eigenvalues with kinks, ``dips``
         minima of the density.
 
         Panels end at the ``breaks``. On every interval of u the variable is the angle of ``u = center + half sin(angle)``, in
@@ -280,7 +291,9 @@ class FreeConvolution:
         nodes, kronrod_weights, gauss_weights = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
-            """Integrals over each panel, and their error estimates."""
+            """Integrals (functions, n) over each of n panels, given as rows of the interval's two ends and the panel's two
+            angles, and their error estimates.
+            """
             lower_edge, upper_edge, lower_angle, upper_angle = panels.T[..., None]
             angle = (lower_angle + upper_angle) / 2 + (
                 upper_angle - lower_angle
@@ -339,8 +352,9 @@ class FreeConvolution:
 
 
 class _Subordinated(NamedTuple):
-    """Subordination functions at points u (n,), for noise 1: eigenvalue ``x = u + drift``, imaginary part ``v``, ``stretch =
-    dx/du``, and the mean (``shrunk``) and variance of the signal's eigenvalue given x.
+    """Values at subordination points u (n,), for a signal of atoms plus noise of variance 1: observed eigenvalue ``x = u +
+    drift``, imaginary part ``v`` (the density is ``v / pi``), ``stretch = dx/du``, and the posterior mean (``shrunk``) and
+    variance of the signal's eigenvalue given x.
     """
 
     x: Array
@@ -354,7 +368,9 @@ class _Subordinated(NamedTuple):
 def _subordinated(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
-    """Compute the subordination functions at points u, in blocks for which arrays of atoms and points fit into the cache."""
+    """Observed eigenvalue, density and posterior of the signal's eigenvalue (``_Subordinated``) at points u, for a signal whose
+    spectrum is ``atoms`` with ``weights`` and noise of variance 1; in blocks whose arrays fit into the cache.
+    """
     block_size = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
     slices = [
@@ -368,8 +384,9 @@ def _subordinated(
 def _subordinate(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
-    """Subordination functions at one block of points u (n,), by Newton's method for ``t = v^2``; u lies in a bulk where t >
-    0.
+    """Observed eigenvalue, density and posterior (``_Subordinated``) at one block of points u (n,), for a spectrum of ``atoms``
+    with ``weights``. The imaginary part v solves ``sum_i weight_i / ((u - atom_i)^2 + v^2) = 1``, by Newton's method for ``t =
+    v^2``; u lies in a bulk (interval of positive density) where t > 0.
     """
     atom_distance = u[:, None] - atoms[None, :]
     squared_distance = atom_distance * atom_distance
@@ -421,7 +438,9 @@ def _subordinate(
 
 
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
-    """Find the intervals (B, 2) of u with v > 0, and points inside them where v may have a dip, for noise 1.
+    """Find the B intervals (B, 2) of u in which the density of atoms plus noise of variance 1 is positive, and points inside
+    them where it may have a dip (between two atoms that the noise barely merges). A gap lies between two neighboring atoms; an
+    open gap has density 0 inside.
 
     Between neighboring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
@@ -459,8 +478,8 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
 def _solve_edges(
     u: Host, direction: int, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Find the edges of the spectrum next to the points u in one direction (1 or -1), and where they exist: ``G(u) = sum_i
-    weight_i / (u - atom_i)^2`` is 1 there.
+    """Find the edges of the spectrum next to the starting points ``u``, going up (``direction`` 1) or down (-1), and a mask of
+    the points where one exists. At an edge ``G(u) = sum_i weight_i / (u - atom_i)^2`` is 1; solved by Newton's method.
     """
     has_edge = np.zeros(u.shape, dtype=bool)
     unsolved_points = np.arange(u.size)
@@ -483,8 +502,9 @@ def _solve_edges(
 
 
 def _panels(ends: Host, breaks: Host) -> Host:
-    """Initial panels (n, 4) of the integration: both ends of the interval, and lower and upper angle. Panels end at the
-    angles of ``breaks`` (points u), too.
+    """Initial panels of the integration, one row (lower and upper end of an interval of u, lower and upper angle) each: u is
+    the interval's middle plus its half-width times the sine of the angle. Panels also end at the points ``breaks`` of u;
+    ``ends`` are the intervals (B, 2).
     """
     panels = []
     for lower_edge, upper_edge in ends:

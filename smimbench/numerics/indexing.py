@@ -19,7 +19,8 @@ from smimbench.interfaces import Array
 
 
 def places_at_mask(mask: Array) -> Array:
-    """Index (N,) into the selected entries for every position of ``mask``, as used by ``spread_at_mask``.
+    """For every position of ``mask`` (N,), the number of true positions up to and including it, minus one (at least 0): at the
+    k-th true position this is the index of the k-th selected entry, as ``spread_at_mask`` uses it.
 
     At a true position it is the number of true entries before it.
     """
@@ -38,8 +39,8 @@ def spread_at_mask(selected: Array, mask: Array) -> Array:
 def put_at_mask(
     array: Array, mask: Array, selected: Array, *, places: Array | None = None
 ) -> Array:
-    """Copy ``array`` with its entries at true positions of ``mask`` (N,) replaced by those of ``selected``, in order.
-    ``places`` is the index from ``places_at_mask``, if known.
+    """Copy ``array`` with its rows at the true positions of ``mask`` (N,) replaced by the rows of ``selected``, in order.
+    ``places`` is the result of ``places_at_mask(mask)``, if known.
 
     Along the first axis ``selected`` is as long as ``mask`` is true; it may be empty. ``places`` is ``places_at_mask(mask)``, for
     callers that have it.
@@ -84,23 +85,25 @@ def site_values(
 
 
 def site_scales(tokens: int, symmetric: bool = True) -> tuple[float, ...]:
-    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens, which turns the latent z into ``h = factor * z``. If
-    ``symmetric``, pairs (a, b) and (b, a) are one site.
+    """Factor ``sqrt(1 + delta_ab)`` of every pair of tokens a, b, by which the latent z of unit variance is multiplied in the
+    attention index ``h = factor * z``. If ``symmetric``, pairs (a, b) and (b, a) are one site.
     """
     return site_values(tokens, math.sqrt(2.0), 1.0, symmetric)
 
 
 @cache
 def site_entries(tokens: int, symmetric: bool = True) -> tuple[int, ...]:
-    """Position of every pair of tokens in the flattened T x T matrix. If ``symmetric``, pairs (a, b) and (b, a) are one
-    site.
+    """Position of every pair of tokens (a, b) in the flattened T x T matrix, where T is ``tokens``. If ``symmetric``, pairs (a,
+    b) and (b, a) are one site, at the position of the first.
     """
     return tuple(a * tokens + b for a, b in site_pairs(tokens, symmetric))
 
 
 @cache
 def entry_sites(tokens: int) -> tuple[int, ...]:
-    """Index of the pair of tokens of every entry of the flattened symmetric T x T matrix; entries ab and ba share one."""
+    """For every entry (a, b) of the flattened symmetric T x T matrix, the index of its site (pair of tokens); entries ab and ba
+    share one. T is ``tokens``.
+    """
     site_of_pair = {
         pair: site_index for site_index, pair in enumerate(site_pairs(tokens))
     }

@@ -14,7 +14,7 @@ from smimbench.interfaces import Array, Host
 
 
 def symmetric(matrix: Array) -> Array:
-    """Symmetric part ``(A + A^T) / 2`` of matrices (..., P, P)."""
+    """Symmetric part ``(A + A^T) / 2`` of square matrices A (..., P, P)."""
     return (matrix + namespace(matrix).matrix_transpose(matrix)) / 2
 
 
@@ -49,7 +49,9 @@ def symmetric_root(matrix: Array) -> Array:
 
 
 def symmetric_logarithm(matrix: Host) -> Host:
-    """Matrix logarithm (P, P) on the host; eigenvalues below 1e-12 of the largest are raised to that value."""
+    """Logarithm (P, P) of one symmetric matrix on the host, through its eigenvalues; those below 1e-12 of the largest are
+    raised to that value first.
+    """
     return np.asarray(
         spectral_function(
             matrix,
@@ -69,7 +71,7 @@ def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
 
 
 def with_floor(matrix: Array, smallest: float) -> Array:
-    """Raise the eigenvalues of symmetric matrices (..., P, P) to at least ``smallest``.
+    """Symmetric matrices (..., P, P) with eigenvalues below ``smallest`` raised to it; eigenvectors are kept.
 
     Sampling noise can make them negative.
     """

@@ -46,7 +46,8 @@ def _unwrapped(argument: object) -> object:
 
 
 def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Cache a function like ``functools.lru_cache``, with small host arrays among its arguments compared by entries.
+    """Return a decorator that caches a function like ``functools.lru_cache``, with at most ``maxsize`` results, but compares
+    small host arrays among the arguments by their entries.
 
     The function gets read-only copies of them. Where another argument cannot be hashed (an item of a plugin that is a
     dataclass, say) nothing is kept and the function is called each time.
@@ -78,7 +79,9 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 def cached_on(
     owner: object, name: str, compute: Callable[[], T], key: Hashable = None
 ) -> T:
-    """Return ``compute()``, called once for each ``name`` and ``key`` and stored on ``owner``."""
+    """Return ``compute()``, called once for each ``name`` and ``key`` and stored on the object ``owner``; later calls return
+    the stored result.
+    """
     cached_results: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in cached_results:
         cached_results[key] = compute()

@@ -31,7 +31,7 @@ Nodes = tuple[Host, Host]
 
 
 def _read_only(nodes: Host, weights: Host) -> Nodes:
-    """Make nodes and weights read-only."""
+    """Make the arrays of nodes and weights of a rule read-only, and return them; rules are cached and shared."""
     # The arrays are shared by all callers of a cached function.
     nodes.flags.writeable = False
     weights.flags.writeable = False
@@ -40,14 +40,18 @@ def _read_only(nodes: Host, weights: Host) -> Nodes:
 
 @lru_cache(maxsize=64)
 def gauss_hermite(count: int) -> Nodes:
-    """Gauss-Hermite rule for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)``: exact up to degree ``2 count - 1``."""
+    """Gauss-Hermite rule of ``count`` nodes for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)``: exact for polynomials
+    up to degree ``2 count - 1``.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return _read_only(nodes, weights / weights.sum())
 
 
 @lru_cache(maxsize=64)
 def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes:
-    """Gauss-Legendre rule for ``int_lower^upper f(x) dx``: exact up to degree ``2 count - 1``."""
+    """Gauss-Legendre rule of ``count`` nodes for ``int_lower^upper f(x) dx``: exact for polynomials up to degree ``2 count -
+    1``.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(count)
     half_width = 0.5 * (upper - lower)
     return _read_only(0.5 * (upper + lower) + half_width * nodes, half_width * weights)
@@ -55,7 +59,9 @@ def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes
 
 @lru_cache(maxsize=64)
 def gauss_lobatto(count: int) -> Nodes:
-    """Gauss-Lobatto rule for ``int_{-1}^1 f(x) dx``, with both ends as nodes: exact up to degree ``2 count - 3``."""
+    """Gauss-Lobatto rule of ``count`` nodes, both ends among them, for ``int_{-1}^1 f(x) dx``: exact for polynomials up to
+    degree ``2 count - 3``. ``legendre`` is the Legendre polynomial whose extrema are the inner nodes.
+    """
     legendre = np.polynomial.legendre.Legendre.basis(count - 1)
     nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
     return _read_only(nodes, 2 / (count * (count - 1) * legendre(nodes) ** 2))
@@ -63,7 +69,8 @@ def gauss_lobatto(count: int) -> Nodes:
 
 @lru_cache(maxsize=64)
 def half_plane_hermite(count: int) -> Nodes:
-    """Product rule for two independent standard normals ``(x, y)`` and functions even in y; only y >= 0 is used.
+    """Product of two Gauss-Hermite rules (``count`` nodes each) for two independent standard normals ``(x, y)`` and functions
+    even in y; only nodes with y >= 0 are kept, with doubled weights.
 
     ``count``, even, nodes along x: nodes (2, count, count / 2), weights (count, count / 2) whose sum is 1.
     """
@@ -81,7 +88,8 @@ def half_plane_hermite(count: int) -> Nodes:
 
 @lru_cache(maxsize=64)
 def gaussian_trapezoid(count: int) -> Nodes:
-    """Trapezoidal rule for the standard normal law on ``[-8.5, 8.5]``, which omits a mass of 2e-17; ``sum_i w_i = 1``.
+    """Trapezoidal rule of ``count`` equidistant nodes for the standard normal law on ``[-8.5, 8.5]``, which omits a mass of
+    2e-17; the weights add up to 1.
 
     Unlike Gauss-Hermite it keeps its resolution in the tails and for integrands that are far from polynomials: for those
     analytic in the strip ``|Im x| < a`` and spacing ``h`` the error is ``O(exp(-2 pi a / h))``. Every second node of an odd
@@ -94,7 +102,9 @@ def gaussian_trapezoid(count: int) -> Nodes:
 
 @cache
 def gauss_kronrod() -> tuple[Host, Host, Host]:
-    """Gauss-Kronrod rule on (-1, 1): nodes (15,), their weights, and the Gauss weights (7,) of every second node."""
+    """Gauss-Kronrod rule on (-1, 1): the 15 nodes, their Kronrod weights, and the weights of the 7-point Gauss rule at every
+    second node; the two integrals differ by about the error.
+    """
     positive_nodes = [
         0.991455371120812639206854697526329,
         0.949107912342758524526189684047851,
@@ -160,8 +170,8 @@ _COMB = np.linspace(-8.0, 8.0, 1025)
 
 
 class LineMoments(NamedTuple):
-    """Logarithm of the mass (``log_norm``), mean and second moment (``square``) of the integrand on every line, and the error
-    of the mean.
+    """Moments of one integrand per line (each a one-dimensional integral): the logarithm of its mass (``log_norm``), its mean
+    and second moment (``square``) when normalized, and the error of the mean.
 
     Attributes
     ----------
@@ -191,9 +201,10 @@ def line_moments(
     search: bool = True,
     places: Sequence[float] = (),
 ) -> LineMoments:
-    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` on every line, by adaptive quadrature. There are
-    ``count`` lines, cut at ``-reach`` and ``reach`` and first at ``places``; lines that seem zero are searched for a peak
-    if ``search`` is set, and ``rounds`` limits refinement.
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` (phi: standard normal density) on each of ``count`` lines,
+    by adaptive quadrature. ``log_weight(t, lines)`` takes coordinates t and numbers of lines; t is cut at ``-reach`` and
+    ``reach`` and first split at ``places``; at most ``rounds`` refinements, and lines that seem zero are searched for a peak if
+    ``search``.
 
     Parameters
     ----------
@@ -221,7 +232,7 @@ def line_moments(
     """
 
     def integrand(t: Host, lines: Host) -> Host:
-        """Log-weight plus the Gaussian exponent ``-t^2 / 2``, as a host array."""
+        """Logarithm of the integrand at coordinates t of the numbered ``lines``, ``log_weight - t^2 / 2``, as a host array."""
         log_weights = log_weight(
             xp.asarray(t, dtype=xp.float64, device=device),
             xp.asarray(lines, device=device),
@@ -257,9 +268,9 @@ def line_moments(
 
 
 class _Cells(NamedTuple):
-    """Quadrature cells of all lines, (M,) each: number of the line, midpoint, half-width, log-integrand ``values`` (m, M)
-    at the nodes and its largest ``top``, moments over ``exp(top)`` and log-error; a peak may hide between the nodes of a
-    ``rough`` cell.
+    """Quadrature cells (intervals) of all lines, one number per cell: the number of its ``line``, midpoint, half-width, the
+    log-integrand at the cell's m nodes (``values``, (m, M)) and its largest value ``top``, integrals of 1, t, t^2 about the
+    midpoint times ``exp(-top)``, and the logarithm of their error. A peak may hide between the nodes of a ``rough`` cell.
 
     Ordered by line and from left to right; the moments are integrals of 1, t - midpoint and its square.
     """
@@ -288,8 +299,9 @@ def _integrate(
     rounds: int,
     all_moments: LineMoments,
 ) -> None:
-    """Integrate along the numbered lines, starting from cells between the edges, and store the moments in ``all_moments``.
-    Cells of high ``priority`` are split in two, at most ``rounds`` times.
+    """Integrate ``exp(integrand(t, lines))`` along each of the numbered ``lines``, starting from cells (intervals of t) between
+    the ``edges``, and store the results in ``all_moments``. Cells with a large share of the error (high ``priority``) are split
+    in two, at most ``rounds`` times, until the mean of every line is accurate to ``tolerance``.
     """
     cell_starts, cell_stops = (
         np.tile(cell_ends, len(lines)) for cell_ends in (edges[:-1], edges[1:])
@@ -342,8 +354,9 @@ def _integrate(
 def _evaluate_cells(
     integrand: Callable[[Host, Host], Host], line: Host, low: Host, high: Host
 ) -> _Cells:
-    """Evaluate the integrand in cells with ends ``low`` and ``high`` (M,) of the numbered lines. ``values`` is the
-    log-integrand at the nodes.
+    """Evaluate M cells, intervals from ``low`` to ``high`` (M,) of the coordinate t on the numbered lines (``line``): moments
+    by Gauss-Lobatto quadrature, and their error from the decay of Legendre coefficients. ``values`` is the log-integrand at the
+    nodes.
     """
     nodes, weights, to_legendre = _lobatto_rule()
     midpoint = (low + high) / 2
@@ -387,8 +400,9 @@ def _evaluate_cells(
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Logarithm (M,) of the largest integral that each cell could have missed in a peak between its nodes. ``values`` is the
-    log-integrand at nodes of rough cells, bounded in each gap between nodes by extrapolation from both sides.
+    """Logarithm (M,) of the largest integral that each of M cells could have missed in a peak between its nodes. ``values`` is
+    the log-integrand at the nodes of rough cells; in each gap between nodes it is bounded by extrapolation from both sides, and
+    only gaps beside a local maximum (``is_peak``) count.
 
     The log-integrand is taken to be concave.
 
@@ -443,8 +457,10 @@ def _hidden_mass(cells: _Cells) -> Host:
 def _moments_and_priorities(
     cells: _Cells, line_starts: Host, cell_counts: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
-    """Current moments, the refinement priority of every cell, and a mask of lines that are not accurate enough. ``top`` is
-    the largest log-integrand on a line, ``offset`` the distance of a cell to the line's mean, ``square`` the second moment.
+    """Current moments of every line, the refinement priority of every cell (the logarithm of its error), and a mask of lines
+    whose mean is not yet accurate to ``tolerance``. ``top`` is the largest log-integrand on a line, ``offset`` the distance of
+    a cell's midpoint to the line's mean, ``square`` the second moment; a line has ``cell_counts`` cells from ``line_starts``
+    on.
     """
 
     def line_sums(cell_numbers: Host) -> Host:
@@ -489,8 +505,8 @@ def _moments_and_priorities(
 
 
 def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Host:
-    """Points at which cells are split: the largest jump of the log-integrand, or else the midpoint. A jump is bisected
-    between the ``low`` and ``high`` node around it.
+    """Points at which M cells are split in two: inside the largest jump of the log-integrand between nodes, if there is one, or
+    else at the midpoint. The jump is located by bisection between the nodes ``low`` and ``high`` beside it.
     """
     log_integrand = np.maximum(cells.values, cells.top - 60.0)
     value_changes = np.diff(log_integrand, axis=0)
@@ -530,7 +546,8 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
 
 @cache
 def _lobatto_rule() -> tuple[Host, Host, Host]:
-    """Gauss-Lobatto nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1.
+    """Gauss-Lobatto nodes and weights of a cell, m each, and the matrix (m - 1, m) from values at the nodes to Legendre
+    coefficients 1 to m - 1.
 
     The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.
     """

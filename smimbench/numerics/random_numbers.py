@@ -33,7 +33,8 @@ def words(text: str, count: int = 2) -> tuple[int, ...]:
 
 
 def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
-    """Seed of a Monte Carlo integral, from its purpose and an index; it does not depend on the suite.
+    """Seed of a Monte Carlo integral, from a text that names its ``purpose`` and integers ``index`` (such as the number of a
+    scramble); it does not depend on the suite.
 
     Its path is the branch ``monte-carlo``, then the purpose, then the index. The root is 0 whatever the suite says, because
     an integral is a number and not a draw: theory does not depend on the seed of the data.
@@ -55,7 +56,9 @@ def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
 
 
 def monte_carlo_rng(purpose: str, *index: int) -> np.random.Generator:
-    """Random generator seeded with ``monte_carlo(purpose, *index)``."""
+    """Random generator for the Monte Carlo integral named by ``purpose`` and the integers ``index``, seeded with
+    ``monte_carlo(purpose, *index)``.
+    """
     return np.random.default_rng(monte_carlo(purpose, *index))
 
 
@@ -67,7 +70,8 @@ CACHE_SIZE = 4096
 
 @lru_cache(maxsize=CACHE_SIZE)
 def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
-    """Points of a scrambled Sobol sequence in the open unit cube.
+    """Scrambled Sobol points (count, dimension) in the open unit cube, read-only; ``purpose`` and ``index`` seed the
+    scrambling.
 
     Parameters
     ----------
@@ -97,7 +101,9 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
 
 @lru_cache(maxsize=CACHE_SIZE)
 def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
-    """Quasi-random standard normal points (count, dimension), read-only: ``uniform_points`` mapped to normal numbers."""
+    """Quasi-random standard normal points (count, dimension), read-only: ``uniform_points`` mapped to normal numbers;
+    ``purpose`` and ``index`` seed them.
+    """
     from scipy.special import ndtri
 
     points = np.asarray(
@@ -110,7 +116,8 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
 def normal_scrambles(
     dimension: int, count: int, scrambles: int, purpose: str, *index: int
 ) -> Points:
-    """Quasi-random standard normal points (scrambles * count, dimension), in independent scrambles of ``count`` points each.
+    """Quasi-random standard normal points (scrambles * count, dimension), in independent scrambles (randomizations of the
+    sequence) of ``count`` points each; ``purpose`` and ``index`` seed them.
 
     The indices are ``(*index, 0), (*index, 1), ...``. They are not cached, so there may be many.
     """
@@ -127,7 +134,8 @@ def normal_scrambles(
 def whitened_points(
     dimension: int, count: int, purpose: str, *index: int, paired: bool = True
 ) -> Points:
-    """Quasi-random standard normal points (count, dimension) whose covariance is exactly I, read-only.
+    """Quasi-random standard normal points (count, dimension) whose second moment matrix is exactly I, read-only. If ``paired``,
+    the second half are the negatives of the first; ``purpose`` and ``index`` seed them.
 
     ``paired``: the points are x and -x. Then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
     """

@@ -31,8 +31,9 @@ sizes of 15 instead of 20."""
 
 
 class SizeFit(NamedTuple):
-    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes. ``coefficients`` are (limit, b, c), with standard
-    ``errors`` part by part; ``laws`` are the powers of 1/D at every size.
+    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes D. ``coefficients`` are (limit, b, c); ``errors`` (3,
+    K + 3) what each value and each penalty adds to their standard errors; ``laws`` (K, 3) the powers 1, 1/D, 1/D^2 at every
+    size; ``chi2`` the penalized sum of squares.
 
     Attributes
     ----------
@@ -55,8 +56,8 @@ class SizeFit(NamedTuple):
 def fit_sizes(
     sizes: Host, values: Host, errors: Host, scales: Sequence[float]
 ) -> SizeFit:
-    r"""Fit ``limit + b / D + c / D^2`` to values at several sizes D, by penalized least squares. ``scales`` are standard
-    deviations of the coefficients known beforehand; infinite where nothing is known.
+    r"""Fit ``limit + b / D + c / D^2`` to values with standard ``errors`` at several sizes D, by penalized least squares.
+    ``scales`` are the standard deviations about 0 of (limit, b, c) known beforehand, infinite where nothing is known.
 
     Coefficients are normal variables around 0, as far as they are known.
 
@@ -133,8 +134,9 @@ def extrapolate(
     dof: float = math.inf,
     second: float = SECOND,
 ) -> Extrapolation:
-    r"""Extrapolate values at three or more sizes D to infinite size, by ``fit_sizes``. D, y and e are sizes, values and
-    errors; ``second`` is how large c may be, relative to the value.
+    r"""Extrapolate values at three or more sizes D to infinite size, by fitting ``limit + b / D + c / D^2``. D, y and e are
+    sizes, values and their standard errors, ``dof`` the degrees of freedom of the errors; ``second`` is how large ``c / D^2``
+    may be, relative to the value.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
@@ -220,8 +222,9 @@ def extrapolate(
 def pooled_errors(
     sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
 ) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, from a variance that is fitted to all sizes together. ``D``, ``s`` and ``n``
-    are sizes, standard deviations over runs and numbers of runs.
+    r"""Standard errors of means over few runs, from a power law in the size D that is fitted to the variances of all sizes
+    together; and the degrees of freedom of the error extrapolated to infinite D. ``D``, ``s`` and ``n`` are sizes, standard
+    deviations over runs and numbers of runs; ``bartlett`` is the statistic that tests the power law.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of
@@ -295,8 +298,8 @@ def pooled_errors(
 
 
 def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
-    """Fit a power law of the size to the variances of runs; return its coefficients and their covariance. ``powers`` (K, 2)
-    are 1 and log size, ``degrees`` the degrees of freedom of every variance.
+    """Fit a power law of the size D to the variances of runs at K sizes; return its coefficients (log-variance at the smallest
+    size, power) and their covariance. ``powers`` (K, 2) are 1 and log D, ``degrees`` the degrees of freedom of every variance.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.

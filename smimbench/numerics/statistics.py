@@ -21,7 +21,9 @@ ROUNDING = 1e-12
 
 
 def effective_sample_size(samples: Array) -> Array:
-    r"""Effective number of samples ``(\sum |x|)^2 / \sum x^2`` along the first axis; 0 if all of them are 0."""
+    r"""Effective number of samples x along the first axis, ``(\sum |x|)^2 / \sum x^2``: all of them if equal, 1 if one
+    dominates, 0 if all are 0.
+    """
     magnitudes = np.abs(np.asarray(samples, dtype=float))
     largest_magnitude = magnitudes.max(axis=0, initial=0.0)
     scaled_magnitudes = magnitudes / np.where(
@@ -41,9 +43,10 @@ def controlled_mean(
     faintest: float = 0.0,
     collinear: float = 1e-9,
 ) -> tuple[Host, Host]:
-    """Means of several random numbers, with variance reduced by regression on control variates. Samples y and controls x come
-    in scrambles; controls of a standard deviation below ``faintest`` and directions with singular values below ``collinear``
-    are left out.
+    """Means, with standard errors, of several random numbers y (columns of ``samples``), after regression on control variates x
+    (``controls``), whose means are 0. Both are lists with one array per scramble, and each scramble takes its regression
+    coefficients from the others; controls of a standard deviation below ``faintest`` and directions with relative singular
+    values below ``collinear`` are left out.
 
     Parameters
     ----------
@@ -102,7 +105,9 @@ def quantile(share: float, dof: float = math.inf) -> float:
 
 
 def normal_score(score: float, dof: float) -> float:
-    """Normal score with the same tail probability as ``score`` >= 0 under Student's t law with ``dof`` degrees of freedom."""
+    """Standard normal quantile with the same tail probability as the t statistic ``score`` >= 0 under Student's t law with
+    ``dof`` degrees of freedom.
+    """
     if dof > 1e4 or score == 0 or math.isinf(score):
         return score
     from scipy.special import ndtri, stdtr
