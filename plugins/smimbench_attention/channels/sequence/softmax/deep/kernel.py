@@ -51,7 +51,10 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 @jit
 def _choose_centers(table, sample, prior, gaussians, points, component_sizes, seeds):
-    """Choose centers, ``seeds`` of score, sign of u and place, among points of large weight, and fit Gaussians around them.
+    """Choose the centers of ``gaussians`` (8, 8, 9) for one ``sample`` among random points of large weight, then fit the
+    Gaussians. Rows of ``seeds`` get a center's score, the sign of the outputs u there, and its whitened latents. ``points`` are
+    random numbers for each of the three components of the mixture, ``component_sizes`` their counts; ``prior`` is a
+    ``LatentLaw``, ``table`` work space.
 
     Without replacement. The square roots of the weights are the odds: bold, but not blind to small modes.
     """
@@ -100,7 +103,10 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
 
 @jit
 def _fit_gaussians(table, sample, prior, gaussians, seeds):
-    """Move the centers ``seeds`` to maxima by damped Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``.
+    """Move the centers in ``seeds`` (score, sign of u, whitened latents) to maxima of the posterior of one ``sample`` by damped
+    Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``. ``cost`` is half of |x|^2 + |r|^2, where the
+    residual r says by how much the last layer's latents z_L that the outputs u fix miss their conditional mean; derivatives are
+    differences.
 
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
@@ -159,7 +165,7 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
 
 @jit
 def _dot(x, y, n):
-    """Scalar product of the first n entries of two rows."""
+    """Scalar product of the first n entries of the rows x and y."""
     total = 0.0
     for i in range(n):
         total += x[i] * y[i]
@@ -168,7 +174,8 @@ def _dot(x, y, n):
 
 @jit
 def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
-    """Write the Gaussian around a center from the residual and its derivative J.
+    """Write into ``gaussian`` (8, 9) the Gaussian around the center in its row 0, from ``residual`` r (M,) of the last layer's
+    latents and ``jacobian_rows`` J, its derivative with respect to the ``dimension`` whitened latents; ``tokens`` is M.
 
     J in rows 1 to 3, an orthonormal basis of the rows of (J, I) in 4 to 6, the step to the maximum in 7; behind the center the
     logarithm of the root of the curvature's determinant.
@@ -200,7 +207,9 @@ def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
 
 @jit
 def _sum_out_signs(table, n, omega, prior):
-    """Compute the probabilities FLIPPED of the other sign of each layer, and the covariances PAIRS of two flips, of n points.
+    """Compute, at n points, the posterior probability FLIPPED that the latents z of a layer have the other sign, and the
+    covariances PAIRS of the flips of two layers. Capitals are rows of ``table``; ``flips`` is a bit mask of layers, ``log_gain``
+    what flipping them adds to the log-prior ``N(omega, V)``, ``prior.precision`` is V^{-1}.
 
     A label does not change with these signs, so only the Gaussian prior tells them apart, and they are summed out exactly.
     """
@@ -271,7 +280,9 @@ def _sum_out_signs(table, n, omega, prior):
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
-    """Add the sums of products of two rows to ``sums``, each point to the scramble it belongs to."""
+    """Add sums over n points of the products of two rows to ``sums`` (scrambles,): each point to its scramble, that is, its
+    independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
+    """
     for scramble in range(
         first_point // scramble_points, (first_point + n - 1) // scramble_points + 1
     ):
@@ -288,7 +299,10 @@ def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, 
 def _accumulate(
     table, first_point, n, scramble_points, omega, prior, second_moments, sums
 ):
-    """Add points to the sums (K, scrambles) of the weight, its square, the shift, and second moments or their traces."""
+    """Add n points of ``table``, from index ``first_point`` on, to ``sums`` (K, scrambles): of the weight, its square, the
+    weighted shift ``z - omega`` of the latents, and its weighted second moments, all products if ``second_moments``, else traces
+    over tokens. ``scramble_points`` is the number of points in a scramble, ``prior`` a ``LatentLaw``.
+    """
     layers, tokens = omega.shape
     dimension, weight, flip_products, unit_weights = (
         layers * tokens,
@@ -365,7 +379,10 @@ def _estimate(
     sums,
     estimates,
 ):
-    """Estimate one sample from all scrambles, by ratios of sums of weights: log-unit, mass, error, means, into ``estimates``.
+    """Estimate the posterior moments of one ``sample`` (outputs u, means omega) by importance sampling, as ratios of ``sums``
+    over points; return the effective number of points. ``estimates`` gets the logarithm of the unit of weights, the partition
+    function in that unit (mass), the error, and means. ``points`` are random numbers for each of the three components of the
+    mixture, ``component_sizes`` the number of points of each in a scramble.
 
     Returns the effective number of points.
     """
@@ -458,7 +475,10 @@ def _estimate(
 def _estimate_runs(
     table, sample, prior, gaussians, points, second_moments, sums, estimates
 ):
-    """Estimate one sample in independent runs, into the rows of ``estimates``; return the least effective number of points."""
+    """Estimate the posterior moments of one ``sample`` in independent runs, into the rows of ``estimates``; return the least
+    effective number of points. ``points`` is a pair: the random numbers by component and run, and the number of points by
+    component in a scramble.
+    """
     fewest_points = math.inf
     for run in range(len(estimates)):
         run_points = points[0][0][run], points[0][1][run], points[0][2][run]
@@ -481,7 +501,9 @@ def _estimate_runs(
 
 @compiled
 def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, estimates):
-    """Compute the posterior moments of all samples, one after the other, by importance sampling.
+    """Compute into ``estimates`` the posterior moments of latents ``z ~ N(omega, V)``, ``prior``, given outputs ``u``, sample by
+    sample, by importance sampling. Where the error is above ``accuracy``, or few points count, estimates are made again with more
+    points.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
     pairs, of points for each component and their number in a scramble: pilot, improvement, first and last estimate;
@@ -549,7 +571,9 @@ def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, est
 
 @compiled
 def mixing_of_samples(z, skip, matrix_entries):
-    """Off-diagonal entries and determinant ``matrix_entries`` (3, n) of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
+    """Compute ``matrix_entries`` (3, n), the off-diagonal entries and the determinant of ``B / (1 + c)^K``: B is the product of
+    the attention matrices of K layers with latents ``z`` (n, K, 2), c = ``skip`` the weight of the skip connection.
+    """
     table = np.zeros((ROWS, STRIDE))
     for first_point in range(0, len(z), BATCH_POINTS):
         n = min(BATCH_POINTS, len(z) - first_point)

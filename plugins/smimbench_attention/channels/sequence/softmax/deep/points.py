@@ -65,7 +65,10 @@ GAUSSIAN_WIDTH = 1.3
 
 
 class LatentLaw(NamedTuple):
-    """Network, and constants of the prior ``N(omega, V (x) I)`` of its latents."""
+    """Network, and constants of the prior ``N(omega, V (x) I)`` of its latents z: number of tokens M, weight ``skip`` = c of the
+    skip connection; ``root root^T`` is V of the L - 1 layers before the last, ``slopes`` and ``noise`` are the coefficients and
+    the variance of the last layer given those, ``precision`` is V^{-1}, ``diagonal`` says whether V is, ``variances`` are diag V.
+    """
 
     tokens: int
     skip: float
@@ -82,34 +85,37 @@ jit = njit(fastmath={"contract"}, error_model="numpy")
 
 @inline
 def bounded_exp(x):
-    """Exponential of x clipped to [-700, 700]."""
+    """Exponential of x, with x clipped to [-700, 700]."""
     return exp(min(max(x, -700.0), 700.0))
 
 
 @jit
 def fill_row(row, n, value):
-    """Set the first n entries of a row to a constant."""
+    """Set the first n entries of a row to the constant ``value``."""
     for j in range(n):
         row[j] = value
 
 
 @jit
 def add_row(row, addend, n, factor):
-    """Add a multiple of another row to a row, in place."""
+    """Add ``factor`` times the first n entries of the row ``addend`` to a row, in place."""
     for j in range(n):
         row[j] += factor * addend[j]
 
 
 @jit
 def add_product(row, row_1, row_2, n, factor):
-    """Add a multiple of the elementwise product of two rows to a row, in place."""
+    """Add ``factor`` times the elementwise product of the first n entries of ``row_1`` and ``row_2`` to a row, in place."""
     for j in range(n):
         row[j] += factor * row_1[j] * row_2[j]
 
 
 @jit
 def multiply_attention(table, n, layers, first_layer, skip):
-    """Product of the attention of two tokens, layers ``first_layer`` to ``layers``: entries OFF_1, OFF_2, determinant DET.
+    """Multiply, at n points, the 2 x 2 attention matrices of the layers ``first_layer`` to ``layers``, with latents in the rows Z
+    of ``table`` and skip connections of weight ``skip`` = c; write the product's off-diagonal entries OFF_1, OFF_2 and
+    determinant DET. Locals belong to one layer: tokens' values h_1 and their ``difference`` after the layers below,
+    ``attention_1`` of each token to itself.
 
     Latents stand in the rows Z, and the product is ``B / (1 + c)^K``, whose rows sum to 1. INNER is the determinant without
     the last layer, SIDE is ``h_1 - h_2`` of the last layer.
@@ -160,7 +166,10 @@ def multiply_attention(table, n, layers, first_layer, skip):
 
 @jit
 def _solve_two(table, n, u, prior):
-    """Solve for z_L of two tokens, at the sign + of u, and for the determinant of B; into the rows SOLVED and DET."""
+    """Solve ``u = B z_L`` for the last layer's latents z_L (rows SOLVED) of two tokens at n points, B the product of the
+    attention matrices of the layers below, and write its determinant to the row DET. ``u`` holds the outputs, taken with sign +,
+    and u_1 - u_2.
+    """
     hidden_layers = prior.root.shape[0]
     multiply_attention(table, n, hidden_layers, 0, prior.skip)
     inverse_growth = (1.0 + prior.skip) ** -hidden_layers
@@ -185,7 +194,9 @@ def _solve_two(table, n, u, prior):
 
 @inline
 def _attention_of_three(query, key_1, key_2, skip):
-    """Row of ``A(v) = c I + S(v)`` of the token with value ``query``: its own entry and those of the two others."""
+    """Row of the attention matrix ``A(v) = c I + softmax(v v^T)`` of the token with value ``query``, c = ``skip``: its entry for
+    itself, and those for the two other tokens, with values ``key_1`` and ``key_2``.
+    """
     odds_1 = bounded_exp(query * (key_1 - query))
     odds_2 = bounded_exp(query * (key_2 - query))
     own_weight = 1.0 / (1.0 + odds_1 + odds_2)
@@ -194,7 +205,9 @@ def _attention_of_three(query, key_1, key_2, skip):
 
 @jit
 def _solve_three(table, n, u, prior):
-    """Solve for z_L of three tokens after one layer (x, y, z), of attention (a, b, c; d, e, f; g, h, i), cofactors p, q, r."""
+    """Solve ``u = A z_L`` for the last layer's latents (rows SOLVED) of three tokens at n points: A is the attention matrix (a,
+    b, c; d, e, f; g, h, i) of the one layer below, whose latents are (x, y, z); (p, q, r) are cofactors of its first row.
+    """
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
         x, y, z = table[Z, j], table[Z + 1, j], table[Z + 2, j]
@@ -220,7 +233,10 @@ def _solve_three(table, n, u, prior):
 
 @jit
 def integrand(table, n, sample, prior):
-    """Log-integrand, but for the determinant of B, at n whitened points XI: PLUS and MINUS, for both signs of u."""
+    """Compute, at the n whitened latents in rows XI of ``table``, the logarithm of the posterior density of one ``sample``
+    (outputs u, means omega) up to the determinant of B, for the sign + of u (row PLUS) and the sign - (row MINUS). Latents are z
+    = omega + dz, and the last layer's are solved for.
+    """
     u, omega = sample
     tokens, hidden_layers = prior.tokens, prior.root.shape[0]
     energy, log_plus, log_minus = table[ENERGY], table[PLUS], table[MINUS]
@@ -272,7 +288,9 @@ def integrand(table, n, sample, prior):
 def _draw_gaussians(
     table, first_point, n, points, points_per_center, gaussians, dimension, tokens
 ):
-    """Draw whitened points XI from Gaussians around the centers, narrow along the solved directions.
+    """Draw n whitened latents (rows XI) from the Gaussians around the centers, ``points_per_center`` from each in turn;
+    ``points`` are standard normal numbers, of which n are used from ``first_point`` on. The Gaussians are narrow along the
+    directions that a label fixes.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
     """
@@ -298,7 +316,10 @@ def _draw_gaussians(
 
 @inline
 def _gap_constants(layer, omega, u, prior):
-    """Scale of a layer's token difference, mean and width of that of z_L, ``|u_1 - u_2| / (1 + c)^{L-2}`` and that power."""
+    """Constants for drawing the difference (gap) of two tokens in one layer: its prior standard deviation given the layers
+    before; mean and standard deviation of that of the last layer; the gap of outputs ``|u_1 - u_2| / growth``; and ``growth = (1
+    + c)^{L-2}``.
+    """
     hidden_layers = prior.root.shape[0]
     last_mean_gap = omega[hidden_layers, 0] - omega[hidden_layers, 1]
     last_gap_deviation = math.sqrt(2.0 * prior.variances[hidden_layers])
@@ -314,7 +335,9 @@ def _gap_constants(layer, omega, u, prior):
 
 @jit
 def _draw_gaps(table, n, sample, prior):
-    """Draw points xi_1, xi_2 (whitened latents of two tokens) for nearly singular attention: gaps solved for or drawn by size.
+    """Draw n points of whitened latents xi_1, xi_2 of two tokens, layer by layer, for nearly singular attention matrices: the
+    difference (gap) of the tokens is drawn uniformly in its logarithm, ``is_by_size``, or from the prior; in the layer before the
+    last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention.
 
     The difference of the tokens of ``z_L`` is drawn from its prior; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``
@@ -391,7 +414,10 @@ def _draw_gaps(table, n, sample, prior):
 
 @jit
 def _gap_densities(table, n, sample, prior):
-    """Density of the points xi_1, xi_2 of ``_draw_gaps`` over the standard normal one at 0: FACTOR times the exp of GAP."""
+    """Compute the density with which ``_draw_gaps`` draws each of n points of whitened latents xi_1, xi_2, relative to the
+    standard normal density at 0: the row FACTOR times the exponential of the row GAP. A gap is the difference of two tokens;
+    locals are of one layer.
+    """
     u, omega = sample
     hidden_layers = prior.root.shape[0]
     hidden_difference = table[SIDE]
@@ -460,7 +486,10 @@ def _gap_densities(table, n, sample, prior):
 
 @jit
 def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
-    """Logarithm of the density of one Gaussian at every point, over the standard normal one at 0, into ``log_density``."""
+    """Write to ``log_density`` the logarithm of the density of one ``gaussian`` at each of n points (rows XI of ``table``),
+    relative to the standard normal density at 0. Its ``mean`` is the center, its precision the unit matrix plus J^T J with the
+    rows ``jacobian_1`` to 3 of J.
+    """
     squared_norm = log_density
     projection_1 = table[SPARE]
     projection_2 = table[SPARE + 1]
@@ -495,7 +524,10 @@ def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
 def draw_points(
     table, component, first_point, n, sample, prior, gaussians, points, component_sizes
 ):
-    """Draw a block of n points of a component (prior 0, Gaussians 1, gaps 2) from normal ``points``, with log-weights WEIGHT.
+    """Draw n points of whitened latents from one ``component`` of the mixture (0: prior, 1: ``gaussians``, 2: gaps of tokens) for
+    one ``sample``, into ``table``, with log-weights WEIGHT: integrand over density of the whole mixture. ``points`` (K, count)
+    are normal, then uniform numbers, used from ``first_point`` on; ``component_sizes`` are the numbers of points of the three
+    components.
 
     These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
     """
