@@ -102,6 +102,7 @@ def tune(
     workers: int | None = 1,
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
+    progress: bool = True,
 ) -> list[JsonObject]:
     """Tune the parameters that ``[algorithms.tune]`` names, on seeds that no score uses; ``run`` then uses the best setting.
 
@@ -112,15 +113,22 @@ def tune(
 
     suite, store = _open_suite(suite, results, overrides, only)
 
-    def run_trials(cells: list[Cell], trials: Store) -> bool:
-        """Run the trials of a search, and return whether all of them have a record."""
-        campaign = plan_campaign(
-            suite, trials, (backend,), cells=cells, workers=workers
-        )
-        campaign.run()
-        return not campaign.count_missing()
+    with _progress_bar(progress) as show_progress:
 
-    return search_all(suite, store, backend, run_trials)
+        def run_trials(cells: list[Cell], trials: Store) -> bool:
+            """Run the trials of a search, and return whether all of them have a record."""
+            campaign = plan_campaign(
+                suite, trials, (backend,), cells=cells, workers=workers
+            )
+            total, record_numbers = len(campaign.cells_to_run), itertools.count(1)
+            campaign.run(
+                lambda record: show_progress(
+                    f"tuning {suite.name}", next(record_numbers), total
+                )
+            )
+            return not campaign.count_missing()
+
+        return search_all(suite, store, backend, run_trials)
 
 
 def show(

@@ -163,6 +163,15 @@ def test_a_notebook_shows_a_bar_without_further_packages(tmp_path, monkeypatch):
     texts = [one["text/plain"] for one in shown]
     assert texts[0] == texts[-1] == ""
     assert f"[{'#' * 15:30}] 2 / 4 small" in texts
+    shown.clear()
+    smimbench.tune(
+        write_suite(
+            tmp_path, f"{SUITE}\n[algorithms.tune]\nlearning_rate = [0.1, 0.2]"
+        ),
+        results=tmp_path / "r",
+    )
+    assert any("tuning small" in one["text/plain"] for one in shown)
+    assert shown[-1] == {"text/plain": ""}
 
 
 # -- theory ---------------------------------------------------------------------------------------------------------------
