@@ -39,12 +39,16 @@ information 1.5% too small, and susceptibilities 4%."""
 
 
 def _has_table(network: Network, Q: Host, V: Host) -> bool:
-    """Whether the information at (Q, V) is computed from tables: two tokens with few known layers."""
+    """Whether the information of ``network`` at overlap Q and error V, both (L, L), is computed from tables: two tokens, and few
+    layers with an overlap.
+    """
     return network.tokens == 2 and last_layer.supports(Q, V, network.skip)
 
 
 def labels_for_differences(network: Network, Q: Array, V: Array) -> int:
-    """Number of random labels that suffices for finite differences of the information around (Q, V)."""
+    """Number of random labels that suffices for finite differences of the information of ``network`` around overlap Q and error
+    V.
+    """
     return (
         2**12
         if network.is_exact or _has_table(network, to_host(Q), to_host(V))
@@ -55,7 +59,8 @@ def labels_for_differences(network: Network, Q: Array, V: Array) -> int:
 def means_over_labels(
     network: Network, Q: Array, V: Array, labels: int | None, kind: int
 ) -> Uncertain:
-    """Information (``kind`` 0) or susceptibility (2) and its error for a batch of (Q, V), from tables or random ``labels``.
+    """Information (``kind`` 0) or susceptibility (2), with its error, at a batch of overlaps Q and errors V (..., L, L), as means
+    over so many random ``labels`` (None: the default number), whose posteriors come from tables where there are some.
 
     For two layers or more.
     """
@@ -91,7 +96,8 @@ def means_over_labels(
 
 
 def _rotate_to_differences(normal: Host, network: Network) -> Host:
-    """Reshape normal numbers (n, L M) to (n, L, M): the first L (M - 1) are differences of tokens, the last L sums.
+    """Turn standard normal numbers ``normal`` (n, L M) into those of L layers and M tokens, (n, L, M): the first L (M - 1) become
+    differences of tokens, the last L their sums.
 
     Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
     information of two layers are 1.2 to 1.5 times smaller so, up to a factor of 2 for the last layer.
@@ -113,7 +119,10 @@ def _rotate_to_differences(normal: Host, network: Network) -> Host:
 def _draw_labels(
     network: Network, Q: Host, V: Host, labels: int, scramble: int
 ) -> Labels:
-    """Draw the labels of one scramble of points, and compute their posterior moments."""
+    """Draw so many ``labels`` of one ``scramble``, an independent set of quasi-random points, at overlap Q and error V (L, L):
+    estimates omega ~ N(0, Q), latents z ~ N(omega, V) and their outputs u; and compute the posterior moments of each, whitened by
+    ``V^{-1/2}``.
+    """
     layers = network.layers
     tokens = network.tokens
     latent_count = layers * tokens
@@ -184,7 +193,8 @@ def _draw_labels(
 
 
 def default_labels(network: Network, Q: Host, V: Host) -> int:
-    """Default number of labels to draw: if the posterior is exact, as many as the accuracy ``TARGET_ERROR`` needs.
+    """Number of labels to draw by default for ``network`` at overlap Q and error V (L, L): where the posterior is integrated
+    exactly, as many as a relative error of ``TARGET_ERROR`` takes, judged by the spread of ``FEWEST_LABELS`` labels.
 
     The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
@@ -210,7 +220,8 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
 
 @by_value(maxsize=512)
 def label_averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
-    """Information and susceptibility averaged over ``labels`` labels in all scrambles; ``Q`` and ``V`` (L, L).
+    """Information and susceptibility of ``network`` at overlap Q and error V (L, L), with their errors, averaged over ``labels``
+    random labels, all scrambles together. A layer is learned, ``is_learned``, where it has an overlap.
 
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
     out: numerical errors would not have mean zero.

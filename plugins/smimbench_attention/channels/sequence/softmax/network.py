@@ -35,12 +35,12 @@ class Network(NamedTuple):
 
 
 def log_attention(v: Array) -> Array:
-    """Row-wise log-softmax ``log S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
+    """Row-wise log-softmax ``log S(v)`` of ``v v^T``, (..., M, M), for the hidden values ``v`` (..., M) of M tokens."""
     return log_softmax(v[..., :, None] * v[..., None, :])
 
 
 def attention(v: Array) -> Array:
-    """Row-wise softmax ``S(v)`` of ``v v^T``: (..., M) to (..., M, M)."""
+    """Row-wise softmax ``S(v)`` of ``v v^T``, (..., M, M), for the hidden values ``v`` (..., M) of M tokens."""
     xp = namespace(v)
     logits = v[..., :, None] * v[..., None, :]
     exponentials = xp.exp(logits - reduce_tokens(xp.maximum, logits))
@@ -59,7 +59,9 @@ def _apply_transposed(matrix: Array, vector: Array) -> Array:
 
 
 def attention_product(layer_latents: Array, skip: float) -> Array:
-    """Product ``B_K`` (..., M, M) of the attention matrices of the K >= 1 layers ``layer_latents`` (..., K, M)."""
+    """Product ``B_K`` (..., M, M) of the attention matrices ``c I + S(h_l)`` of the K >= 1 layers with latents ``layer_latents``
+    (..., K, M); ``skip`` is c.
+    """
     xp = namespace(layer_latents)
     B = attention(layer_latents[..., 0, :]) + skip * identity_like(
         layer_latents.shape[-1], layer_latents
@@ -70,7 +72,9 @@ def attention_product(layer_latents: Array, skip: float) -> Array:
 
 
 def output(z: Array, skip: float) -> Array:
-    """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
+    """Last hidden vector ``u = B_{L-1} z_L`` (..., M) of the latents ``z`` (..., L, M); ``skip`` is the skip connections' weight
+    c.
+    """
     z_last = z[..., -1, :]
     return (
         z_last
@@ -80,7 +84,9 @@ def output(z: Array, skip: float) -> Array:
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
-    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode: attention matrices S, products B.
+    """Gradient of ``sum(cotangent * u(z))`` with respect to the latents ``z`` (..., L, M), by reverse mode, where u is the last
+    hidden vector. S and B list the attention matrices of the layers and their products, ``gradient_h``, ``gradient_S`` and
+    ``gradient_B`` are the derivatives with respect to hidden vectors and those; ``skip`` is the weight c of the skip connection.
 
     ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
     """
@@ -112,7 +118,9 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
 
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
-    """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M); ``S`` is ``attention(v)``."""
+    """Gradient of ``sum(cotangent * S(v))`` with respect to the hidden values ``v`` (..., M); ``S`` (..., M, M) is
+    ``attention(v)``.
+    """
     logit_gradient = S * (cotangent - reduce_tokens(operator.add, S * cotangent))
     return _apply(logit_gradient, v) + _apply_transposed(logit_gradient, v)
 

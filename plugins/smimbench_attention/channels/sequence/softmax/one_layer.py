@@ -17,7 +17,7 @@ from smimbench_attention.channels.sequence.softmax.network import output_of_labe
 
 
 def _sech_squared(xp: ModuleType, t: Array) -> Array:
-    """Squared hyperbolic secant ``1 / cosh^2 t``, without overflow."""
+    """Squared hyperbolic secant ``1 / cosh^2 t``, without overflow; ``xp`` is the array namespace."""
     decay = xp.exp(-2.0 * xp.abs(t))
     return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
 
@@ -25,7 +25,9 @@ def _sech_squared(xp: ModuleType, t: Array) -> Array:
 def posterior(
     u: Array, omega: Array, V: Array, second_moment: bool = False
 ) -> Posterior:
-    """Two-point posterior with mean ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
+    """Posterior of ``z ~ N(omega, V I_M)`` given a one-layer label, which leaves z = u or z = -u, with mean ``E[z | y] = u tanh(u
+    . omega / V)``; ``u`` (n, M) is the output of the label up to sign, ``omega`` (n, 1, M), ``V`` (1, 1).
+    """
     xp = namespace(u, omega, V)
     scaled_overlap = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
     mean = u * xp.tanh(scaled_overlap)[:, None]
@@ -39,7 +41,9 @@ def posterior(
 
 
 def log_partition(u: Array, omega: Array, V: Array) -> Array:
-    """Log-density (n,) of the label, ``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
+    """Log-density (n,) of the label's output u (n, M), known up to sign: ``log[N(u; omega, V) + N(-u; omega, V)]``, for latents
+    ``z ~ N(omega, V I_M)``.
+    """
     xp = namespace(u, omega, V)
     variance = V[0, 0]
     omega_row = omega[:, 0, :]
@@ -54,7 +58,8 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
 
 
 def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
-    """Radii rho and weights for ``E[rho^2 f(rho)]``, uniform in log rho by ``step``; rho^2 is chi-squared with M degrees.
+    """Radii rho and weights for ``E[rho^2 f(rho)]`` of any function f, where rho is the length of a standard normal vector of M =
+    ``tokens`` entries; the radii are ``step`` apart in log rho.
 
     The law of rho weighted by rho^2 is chi_{M+2}, so the weights are normalized to M = E rho^2. Both tails decay, hence spectral
     accuracy.

@@ -32,7 +32,10 @@ PILOT_POINTS = 128
 
 
 class LayerMoments(NamedTuple):
-    """Integrals over ``z ~ N(omega, V (x) I_M)`` given the label, in ``dz = z - omega``; float64."""
+    """Posterior moments of the latents ``z ~ N(omega, V (x) I_M)`` given n labels, of ``dz = z - omega``, in float64:
+    ``log_partition`` is the labels' log-density, ``shift`` E[dz], ``second`` E[dz dz^T] summed over tokens or whole, ``error``
+    the numerical error of ``shift``.
+    """
 
     log_partition: Array  # (n,) log Z_out
     shift: Array  # (n, L, M) E[dz]
@@ -98,7 +101,9 @@ def moments_of_means(
     error: Array,
     shape: tuple[int, ...],
 ) -> LayerMoments:
-    """Moments from rows of posterior means (k, n), of ``dz`` and then its second moment, and the log-partition from ``mass``.
+    """Moments of latents from ``means`` (k, n) of n samples, whose rows are the posterior means of ``dz = z - omega``, then of
+    its second moments, and the log-partition ``log(mass) + log_unit - log_normalization``. ``mass`` (n,) is the integral in units
+    of ``exp(log_unit)``, ``error`` (n,) that of the means, ``shape`` is (n, L, M).
 
     ``log Z_out = log(mass) + log_unit - log_normalization``; ``mass`` and ``log_unit`` (n,), 0 mass where
     nothing was found; ``shape`` is (n, L, M).
@@ -135,7 +140,9 @@ def integrate(
     u_gap: Array | None = None,
     runs: int = 1,
 ) -> list[LayerMoments]:
-    """Posterior moments and log-partition of layers z ~ N(omega, V) given outputs u, for two or three tokens, in ``runs`` runs.
+    """Posterior moments and log-partition of the latents ``z ~ N(omega, V (x) I)`` of L layers of two or three tokens, given the
+    outputs ``u`` (n, M) up to sign, by importance sampling: one result for each of ``runs`` independent sets of points. ``skip``
+    is the weight c of the skip connection, ``accuracy`` the error at which fewer than ``points`` points are enough.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
@@ -216,7 +223,9 @@ def _integration_points(
     seed: int,
     runs: int,
 ) -> object:
-    """Integration points of all stages, and how many there are, for ``kernel.integrate_samples``.
+    """Random points of all four stages of ``kernel.integrate_samples`` (pilot, improvement, first and last estimate), by
+    component of the mixture, and the number of points of each component in a scramble; ``trial_points`` and ``all_points`` are
+    those of the two estimates.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
     numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.
@@ -230,7 +239,9 @@ def _integration_points(
         copies: int,
         runs: int,
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
-        """Points of one stage by component (eighths of ``count``), in ``runs`` times ``copies`` scrambles, and their numbers."""
+        """Random points of one ``stage`` for each component of the mixture, in ``runs`` times ``copies`` scrambles, and the
+        components' numbers of points: ``mixture_shares`` eighths of ``count``.
+        """
         from scipy.special import ndtr
 
         points_shape = coordinate_count + tokens + layers, count, runs * copies
@@ -263,7 +274,9 @@ def _integration_points(
 
 
 def mixing(z: Host, skip: float) -> Host:
-    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K``, B the product of attention over layers z (n, K, 2)."""
+    """Off-diagonal entries and determinant (3, n) of ``B / (1 + c)^K``: B is the product of the attention matrices of K layers
+    with latents ``z`` (n, K, 2), c = ``skip`` the weight of the skip connection.
+    """
     from smimbench_attention.channels.sequence.softmax.deep.kernel import (
         mixing_of_samples,
     )
@@ -276,7 +289,9 @@ def mixing(z: Host, skip: float) -> Host:
 
 
 def output_gap(z: Host, skip: float) -> Host:
-    """Difference ``u_1 - u_2`` (n,) of two tokens without loss of digits, however similar they are; z (n, L, 2)."""
+    """Difference ``u_1 - u_2`` (n,) of the outputs of two tokens without loss of digits, however similar they are, for latents z
+    (n, L, 2) and skip connections of weight ``skip`` = c.
+    """
     hidden_layers = z.shape[1] - 1
     last_difference = z[:, hidden_layers, 0] - z[:, hidden_layers, 1]
     return np.asarray(

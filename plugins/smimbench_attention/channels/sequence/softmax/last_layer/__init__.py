@@ -51,7 +51,8 @@ processors: single precision ends there, and products with numbers next to its e
 
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
-    """Whether this module can compute the information at one (Q, V), both (L, L), with diagonals q and v.
+    """Whether this module can compute the information at one overlap Q and error V, both (L, L), with diagonals q and v; ``skip``
+    is the weight c of the skip connection.
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
     error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
@@ -76,7 +77,11 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
 
 
 class _Case(NamedTuple):
-    """Case of the computation at one diagonal overlap: which layers are known."""
+    """Which layers are known, that is, have an overlap, at one diagonal (Q, V) of diagonals q and v (L,): ``known_layers`` and
+    ``unknown_layers`` are those before the last, ``layers_with_overlap`` all whose information is computed, ``unknown_pairs``
+    those without overlap, whose susceptibility is; ``labels`` is their number in a scramble, ``skip`` the weight of the skip
+    connection.
+    """
 
     skip: float  # weight of the skip connection
     q: Host  # (L,) overlaps
@@ -96,7 +101,9 @@ class _Case(NamedTuple):
 
 
 def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
-    """Find the case of the computation at one (Q, V), both (L, L) and diagonal, with diagonals q and v."""
+    """Find the case at one overlap Q and error V, both (L, L) and diagonal, with diagonals q and v: which layers are known, that
+    is, have an overlap. ``skip`` is the weight c of the skip connection; ``accuracy`` has the number of labels to draw.
+    """
     q = np.diagonal(Q)
     v = np.diagonal(V)
     layers_with_overlap, layers_without_overlap = (
@@ -127,7 +134,9 @@ def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
 
 @by_value(maxsize=512)
 def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) -> Host:
-    r"""Information, susceptibility, their errors (4, L, L) at one (Q, V) that ``supports`` accepts: averages over drawn labels.
+    r"""Information, its error, susceptibility, and its error (4, L, L) at one (Q, V), both (L, L), that ``supports`` accepts:
+    means over drawn labels with control variates. ``skip`` is the weight c of the skip connection; known layers are those with an
+    overlap.
 
     .. math::
 
@@ -212,7 +221,9 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
 
 
 class LayerLabels(NamedTuple):
-    """Random labels of one scramble: outputs ``ut`` (n, 2), ``gap = ut_1 - ut_2``, and means of the layers (n, L, 2)."""
+    """Random labels of one scramble, given by the outputs ``ut = u / (1 + c)^{L-1}`` (n, 2) of the network, their difference
+    ``gap = ut_1 - ut_2`` (n,), and the estimates ``omega`` (n, L, 2) of the layers' latents that go with them.
+    """
 
     ut: Host
     gap: Host
@@ -220,7 +231,9 @@ class LayerLabels(NamedTuple):
 
 
 def draw_labels(case: _Case, scramble: int) -> LayerLabels:
-    """Draw the random labels of one scramble of points."""
+    """Draw the random labels of one ``scramble``, that is, one independent set of quasi-random points, for the overlaps and
+    errors of ``case``: estimates omega and latents z (n, L, 2), and the outputs that the network makes of z.
+    """
     layers = len(case.q)
     normal_numbers = normal_points(
         2 * (layers + 2), case.labels, "last layer: labels", scramble
@@ -252,7 +265,10 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
 
 
 class LastLayerMoments(NamedTuple):
-    """Posterior means of n samples, from the tables of the layers before the last; ``e = z_L - omega_L`` by token."""
+    """Posterior means of n samples, of the last layer's error ``e = z_L - omega_L`` by token: ``shift`` E[e], ``square`` E[e^2],
+    ``product`` E[e_1 e_2], ``fourth_moment``; of the moments in the tables for the U unknown layers; and of the error ``z -
+    omega`` of the known layer before the last, and its squared length.
+    """
 
     shift: Host  # (n, 2) of e
     square: Host  # (n, 2) of e^2
@@ -266,7 +282,9 @@ class LastLayerMoments(NamedTuple):
 def posterior_of_labels(
     case: _Case, tables: Tables, labels: LayerLabels
 ) -> LastLayerMoments:
-    """Posterior moments of the labels, in blocks that fit the cache."""
+    """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last, in blocks that fit
+    the cache; ``case`` says which layers are known.
+    """
     batches = []
     for rows in blocks(len(labels.ut), 512):
         ut, gap, omega = (array[rows] for array in labels)
@@ -298,7 +316,9 @@ def posterior_moments(
     known_layer: tuple[Host, float] | None = None,
     fourth_moments: bool = False,
 ) -> LastLayerMoments:
-    """Posterior moments of samples ``ut`` (n, 2), ``gap = ut_1 - ut_2``, given the last layer's omega and v; ``e = z - omega``.
+    """Posterior moments of the latents given n labels, with outputs ``ut`` (n, 2) up to sign and ``gap = ut_1 - ut_2``, as
+    bilinear forms in ``tables`` of the layers before the last; the last one is z ~ N(omega, v), and ``e1``, ``e2`` are its errors
+    ``z - omega`` at the nodes. ``known_layer`` are the mean (n, 2) and the variance of the known layer before the last, or None.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
@@ -424,7 +444,9 @@ def _gaussian_factor(square: Host) -> Host:
 
 
 def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:
-    """Products (n, K N) of the amplitudes (n, K) of the modes with a Gaussian factor (n, N) on the nodes."""
+    """Products (n, K N) of the ``amplitudes`` (n, K) of K modes (combinations of values of the known layer) with
+    ``gaussian_factor`` (n, N), the label's factor at N nodes.
+    """
     return (amplitudes[:, :, None] * gaussian_factor[:, None, :]).reshape(
         len(gaussian_factor), -1
     )
@@ -433,7 +455,10 @@ def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:
 def _columns_to_average(
     case: _Case, labels: LayerLabels, moments: LastLayerMoments
 ) -> tuple[Host, Host]:
-    """Columns (n, J) whose means are information and susceptibility, and control variates (n, K) of mean zero."""
+    """Columns (n, J), one row per label, whose means over ``labels`` are the entries of the information and of the
+    susceptibility, and control variates (n, K) of mean zero. ``moments`` are the labels' posterior means; a response is ``E[z z^T
+    | y]`` of an unknown layer, in units of its variance, minus the unit matrix.
+    """
     q = case.q
     v = case.v
     output_layer = len(case.q) - 1

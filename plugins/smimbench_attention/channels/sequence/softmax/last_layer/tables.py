@@ -54,7 +54,9 @@ class TableAccuracy:
         )
 
     def outer_grid(self, v: float) -> tuple[float, float]:
-        """Spacing of the outer grid for a known layer of variance v, and the least variance for which it serves."""
+        """Spacing of the outer grid, on which the values of the one known layer before the last stand, for that layer's error
+        ``v``, and the least variance for which the grid serves.
+        """
         least_variance = 2 ** (
             math.floor(self.spread_steps * math.log2(v)) / self.spread_steps
         )
@@ -65,7 +67,8 @@ ACCURACY = TableAccuracy()
 
 
 def relative_node_spacing(is_last_unknown: bool, has_known_layer: bool) -> float:
-    """Desired node spacing in log(1 + x) relative to the width of the Gaussian factors.
+    """Desired spacing of the nodes of a table in log(1 + x), relative to the width of the Gaussian factor in x that the label
+    gives. ``is_last_unknown``: the last layer has no overlap; ``has_known_layer``: one before it has.
 
     It is smaller where the last layer is unknown, larger where another one is known. Doubled: a quarter of the tables, errors of
     5e-4.
@@ -75,7 +78,10 @@ def relative_node_spacing(is_last_unknown: bool, has_known_layer: bool) -> float
 
 @dataclass(frozen=True)
 class Tables:
-    """Prior sums ``sums`` (J, N, m N) on N nodes each for x and y, and K values ``outer`` (K, 2) of the known layer.
+    """Prior sums over the layers before the last, ``sums`` (J, N, m N), on N ``nodes`` each for x and y, which stand for the
+    product of their attention matrices. ``outer`` (K, 2) are the values on a grid of the two latents of the known layer, the one
+    with an overlap; ``area`` (K,) is the share of the plane that each stands for, and ``modes`` (J, K) are the combinations of
+    values that are kept.
 
     The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
     ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``area`` (K,) is the area of each outer value, and
@@ -103,7 +109,10 @@ def make_tables(
     largest_node: float,
     points: int,
 ) -> Tables:
-    """Make the tables of the layers before the last: ``known_layer`` has an index, the spacing of its grid, its least variance.
+    """Make the tables of the layers before the last, of latents with standard deviations ``layer_deviations``: ``node_count``
+    nodes along x and y, uniform in ``log(1 + x)`` up to ``largest_node``. ``known_layer``: index, spacing of the grid of values,
+    and least variance of the layer that has an overlap; ``point_set`` numbers the set of ``points`` random points for the prior
+    integral.
 
     ``layer_deviations`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with
     the spacing of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of
@@ -125,7 +134,9 @@ def make_tables(
     def table_of_outer_value(
         outer_index: int, outer_value: Host | None
     ) -> tuple[Host, float]:
-        """Table of one outer value, and its weight beyond the last node."""
+        """Prior sums (N, m N) of the other layers at one value ``outer_value`` (2,) of the known layer's latents, the grid's
+        number ``outer_index`` (None: no layer is known), and the weight that lies beyond the last node.
+        """
         if len(unknown_layers) == 1:
             normal_numbers, weight = _two_token_grid(skip, points_per_unit)
         else:
@@ -210,7 +221,9 @@ def make_tables(
 
 
 def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
-    """Weights (n, K) of the outer values for the moments 1, both coordinates, squared length of the known layer ~ N(omega, v).
+    """Weights (n, K) of the grid's K values ``outer`` (K, 2) of the known layer's latents z ~ N(omega, v), summed over the signs
+    of a value, for the means of 1, z_1, z_2 and |z|^2. ``area`` (K,) is the share of the plane that a value stands for; ``omega``
+    is (n, 2).
 
     ``omega`` (n, 2) are means of that layer, ``v`` its variance.
     """
@@ -239,7 +252,9 @@ def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
 def _singular_modes(
     outer: Host, area: Host, deviation: float, least_variance: float
 ) -> Host:
-    """Modes (J, K) of the weights of a known layer of ``deviation`` sqrt(Q + V), without relative singular values below 2e-4.
+    """Modes (J, K): singular vectors of the weights that the K values ``outer`` (K, 2) of the known layer's latents can have,
+    without relative singular values below 2e-4. ``deviation`` is sqrt(Q + V) of that layer, ``area`` (K,) the share of the plane
+    of each value.
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
@@ -255,7 +270,9 @@ def _singular_modes(
 
 @lru_cache(maxsize=8)
 def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
-    """Grid points (n, 1, 2) and weights for a standard normal layer of two tokens.
+    """Grid points (n, 1, 2) for the latents of one standard normal layer of two tokens, and their weights: ``points_per_unit`` of
+    length in the mean of the two tokens and in the logarithm of their difference (gap). ``skip`` is the weight c of the skip
+    connection.
 
     Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
     nearly alike make the attention matrix nearly singular without a skip connection.
@@ -285,7 +302,10 @@ def _prior_sums(
     skip: float,
     node_spacing: float,
 ) -> tuple[Host, float]:
-    """Table (N, m N) over which prior points are spread, at x and y in ``log(1 + x)``, and the weight beyond its last node."""
+    """Sum weighted prior points into a table (N, m N) with N nodes each for x and y, ``node_spacing`` apart in ``log(1 + x)``,
+    and return it with the weight beyond the last node. ``z`` (n, K, 2) are points of the latents of the layers before the last,
+    ``weight`` (n,) theirs, ``normal_numbers`` (n, U, 2) the standardized latents of the unknown ones, whose moments are summed.
+    """
     last_node = node_spacing * (node_count - 1)
     clipped_weight = 0.0
     table_sums = np.zeros((node_count, (1 + 4 * normal_numbers.shape[1]) * node_count))
@@ -323,7 +343,8 @@ def _prior_sums(
 
 
 def _spread(node_count: int, x: Host, y: Host, moments: Host) -> Host:
-    """Table (N, m N) of ``moments`` (m, n) at positions x and y (n,), in units of the node spacing.
+    """Table (N, m N) of ``moments`` (m, n) of n points, each spread over the N nodes around its position x and y (n,), which is
+    counted in node spacings.
 
     Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
     """
@@ -337,7 +358,7 @@ def _spread(node_count: int, x: Host, y: Host, moments: Host) -> Host:
 
 @cache
 def _compiled_spreading() -> Callable[..., object]:
-    """Compile the loop that adds points to a table."""
+    """Compile ``_add_points``, the loop that adds points to a table."""
     # imported here: Numba takes half a second
     from smimbench_attention.channels.compiling import compiled
 
@@ -345,7 +366,10 @@ def _compiled_spreading() -> Callable[..., object]:
 
 
 def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
-    """Add to a table (N, m, N) points at x and y (n,), shared by four nodes from i and j on, at distance t from the first."""
+    """Add to ``table`` (N, m, N) the ``moments`` (n, m) of n points at x and y (n,), in node spacings: each is shared out over
+    four nodes along x, from node i on, and four along y, from j on, by Lagrange's weights; t is the distance from the first of
+    the four.
+    """
     node_count = table.shape[0]
     weights_x = np.empty(4)
     weights_y = np.empty(4)
@@ -374,7 +398,9 @@ def _add_points(x: Host, y: Host, moments: Host, table: Host) -> None:
 
 
 def _moments_of_normals(normal: Host) -> Iterator[Host]:
-    """The moments (n,) e = p^2 - 1, f = q^2 - 1, g = p q, e^2 + f^2 + 2 g^2 of each layer of normal points (p, q), (n, U, 2)."""
+    """Moments (n,) of each layer of standard normal latents (p, q) of two tokens, ``normal`` (n, U, 2), in turn: e = p^2 - 1, f =
+    q^2 - 1, g = p q and e^2 + f^2 + 2 g^2.
+    """
     for p, q in normal.transpose(1, 2, 0):
         e = p * p - 1
         f = q * q - 1
@@ -383,7 +409,9 @@ def _moments_of_normals(normal: Host) -> Iterator[Host]:
 
 
 def _exchange_tokens(sums: Host) -> Host:
-    """Tables (k, N, m N) with the two tokens exchanged: x with y, and both diagonal moments of every layer."""
+    """Prior sums (k, N, m N) of k tables with the two tokens exchanged: the axes of x and y, and the moments z_1^2 - 1 and z_2^2
+    - 1 of every layer.
+    """
     table_blocks = sums.reshape(*sums.shape[:2], -1, sums.shape[1])
     moment_order = np.arange(table_blocks.shape[2])
     moment_order[1:] = np.stack(
@@ -401,7 +429,8 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes of a square grid in a disc, one (a, b) of each pair +-(a, b), with their areas and the indices of their mirrors.
+    """Nodes (K, 2) of a square grid in a disc, one of each pair +-(a, b), with the share (K,) of the plane that each stands for,
+    and the index (K,) of its mirror: (b, a), with the tokens exchanged, or its negative.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
@@ -438,7 +467,9 @@ def nodes_needed(
     relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
-    """Number of nodes on an axis for a Gaussian factor with the fraction ``variance_fraction``, ``V / (Q + V)``, of the variance.
+    """Number of nodes along x in a table of a network of so many ``layers``, ``relative_spacing`` apart in units of the width of
+    the label's Gaussian factor; ``variance_fraction`` is ``V / (Q + V)`` of the last layer, ``skip`` the weight c of the skip
+    connection.
 
     ``relative_spacing`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
@@ -458,7 +489,9 @@ def rounded_node_count(
     relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
-    """Number of nodes on an axis: as many as needed, rounded up so that tables can be reused, within limits."""
+    """Number of nodes along x of a table: ``nodes_needed``, with its arguments, rounded up so that tables can be reused, and at
+    most ``MOST_NODES``.
+    """
     least_count = nodes_needed(
         skip, layers, variance_fraction, relative_spacing, accuracy
     )
@@ -470,6 +503,8 @@ def rounded_node_count(
 
 
 def farthest_node(skip: float, layers: int, accuracy: TableAccuracy) -> float:
-    """Largest ``log(1 + x)`` that ``layers`` layers of attention can produce, up to the end of the tables."""
+    """Largest ``log(1 + x)`` that so many ``layers`` before the last can produce with the skip connection ``skip`` = c, where x
+    is the off-diagonal entry over the determinant of the product of their attention matrices; at most the end of the tables.
+    """
     log_limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
     return min(log_limit, layers * math.log1p(1.0 / skip)) if skip > 0 else log_limit

@@ -30,7 +30,10 @@ LARGEST_ENERGY = 250.0
 
 @dataclass(frozen=True)
 class IntegrationRule:
-    """Settings of one adaptive quadrature of two layers: covariance, skip connection, and when to stop."""
+    """Settings of the adaptive quadrature of two layers: entries V_11, V_12, V_22 of the covariance ``V`` of their latents,
+    weight ``skip`` = c of the skip connection, target ``accuracy`` of every sample, whether to compute ``full`` second moments,
+    ``points`` of a column to begin with, and the largest number of ``rounds``, that is, doublings of points and columns.
+    """
 
     V: tuple[float, float, float]  # V_11, V_12, V_22
     skip: float  # c >= 0
@@ -47,9 +50,8 @@ class IntegrationRule:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the compiled kernel: the law of latents with ``b = V_12 / V_11``, when to stop, and how many moments.
-
-        The law is V_11, V_22, b, the variance of z_2 given z_1, c, and the units of z_1 and z_2.
+        """Arguments of the compiled kernel: the law of latents (V_11, V_22, b = V_12 / V_11, the variance of z_2 given z_1, c,
+        and 1 / sqrt of V_11 and V_22), when to stop (points, rounds, accuracy), and how many moments.
         """
         v11, v12, v22 = self.V
         b = v12 / v11
@@ -69,7 +71,9 @@ def integrate(
     accuracy: float,
     full_second_moment: bool = False,
 ) -> LayerMoments:
-    """Posterior moments and log-partition of two layers of two tokens, z ~ N(omega, V), given outputs u, by quadrature.
+    """Posterior moments and log-partition of the latents ``z ~ N(omega, V)`` of two layers of two tokens, given the outputs ``u``
+    (n, 2) up to sign, by quadrature in boxes around omega. ``skip`` is the weight c of the skip connection; the energy of a
+    sample is the posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large enough.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
     host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the
@@ -124,7 +128,10 @@ def _integrate_box(
     box_energy: Array,
     energy_offset: Array,
 ) -> tuple[LayerMoments, Array]:
-    """Moments over the box ``|z - omega|^2 / V < 2 box_energy`` in units of ``exp(-energy_offset)``, and the energy (n,).
+    """Posterior moments over the box ``|z - omega|^2 / V < 2 box_energy`` of latents, given outputs ``u`` (n, 2) up to sign and
+    means omega (n, 2, 2), with integrals in units of ``exp(-energy_offset)``; and the energy (n,), the posterior mean of ``|z -
+    omega|^2 / 2 V``. ``aa``, ``ae`` and ``ee`` are sums of a a, a e and e e over tokens, for a = z_1 - omega_1 and e = z_2 -
+    omega_2.
 
     ``aa``, ``ae`` and ``ee`` are traces of a = z_1 - omega_1 and e = z_2 - omega_2. The energy is the posterior mean of half
     the squared distance from ``omega`` in units of V; inf where nothing is.
@@ -162,7 +169,9 @@ def _integrate_box(
 def box_sums(
     u: Array, omega: Array, rule: IntegrationRule, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of each sample, and errors: on the device for CuPy, else here.
+    """Sums of the integrand and of moments over the box ``|z - omega| <= half_width sqrt(V)`` of latents of each sample, and
+    relative errors: on the device for CuPy arrays, else on the host. Sums are in units of ``exp(log_unit)``; ``u`` are outputs up
+    to sign, omega means.
 
     Arguments as in ``kernel.host_sums``.
     """
@@ -185,7 +194,9 @@ def box_sums(
 def _integrate_far_labels(
     u: Host, omega: Host, energy: Host, rule: IntegrationRule, box_energy: float
 ) -> LayerMoments:
-    """Integrals for samples whose label is unlikely under ``omega`` and ``V``, so that their box was too small.
+    """Posterior moments of samples whose label is so unlikely under their means ``omega`` that their box, of ``box_energy``, was
+    too small, in larger boxes or by importance sampling. ``energy`` (n,) is the posterior mean of ``|z - omega|^2 / 2 V`` that
+    was found in it; ``u`` (n, 2) are outputs up to sign.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
     box missed too much to tell, one for the variance 16 V does. Samples of energy above ``LARGEST_ENERGY`` go to importance

@@ -20,7 +20,10 @@ _integrate = make_kernel(cuda.jit(device=True), cuda.jit(device=True), 1, 1)
 
 @cuda.jit
 def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
-    """Integrate a sample's box of ``half_width`` in every thread: moments into ``totals`` (8 or 15, n), errors into ``error``."""
+    """Integrate one sample in every thread: moments of latents z over the box ``|z - omega| <= half_width sqrt(V)`` into
+    ``totals`` (8 or 15, n), in units of ``exp(log_unit)``, relative errors into ``error`` (n,). ``u`` are outputs up to sign;
+    ``rule`` is ``IntegrationRule.arguments``.
+    """
     sample = cuda.grid(1)
     if sample < u.shape[0]:
         table = cuda.local.array(TABLE_ROWS, np.float64)
@@ -39,7 +42,9 @@ def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
 def device_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand over boxes of ``half_width``, with relative errors, as ``host_sums`` has them, on a CUDA device."""
+    """Sums of the integrand and of moments over boxes of latents around ``omega``, with relative errors, on a CUDA device;
+    arguments and results are those of ``kernel.host_sums``.
+    """
     xp = namespace(u)
     arrays = [
         xp.asarray(array, dtype=xp.float64, order="C")

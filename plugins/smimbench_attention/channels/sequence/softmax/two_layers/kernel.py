@@ -42,9 +42,8 @@ _LARGEST_LOG = 700.0  # logarithms are cut here, where exp still gives a finite 
 
 @inline
 def _E_of_coordinate(x, k, c, inverse):
-    """Value of ``E = exp(m d)`` at which the coordinate x(E) is ``x``, at ``k = exp(-d^2 / 2)``: ``q_2 E^2 + q_1 E = q_0``.
-
-    Its inverse if ``inverse``. E is 0 where every E has a smaller x, and infinite where none has.
+    """Solve ``x(E) = x`` for ``E = exp(m d)``, or 1 / E if ``inverse``, at ``k = exp(-d^2 / 2)`` and skip connection c: the root
+    of ``q_2 E^2 + q_1 E = q_0``. E is 0 where every E has a smaller x, and infinite where none has.
     """
     q_0 = k * (1.0 - c * x)
     q_2 = c * k * x
@@ -61,7 +60,9 @@ def _E_of_coordinate(x, k, c, inverse):
 
 @njit(error_model="numpy")
 def _token_difference(x, y, c):
-    """Difference d of the first layer's tokens for which its attention matrix, with skip c, has the coordinates (x, y)."""
+    """Difference d of the first layer's two tokens at which its inverse attention matrix, with skip connection c, has the
+    coordinates x and y.
+    """
     squared_difference = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
@@ -74,9 +75,9 @@ def _token_difference(x, y, c):
 
 @inline
 def _integrand(column, kE, k_E, position, constants):
-    """Weight of a point of a column at d (kE = k E, k_E = k / E), with (a1, a2) = z_1 - omega_1 and (e1, e2) = z_2 - omega_2.
-
-    The fractions for x and y are divided by E.
+    """Weight of one point (m, d) of the first layer's latents, with ``z_1 - omega_1`` = (a1, a2) and ``z_2 - omega_2`` = (e1,
+    e2). ``column`` holds what depends on d; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E = exp(m d), and fractions are divided
+    by E; ``position`` counts steps in m; ``constants`` are the prior's.
     """
     k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
     slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
@@ -143,7 +144,9 @@ def _add_products(sums, point):
 
 @inline
 def _half_difference(estimate_1, estimate_2, prior):
-    """Half the relative difference of two estimates: the largest over the weight and the first moments, at most 1."""
+    """Half the relative difference of two estimates of (integral, four first moments), the largest of the five and at most 1;
+    ``prior[5]`` and ``prior[6]`` are 1 / sqrt(V_11) and 1 / sqrt(V_22).
+    """
     mean_weight = 0.5 * (estimate_1[0] + estimate_2[0])
     difference_1 = (
         max(abs(estimate_1[1] - estimate_2[1]), abs(estimate_1[2] - estimate_2[2]))
@@ -177,10 +180,12 @@ COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: th
 
 
 def make_kernel(jit, inline, width, stride):
-    """Make the kernel that integrates one sample, compiled by ``jit`` and ``inline``; capitals are places of rows in table t.
+    """Make the function that integrates one sample, compiled by ``jit``, and its small parts by ``inline``, for ``width`` columns
+    at a time. A column is a set of points of equal d = z_11 - z_12; capitals say where in a table t the rows, ``stride`` apart,
+    begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, offsets of z_2 from its mean, powers of k = exp(-d^2 / 2),
+    and sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit).
 
-    Its small parts are compiled by ``inline``. It handles ``width`` columns at a time, in a table whose rows are ``stride``
-    apart: one array with rows at constant places, so that the compiler sees that they do not overlap.
+    The table is one array with rows at constant places, so that the compiler sees that they do not overlap.
     """
     (
         D_ROW,
@@ -216,9 +221,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def find_intervals(sample, prior, intervals):
-        """Find the intervals of d in the box of ``half_width``, for either sign of u and of d; return their number.
-
-        Columns of ``intervals`` get: lower and upper asinh(d / d_0), d_0, the sign of u, and the ranges of x and of y.
+        """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
+        either sign of the outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0),
+        d_0, sign of u, and ranges of x, y.
         """
         u, omega, half_width, _ = sample
         v11, v22, _, variance_2, c = prior[:5]
@@ -272,7 +277,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def compute_column_ranges(t, column_count, sample, prior):
-        """Compute d = d_0 sinh(xi) of each column of table t, and the range of m in the box, upper not above lower if empty."""
+        """Compute d = d_0 sinh(xi) of each column of table t, k = exp(-d^2 / 2), and the range of m in the box where x and y,
+        functions of E = exp(m d), are in theirs; if it is empty the upper end is not above the lower one.
+        """
         _, omega, half_width, _ = sample
         v11, _, _, _, c = prior[:5]
         mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
@@ -328,10 +335,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
-        """Fill table t with nonempty columns of unfinished intervals (by ``state``), ``offset`` steps from start; return how
-        many.
-
-        ``columns`` says which: start, end, and how many an interval has.
+        """Fill table t with the nonempty ones of ``columns`` (start, end, number in an interval) of the intervals that ``state``
+        lists as unfinished; return how many. Columns are equidistant in asinh(d / d_0), the first ``offset`` steps from the
+        interval's start; ``rule`` has the prior.
         """
         start, end, interval_size = columns
         u, omega, _, _ = sample
@@ -373,7 +379,9 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def two_integrands(t, j, position, constants):
-        """Integrand at two neighboring points of column j of the table t, from ``position`` on; kE = k E and k_E = k / E."""
+        """Integrand at two neighboring points of column j of table t, from ``position`` on, in steps of m; kE = k E and k_E = k /
+        E go on by factors ``growth`` and ``decay``.
+        """
         constants_of_column = (
             t[K2 + j],
             t[ONE_MINUS_K2 + j],
@@ -412,7 +420,10 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def sum_columns(t, column_count, point_count, offset, constants, moment_count):
-        """Sum the integrand over the points of every column of the table t, into its rows from ROUND_SUMS on."""
+        """Sum the integrand and its moments over ``point_count`` points m of each column of table t, the first ``offset`` steps
+        from its lower end, into the rows from ROUND_SUMS on. ``constants`` are those of ``_integrand``; E = exp(m d) grows
+        geometrically along a column.
+        """
         mean_m, mean_gap = constants[5], constants[6]
         padded_columns = padded_count(column_count)
         for j in range(column_count, padded_columns):
@@ -478,7 +489,10 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def refine_columns(t, column_count, constants, rule, partition, sums):
-        """Double the points of columns of the table t until two halves agree; add each finished column to its interval's sums."""
+        """Double the points of columns of table t until two interleaved halves agree, as ``rule`` asks; add each finished column
+        to ``sums``, to its interval's row. ``partition`` is the whole integral so far: what is negligible against it is not
+        refined.
+        """
         prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
         point_count = first_point_count
@@ -531,9 +545,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def integrate(sample, rule, scratch, totals):
-        """Integrate one sample, with work arrays ``scratch``: write its moments to ``totals``, and return the relative error.
-
-        ``sums`` has rows for four intervals and for what a round adds to them, columns for the moments and the error.
+        """Integrate one ``sample`` by ``rule`` (prior, when to stop, number of moments): write its moments to ``totals``, return
+        the relative error. ``scratch`` are work arrays: table t, intervals, ``sums`` with rows for four intervals and what a
+        round adds to them, and their state.
         """
         t, intervals, sums, state = scratch
         prior, stopping, moment_count = rule
@@ -642,7 +656,10 @@ _integrate = make_kernel(
 
 
 def _integrate_block(u, omega, half_width, log_unit, rule, totals, error):
-    """Integrate samples one by one on the host: moments into ``totals`` (8 or 15, n), relative errors into ``error`` (n,)."""
+    """Integrate samples with outputs ``u`` (n, 2) and means ``omega`` (n, 2, 2) one by one on the host, by ``rule``: moments, in
+    units of ``exp(log_unit)``, into ``totals`` (8 or 15, n), relative errors into ``error`` (n,). ``half_width`` (n,) is that of
+    the box in sqrt(V).
+    """
     scratch = (
         np.zeros(TABLE_ROWS * 72),
         np.empty((8, 4)),
@@ -664,7 +681,8 @@ _host_kernel = compiled(_integrate_block)
 def host_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand over ``exp(log_unit)`` in the box ``|z - omega| <= half_width sqrt(V)``, and errors, for NumPy.
+    """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of the integrand, in units of ``exp(log_unit)``, and of its
+    moments, with relative errors, for NumPy arrays.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is an ``IntegrationRule``;
     ``half_width`` (n,) is half the width of the box around ``omega`` in units of ``sqrt(V)``, ``log_unit`` (n,) the logarithm of
