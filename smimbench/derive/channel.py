@@ -37,24 +37,26 @@ from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 class DerivedChannel(Delegate):
-    """A channel with the members it lacks derived from its ``forward``; members that it implements are kept."""
+    """A channel (law of labels y given latents z) with the members it lacks derived from its ``forward``; members that it
+    implements are kept.
+    """
 
     _original = "channel"
 
     def __init__(self, channel: Channel, sites: int) -> None:
-        """Wrap a channel for samples of C = ``sites`` latents per component."""
+        """Wrap a channel for samples of C = ``sites`` latents per component of the signal."""
         self.channel = channel
         self.sites = int(sites)
         self.components = int(channel.components)
 
     @cached_property
     def noisy(self) -> bool:
-        """Whether ``forward`` draws random numbers."""
+        """Whether ``forward`` draws random numbers, so that equal latents may get different labels."""
         return is_noisy(self.channel, probe(self.channel, self.sites, 8))
 
     @cached_property
     def smooth(self) -> bool:
-        """Whether the noiseless label has a useful derivative."""
+        """Whether the noiseless label has a useful derivative with respect to the latents."""
         return is_smooth(self._predict, probe(self.channel, self.sites, 64))
 
     @cached_property
@@ -73,13 +75,15 @@ class DerivedChannel(Delegate):
 
     @property
     def vjp(self) -> Any:
-        """Gradient function of ``predict``: the channel's own, finite differences if labels are smooth, or None."""
+        """Function for the gradient of ``sum(cotangent * predict(z))`` in the latents z: the channel's own, finite differences
+        if labels are smooth, or None.
+        """
         if self.channel.vjp is None and self.smooth:
             return self._vjp
         return self.channel.vjp
 
     def _predict(self, z: Array) -> Array:
-        """Noiseless label of the latents ``z``, in observable form."""
+        """Noiseless labels of the latents ``z`` (n, P, C), in observable form (as a user measures them)."""
         if self.predict is None:
             return observable(self.channel, self.channel.forward(z))
         return self.predict(z)
@@ -90,8 +94,8 @@ class DerivedChannel(Delegate):
         return self.channel.predict is None and self.noisy
 
     def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
-        """Predict the label twice, from independent draws of the noise; the product is an unbiased estimate of the square.
-        Equal ``index`` takes equal draws.
+        """Predict the labels of latents ``z`` twice, from independent draws of the noise, so that the product of the two is an
+        unbiased estimate of the squared prediction. The integers ``index`` seed the draws.
 
         Equal ``index`` takes equal draws, others independent ones.
         """
@@ -100,11 +104,13 @@ class DerivedChannel(Delegate):
         return mean, self._mean_of_draws(z, 8, 1, *index)
 
     def _mean_label(self, z: Array) -> Array:
-        """Mean label ``E[y | z]``, averaged over 64 fixed draws of the noise."""
+        """Mean label ``E[y | z]`` of latents ``z``, averaged over 64 fixed draws of the noise."""
         return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
-        """Mean observable label over ``count`` draws of the noise; equal ``index`` means equal draws."""
+        """Observable label of latents ``z``, averaged over ``count`` draws of the noise; the integers ``index`` seed the
+        draws.
+        """
         label_sum: Array = 0.0
         for draw in range(count):
             rng = monte_carlo_rng("prediction: labels", *index, draw)
@@ -113,8 +119,8 @@ class DerivedChannel(Delegate):
         return label_sum / count
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C), by fourth-order finite differences in float64. ``y`` are
-        the labels predicted at shifted latents, one latent at a time.
+        """Gradient of ``sum(cotangent * predict(z))`` in the latents z (n, P, C), by fourth-order finite differences in
+        float64; ``cotangent`` holds a weight for every label. ``y`` are the labels predicted after one latent is shifted.
         """
         xp = namespace(z, cotangent)
         n = z.shape[0]
@@ -149,7 +155,8 @@ LARGEST_DIMENSION = 12
 
 
 class IntegratedChannel(DerivedChannel):
-    """A channel given by ``forward`` and ``log_likelihood(y, z)``: posterior, log-partition and information by integration.
+    """A channel given by ``forward`` and ``log_likelihood(y, z)`` of labels y and latents z, with posterior, log-partition
+    function and information by numerical integration.
 
     Everything else (name, version, symmetry, parameters, any optional method) is the channel's own. ``vjp`` is there if
     the noiseless label is smooth, by finite differences; ``predict`` of a noisy channel is a mean over draws of the noise.
@@ -202,8 +209,9 @@ class IntegratedChannel(DerivedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label, by numerical integration; V may be singular. ``V^{1/2}
-        (x) I_C`` takes the moments of whitened latents to those of z.
+        """Posterior of latents ``z ~ N(omega, V (x) I_C)`` given the labels ``y``, by numerical integration: omega (n, P, C)
+        and V (P, P) are their prior mean and covariance, and V may be singular. ``root_of_all_sites``, ``V^{1/2} (x) I_C``,
+        takes moments of whitened latents to those of z.
 
         Integration points are fixed, so that ``rng`` is not used. Where no point was compatible with the
         label, the prior is returned and counted as an error of one width.
@@ -251,12 +259,15 @@ class IntegratedChannel(DerivedChannel):
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-partition function ``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
+        """Log-partition function ``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,) of labels ``y`` whose
+        latents z have prior mean ``omega`` (n, P, C) and covariance ``V`` (P, P).
+        """
         log_norm = self._integrate(y, omega, V).log_norm
         return namespace(omega).astype(log_norm, omega.dtype)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``E sum_c g_c g_c^T`` (..., P, P) of the labels, by the channel's own method or from its likelihood.
+        """Information ``E sum_c g_c g_c^T`` (..., P, P) that labels carry about latents of overlap Q and error V, with g the
+        gradient of the log-partition function in the prior means; by the channel's own method or from its likelihood.
 
         Leading axes of Q and V are a batch.
         """
@@ -266,7 +277,8 @@ class IntegratedChannel(DerivedChannel):
 
     @property
     def susceptibility(self) -> object:
-        """Susceptibility function: the channel's own, the slope of the information at zero overlap, or None.
+        """Function for the susceptibility (derivative of the information with respect to the overlap at zero overlap): the
+        channel's own, one by the likelihood, or None.
 
         The slope is for one component with labels that do not see its sign.
         """
@@ -277,13 +289,15 @@ class IntegratedChannel(DerivedChannel):
         return self.channel.susceptibility
 
     def _slope(self, Q: Array, V: Array) -> Uncertain:
-        """Derivative of the information with respect to the overlap, at zero overlap."""
+        """Derivative of the information with respect to the overlap ``Q`` at Q = 0 (not used otherwise), where ``V`` (1, 1) is
+        the variance of the latents.
+        """
         value, error, method = self._information.susceptibility(float(V[0, 0]))
         return Uncertain(np.array([[value]]), np.array([[error]]), method)
 
     @cached_property
     def _information(self) -> LikelihoodInformation:
-        """Information of the labels, computed from the likelihood."""
+        """Function of overlap Q and error V for the information of the labels, computed from the likelihood."""
         blind_to_signs = self.components == 1 and self.symmetry not in (
             "none",
             "permutations",
@@ -340,8 +354,8 @@ class IntegratedChannel(DerivedChannel):
         return self.labels is None and super().draws_predictions
 
     def _mean_label(self, z: Array) -> Array:
-        """Mean label ``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise. ``y``
-        repeats one label for all samples.
+        """Mean label ``E[y | z]`` of latents ``z``: a sum over all possible labels where these are few, otherwise a mean over
+        fixed draws of the noise. ``y`` repeats one possible label for all samples.
         """
         possible_labels = self.labels
         if possible_labels is None:
@@ -366,7 +380,9 @@ class IntegratedChannel(DerivedChannel):
         )
 
     def _integrate(self, y: Array, omega: Array, V: Array) -> PosteriorMoments:
-        """Posterior moments of the whitened latents, after a check of the shape of omega."""
+        """Posterior moments of the whitened latents given labels ``y``, for latents of prior mean ``omega`` (n, P, C), whose
+        shape is checked, and covariance ``V`` (P, P).
+        """
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
             raise ValueError(
                 f"the prior means omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
@@ -375,8 +391,8 @@ class IntegratedChannel(DerivedChannel):
 
 
 def complete_channel(channel: Channel, model: Model) -> Any:
-    """Return the channel with all members added that can be derived: posterior, derivative and prediction.
-    ``derivable_members`` are the members that can be derived and may be missing.
+    """Return the channel with all members added that can be derived, for the number of sites of the ``model``.
+    ``derivable_members`` are its symmetry, prediction and derivative, None where it lacks them.
 
     Parameters
     ----------

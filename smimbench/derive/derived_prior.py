@@ -31,8 +31,9 @@ other, leaves out a decade."""
 
 
 class DerivedPrior(Delegate):
-    """Base class of priors whose missing members are derived, such as the state-evolution map. ``matrix`` says whether
-    signals are matrices, and ``overlap_error`` is the relative error of V.
+    """Base class of priors (laws of the signal) whose missing members are derived, such as the state-evolution map from
+    information Qhat to overlap Q and error V. ``matrix`` says whether signals are matrices, and ``overlap_error`` is the
+    relative error of V.
 
     Members named in ``preferred`` are taken from the original prior if it has them.
 
@@ -59,12 +60,12 @@ class DerivedPrior(Delegate):
                 setattr(self, name, getattr(prior, name))
 
     def second_moment(self, components: int) -> Host:
-        """Second moment ``E[S_p . S_q] / D`` (P, P) of the signal's components, host."""
+        """Second moment ``E[S_p . S_q] / D`` (P, P) of the P components of the signal S in dimension D, host."""
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch. V is
-        computed on the host, matrix by matrix.
+        """State-evolution map: from the information ``Qhat`` (..., P, P) on the signal to the posterior mean's error ``V`` and
+        overlap ``Q = second_moment - V``, both (..., P, P). V is computed on the host, matrix by matrix.
         """
         xp = namespace(Qhat)
         host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
@@ -75,7 +76,7 @@ class DerivedPrior(Delegate):
         return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
-        """Error V (P, P) of the posterior mean for one ``Qhat`` (P, P)."""
+        """Error V (P, P) of the posterior mean of the signal for one information matrix ``Qhat`` (P, P)."""
         raise NotImplementedError
 
     def _draw(
@@ -85,7 +86,9 @@ class DerivedPrior(Delegate):
         dimension: int,
         width: int | None = None,
     ) -> Host:
-        """Draw a signal with independent N(0, 1) entries; raise ParameterError if a width is asked for."""
+        """Draw a start for a signal: P = ``components`` vectors or matrices of ``dimension`` D with independent N(0, 1)
+        entries; raise ParameterError if a ``width`` is asked for.
+        """
         if width is not None:
             raise ParameterError(
                 "width",
@@ -111,8 +114,9 @@ class DerivedLaw(DerivedPrior):
         self.unit = self.center = self.variance = math.nan
 
     def _set_scale(self, mean: float, variance: float) -> None:
-        """Set unit, mean and variance of the law; a mean within rounding error of 0 becomes 0. ``unit`` scales the law's own
-        numbers.
+        """Set unit, mean and variance of an entry (or eigenvalue) of the signal, from the ``mean`` and ``variance`` of the law
+        as its author wrote it. Numbers of that law are divided by ``unit`` (its standard deviation, or 1 if the prior draws
+        signals itself); a mean within rounding error of 0 becomes 0.
         """
         self.unit = (
             1.0
@@ -126,11 +130,12 @@ class DerivedLaw(DerivedPrior):
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
-        """Error of the posterior mean of one component as a function of its information."""
+        """Function for the error of the posterior mean of one component, of its information (inverse noise variance)."""
         raise NotImplementedError
 
     def _scalar_error(self, information: Host) -> Host:
-        """Error of components that are estimated one by one, capped at the error of the best linear estimate.
+        """Errors of components that are estimated one by one, each at its ``information`` (inverse noise variance), capped at
+        the error of the best linear estimate.
 
         Where there is little information it is the linear error: there the overlap is the small difference of two large
         numbers, and rounding could even make it negative.
@@ -141,11 +146,13 @@ class DerivedLaw(DerivedPrior):
         return np.where(variance * information < 1e-6, linear_error, error)
 
     def mean_overlap(self, components: int) -> Host:
-        """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; host."""
+        """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; P is ``components``;
+        host.
+        """
         return np.full((components, components), self.center**2)
 
     def second_moment(self, components: int) -> Host:
-        """Second moment (P, P) of the signal: ``mean_overlap`` plus the variance on the diagonal; host."""
+        """Second moment (P, P) of the signal: ``mean_overlap`` plus the variance on the diagonal; P is ``components``; host."""
         return self.mean_overlap(components) + self.variance * np.eye(components)
 
 
@@ -157,8 +164,9 @@ def error_curve(
     per_decade: int = 16,
     steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
-    """Interpolate the error V as a function of the information from values on a logarithmic grid, of ``per_decade`` points
-    around ``1 / variance``; the values of ``exact_error`` are no longer computed once the gain over a linear estimate is
+    """Interpolate the error V of the posterior mean as a function of the information (inverse noise variance), from values of
+    ``exact_error`` on a logarithmic grid with ``per_decade`` points around ``1 / variance``. With ``takes_grid``, exact_error
+    takes all points at once; otherwise it is no longer called once V relative to a linear estimate changes by less than
     ``steady``.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
@@ -196,7 +204,9 @@ def error_curve(
     interpolant = PchipInterpolator(log_grid, log_gain)
 
     def error(information: Host) -> Host:
-        """Interpolated error V at any information."""
+        """Interpolated error V at any information; the prior variance at none. ``log_gain`` is the logarithm of V over the
+        error of a linear estimate, exponentiated.
+        """
         information = np.asarray(information, dtype=np.float64)
         clipped_information = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -211,8 +221,8 @@ def error_curve(
 def _gains_until_steady(
     exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
-    """Tabulate the log-gain over a linear estimate, ``log(V (1/variance + information))``, on a grid of informations;
-    constant where it no longer changes by ``tolerance``.
+    """Tabulate ``log(V (1/variance + information))``, the logarithm of the error V (``exact_error``) over that of a linear
+    estimate, on a ``grid`` of informations; constant once it changes by less than ``tolerance`` three times in a row.
     """
     log_gain = np.zeros(len(grid))
     steady_count = 0
@@ -257,18 +267,22 @@ class SimulatedPrior(DerivedPrior):
         self._size = (300, 2) if self.matrix else (1 << 14, 8)
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean of the signal: what ``denoise`` returns without information."""
+        """Prior mean of the signal: what ``denoise`` returns without information, for P = ``components`` and D =
+        ``dimension``.
+        """
         zeros = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(
             self.prior.denoise(zeros, 1e-12 * np.eye(components)).estimate
         )
 
     def _moments(self, components: int) -> tuple[Host, Host]:
-        """Second moment of every simulated signal (draws, P, P), and overlap of the prior mean (P, P)."""
+        """Second moment (P, P) of each of several simulated signals (draws, P, P), and overlap (P, P) of the prior mean with
+        itself, for P = ``components``.
+        """
 
         def simulate() -> tuple[Host, Host]:
-            """Second moments of simulated signals, and overlap of the prior mean. ``draws`` is their number, and
-            ``signal_deviation`` a signal minus the prior mean.
+            """Second moment of each simulated signal (draws, P, P), and overlap (P, P) of the prior mean with itself. ``draws``
+            is the number of signals, and ``signal_deviation`` a signal minus the prior mean.
             """
             dimension, draws = self._size
             prior_mean = self.mean(components, dimension)
@@ -295,7 +309,7 @@ class SimulatedPrior(DerivedPrior):
         return self._moments(components)[1]
 
     def overlap_error(self, Qhat: Host) -> float:
-        """Relative error of V at ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own
+        """Relative error of V at the information ``Qhat`` (P, P), from the spread of simulations; 0 where the prior has its own
         ``overlap``.
         """
         if not self._simulates:
@@ -310,20 +324,26 @@ class SimulatedPrior(DerivedPrior):
         )
 
     def _error(self, Qhat: Host) -> Host:
-        """Error V (P, P) at one ``Qhat``: interpolated for one component, simulated for several."""
+        """Error V (P, P) of the posterior mean at one information ``Qhat`` (P, P): interpolated for one component, simulated
+        for several.
+        """
         if len(Qhat) > 1:
             return np.asarray(self._simulated_errors(Qhat).mean(axis=0))
         return self._error_curve[0](np.diagonal(Qhat))[None, :]
 
     @cached_property
     def _error_curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
-        """Simulated V as a function of Qhat, with its relative error on a grid of log Qhat."""
+        """Function from the information Qhat of one component to its simulated error V, and V's relative error on a grid of log
+        Qhat (grid, errors).
+        """
         variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
         log_grid = []
         relative_errors = []
 
         def mean_error(information: float) -> float:
-            """Mean simulated error at one information; its relative error is recorded."""
+            """Simulated error V at one ``information`` (Qhat), averaged over draws; its relative error is recorded with log
+            Qhat.
+            """
             simulated_errors = self._simulated_errors(np.array([[information]]))
             log_grid.append(math.log(information))
             relative_errors.append(float(_relative_error(simulated_errors)[0]))
@@ -333,8 +353,9 @@ class SimulatedPrior(DerivedPrior):
         return curve, np.array(log_grid), np.array(relative_errors)
 
     def _simulated_errors(self, Qhat: Host) -> Host:
-        """Error V (draws, P, P) of ``denoise`` in each of several simulations, from its squared errors and from the variance
-        that its estimates explain.
+        """Error V (draws, P, P) of ``denoise`` at the information ``Qhat`` (P, P) in each of several simulated signals,
+        observed as ``R = signal + Qhat^{-1/2} noise``; combined from the squared error of the estimate and from the prior
+        variance that the estimate leaves unexplained.
 
         Where little is known V is the prior's variance less the overlap of the estimate with itself, which Bayes makes
         equal to that with the signal; where much is known it is the squared error. Each has a small relative error in its

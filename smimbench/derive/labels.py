@@ -13,13 +13,15 @@ from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 def observable(channel: Channel, y: Array) -> Array:
-    """Labels in the form a user measures, such as probabilities instead of log-probabilities."""
+    """Labels ``y`` of a channel in the form a user measures, such as probabilities instead of log-probabilities."""
     to_observable = channel.observable
     return y if to_observable is None else to_observable(y)
 
 
 def predict(channel: Channel, z: Array) -> Array:
-    """Noiseless labels of given latents in observable form; with an estimate as ``z`` this is the plug-in prediction."""
+    """Noiseless labels of latents ``z`` (n, P, C) in observable form; if z are the latents of an estimate, this is the plug-in
+    prediction.
+    """
     predict_of_channel = channel.predict
     return (
         observable(channel, channel.forward(z))
@@ -29,7 +31,9 @@ def predict(channel: Channel, z: Array) -> Array:
 
 
 def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
-    """Predict labels twice, so that the product of the two is an unbiased estimate of the squared prediction.
+    """Predict the labels of latents ``z`` twice, so that the product of the two is an unbiased estimate of the squared
+    prediction: from independent draws of the noise if predictions are averages over draws (the integers ``index`` seed them),
+    else the same twice.
 
     The two are independent means over draws of the noise, or one exact value twice.
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
@@ -41,7 +45,7 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
 
 
 def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
-    """Log-likelihood (n,) of labels given latents, for a channel that defines one."""
+    """Log-likelihood (n,) of labels ``y`` (n, ...) given latents ``z`` (n, P, C), for a channel that defines one."""
     assert channel.log_likelihood is not None
     return channel.log_likelihood(y, z)
 
@@ -71,7 +75,7 @@ def probe(channel: Channel, sites: int, count: int) -> Array:
 
 
 def is_noisy(channel: Channel, z: Array) -> bool:
-    """Whether ``forward`` draws random numbers: it fails without rng, or its labels depend on the seed."""
+    """Whether ``forward`` draws random numbers: it fails without rng, or its labels of the latents ``z`` depend on the seed."""
     try:
         channel.forward(z)
     except (
@@ -89,13 +93,15 @@ def is_noisy(channel: Channel, z: Array) -> bool:
 
 
 def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
-    """Whether the noiseless label has a useful derivative, equal for two finite-difference steps; signs and positions of
-    maxima have none.
+    """Whether the function ``noiseless`` from latents to labels has a useful derivative at the latents ``z``: finite and equal
+    for two finite-difference steps. Signs and positions of maxima have none.
     """
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
     def directional_derivative(step: float) -> Array:
-        """Derivatives (n, entries) of the labels along the fixed direction, by central differences."""
+        """Derivatives (n, label entries) of the labels along one fixed random direction of the latents, by central differences
+        of this ``step``.
+        """
         labels_ahead, labels_behind = (
             np.asarray(noiseless(z + shift * direction), dtype=float)
             for shift in (step, -step)
@@ -116,7 +122,7 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
 
 
 def is_exact(channel: Channel, sites: int) -> bool:
-    """Whether noiseless labels change with every small change of the latents, so that they have no density."""
+    """Whether labels have no noise and change with every small change of the latents ``z``, so that they have no density."""
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
@@ -160,7 +166,9 @@ def few_labels(channel: Channel, sites: int) -> Host | None:
 
 
 def symmetry_of_labels(channel: Channel, sites: int) -> str:
-    """Name of the largest known group of transformations of the latents that leaves all labels unchanged."""
+    """Name of the largest known group of transformations of the components (such as sign flips, permutations, rotations) that
+    leaves the labels of all latents unchanged. P is the number of components, ``sites`` that of latents per component.
+    """
     rng = monte_carlo_rng("likelihood: which kind of label")
     P = int(channel.components)
     is_symmetry = partial(_is_symmetry, channel, sites)
@@ -186,8 +194,9 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
 
 
 def _is_symmetry(channel: Channel, sites: int, transformation: Array) -> bool:
-    """Whether a transformation of the latents leaves the probability of all labels unchanged. ``y`` are labels drawn from
-    test latents ``z``; labels without a likelihood are compared themselves.
+    """Whether the ``transformation`` (P, P) of the components of the latents leaves the probability of all labels unchanged.
+    ``y`` are labels drawn from test latents ``z``; for channels without a likelihood, labels of z and of transformed z (same
+    noise) are compared instead.
     """
     z = probe(channel, sites, 64)
     transformed_z = transformation @ z

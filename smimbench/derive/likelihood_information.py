@@ -43,8 +43,9 @@ OMITTED_SHARE = 4e-3
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information that labels carry about the latents, for channels with ``forward`` and ``log_likelihood``. ``labels`` are
-    all possible labels if there are few, and ``blind_to_signs`` says that labels do not see the sign of the latents.
+    """Information ``E sum_c g_c g_c^T`` that labels carry about the latents, as a function of overlap Q and error V, for
+    channels with ``forward`` and ``log_likelihood``. ``labels`` are all possible labels if there are few, and
+    ``blind_to_signs`` says that labels do not see the sign of the latents.
 
     There are P components and C sites.
     ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
@@ -63,7 +64,8 @@ class LikelihoodInformation:
         return self.components * self.sites
 
     def __call__(self, Q: Array, V: Array) -> Uncertain:
-        r"""Information ``E sum_c g_c g_c^T`` (..., P, P) at overlap Q and error V, with its error; leading axes are a batch.
+        r"""Information ``E sum_c g_c g_c^T`` (..., P, P) at overlap Q and error V, with its error. g_c is the posterior mean of
+        site c's latents minus their prior mean, times ``V^-1``; leading axes of Q and V are a batch.
 
         The prior mean is ``omega ~ N(0, Q (x) I_C)``. Quasi-random points in independent scrambles, whose spread is the
         error. A label with few values is summed over; any other is drawn, for ``label_means``.
@@ -94,8 +96,9 @@ class LikelihoodInformation:
         return self.labels is not None and self.dimension == 1
 
     def _for_one_component(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error for one component at Q and V (N,); extrapolated where Q or V is nearly zero. The
-        extrapolation is a power law in V or, at nearly zero Q, uses the susceptibility as slope.
+        """Information and its error for one component at N overlaps Q and errors V. Where V is nearly zero it is extrapolated
+        by a power law in V; where Q is nearly zero, by the susceptibility as slope in Q. ``faint`` names belong to the smallest
+        overlap that is still integrated.
         """
         smallest_ratio = SMALLEST_INTEGRATED if self.is_exact else SMALLEST_SUMMED
         is_extrapolated = (smallest_ratio * Q > V) & (self.labels is not None)
@@ -163,7 +166,9 @@ class LikelihoodInformation:
         return information_at_V, information_error
 
     def _without_extrapolation(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error for one component at Q and V (N,), without extrapolation; sampled values are cached."""
+        """Information and its error for one component at N overlaps Q and errors V, without extrapolation; sampled values are
+        cached. ``q`` and ``v`` are one of these pairs.
+        """
         if self.is_exact:
             return self._by_quadrature(Q, V)
         value = np.empty(len(Q))
@@ -179,7 +184,8 @@ class LikelihoodInformation:
         return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
-        """Derivative of the information with respect to the overlap, at zero overlap, for one component.
+        """Derivative of the information with respect to the overlap, at zero overlap, for one component; ``V`` is the variance
+        of its latents.
 
         It is ``E sum_cc' ((E[z_c z_c' | y] - V delta_cc') / V^2)^2`` at omega = 0. Labels are drawn. One that is a single
         number, of a single latent, is integrated over, where its likelihood has one norm.
@@ -187,8 +193,9 @@ class LikelihoodInformation:
         return cached_on(self, "slopes", lambda: self._susceptibility(V), key=V)
 
     def _susceptibility(self, V: float) -> Uncertain:
-        """Susceptibility, not cached: by quadrature over labels if they are single numbers, otherwise by Monte Carlo. ``y``
-        are quadrature nodes among the labels, and ``z`` latents from which labels are drawn.
+        """Derivative of the information with respect to the overlap at zero overlap, not cached; ``V`` is the variance of the
+        latents. It is a mean over labels ``y``: quadrature nodes if labels are single numbers, otherwise labels drawn from
+        latents ``z``.
         """
         drawn_labels = []
         for scramble in range(SCRAMBLES):
@@ -220,8 +227,9 @@ class LikelihoodInformation:
         return Uncertain(float(np.mean(scramble_means)), error, "Monte Carlo")
 
     def _squared_response(self, y: Host, V: float) -> tuple[Host, Host]:
-        """Density (n,) of labels at omega = 0, up to a factor, and their squared responses, whose mean is the
-        susceptibility.
+        """Density (n,) of labels ``y``, up to a factor, for latents of prior mean omega = 0 and variance V; and the sums of
+        squares (n,) of their responses ``(<z z^T> - V) / V`` to a small overlap (in whitened latents, over V), whose mean is
+        the susceptibility.
         """
         omega = np.zeros((len(y), 1, self.sites))
         posterior_moments = integrate(
@@ -231,7 +239,9 @@ class LikelihoodInformation:
         return np.exp(posterior_moments.log_norm), (response * response).sum((1, 2))
 
     def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information and its error (P, P), by sums over all labels or by drawn labels, with enough points."""
+        """Information and its error (P, P) at one overlap Q and error V (P, P): by sums over all labels if these are few, else
+        by drawn labels.
+        """
         if self.labels is None:
             return self._with_enough_points(self._from_drawn_labels, Q, V, 256, 1.5e-2)
         value, error = self._with_enough_points(self._sum_over_labels, Q, V, 64, 1e-3)
@@ -245,8 +255,8 @@ class LikelihoodInformation:
         points: int,
         tolerance: float,
     ) -> tuple[Host, Host]:
-        """Information and its error by ``method``, with four times the points if one component misses the tolerance.
-        ``points`` is their number in each scramble.
+        """Information and its error by ``method(Q, V, points)``, again with four times the points if the relative error for one
+        component exceeds ``tolerance``. ``points`` is their number in each scramble.
         """
         if self.components > 1:
             # Iteration would not converge if the number of points changed.
@@ -257,8 +267,9 @@ class LikelihoodInformation:
         return value, error
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
-        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels at random omega; ``point_sets``
-        are two independent sets of integration points, reflected along random ``reflection_axes``.
+        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels y at random prior means omega
+        (``points`` of them per scramble). The posterior mean in each of the two factors g is integrated over one of two
+        independent ``point_sets``, reflected along random ``reflection_axes``.
         """
         P = self.components
         C = self.sites
@@ -304,9 +315,9 @@ class LikelihoodInformation:
         point_sets: list[tuple[Host, Host]],
         reflection_axes: Host,
     ) -> Host:
-        """Sum over labels and omegas of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of the whitened latents.
-        Points u have importance weights and are reflected along ``reflection_axes``; each factor m uses one of two
-        independent sets.
+        """Sum over labels y and prior means ``omega`` (n, P, C) of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of
+        the d = P C whitened latents. Each factor m is an importance-weighted mean over one of two independent sets of points u,
+        reflected along ``reflection_axes``; ``root_V`` is ``V^{1/2}``.
 
         ``omega`` (n, P, C). Two independent sets of points give two means of each: noise has mean zero in their product, but
         not in a square.
@@ -341,7 +352,9 @@ class LikelihoodInformation:
         return np.asarray(np.einsum("yn,yni,ynj->ij", inverse_masses, *weighted_means))
 
     def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
-        """Information in one dimension for all (Q, V) at once, by nested adaptive quadrature over omega and z."""
+        """Information for one latent per sample at N overlaps Q and errors V at once, with its error, by nested adaptive
+        quadrature over the prior mean omega and the latent z.
+        """
         labels: Array = self.labels
         omega_scale = np.sqrt(Q)
         root_V = np.sqrt(V)
@@ -349,8 +362,8 @@ class LikelihoodInformation:
         chunk_size = max(1, BLOCK // (80 * len(labels)))
 
         def log_square(t: Array, problem_indices: Array) -> Array:
-            """Logarithm of the mean squared posterior mean at ``omega = sqrt(Q) t``, for the problems (pairs of Q and V)
-            with these indices.
+            """Logarithm of the mean square, over labels, of the posterior mean of the whitened latent at prior means ``omega =
+            sqrt(Q) t``. ``problem_indices`` are the numbers of the pairs (Q, V), one for every row of t.
             """
             omega = (omega_scale[problem_indices][:, None] * t).ravel()
             root_V_of_point = np.broadcast_to(
@@ -374,14 +387,14 @@ class LikelihoodInformation:
         return value, np.where(value > 0, error, 0.0)
 
     def _mean_squares(self, omega: Host, root_V: Host, tolerance: float) -> Host:
-        """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of a whitened latent's posterior mean, by quadrature.
-        ``root_V`` is ``sqrt(V)``.
+        """Mean square ``sum_y P(y | omega) E[u | y, omega]^2`` (M,) of the posterior mean of a whitened latent u, at M prior
+        means omega, by quadrature over u with this ``tolerance``. ``root_V`` (M,) is ``sqrt(V)``.
         """
         labels: Array = self.labels
 
         def log_weight(u: Array, pair_indices: Array) -> Array:
-            """Log-likelihood of one label at ``z = omega + sqrt(V) u``, for the pairs of an omega and a label with these
-            indices.
+            """Log-likelihood of one label ``y`` at latents ``z = omega + sqrt(V) u``. ``pair_indices`` number the pairs of a
+            prior mean omega and a label, one for every row of u.
             """
             omega_index = pair_indices // len(labels)
             z = omega[omega_index][:, None] + root_V[omega_index][:, None] * u
@@ -401,13 +414,17 @@ class LikelihoodInformation:
         return np.asarray(weighted_squares.sum(axis=1))
 
     def _from_drawn_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
-        """Information and its error from drawn labels; each factor of the product uses an independent half of the points."""
+        """Information and its error at overlap Q and error V (P, P), from labels drawn at random, ``points`` per scramble; each
+        factor of the product ``g g^T`` is computed from an independent half of the integration points.
+        """
         root_Q = symmetric_root(Q)
         root_V = symmetric_root(V)
         latent_shape = points, self.components, self.sites
 
         def labels(scramble: int) -> Labels:
-            """Labels drawn in one scramble, with two independent estimates of their posterior means."""
+            """Labels y drawn in one scramble, from latents z of random prior mean omega, with two independent estimates of
+            their posterior means.
+            """
             normal_latents = whitened_points(
                 2 * self.dimension,
                 points,
@@ -449,7 +466,9 @@ def _panels(drawn_labels: Host) -> tuple[Host, Host]:
 
 @lru_cache(maxsize=64)
 def _wide_points(dimension: int, seed: int) -> tuple[Host, Host]:
-    """Points drawn from Gaussians of several widths, with their importance weights for the standard normal law."""
+    """Points (count, dimension) drawn from Gaussians of several widths, with their importance weights for the standard normal
+    law; ``seed`` numbers the set.
+    """
     total_count = sum(count for _, count in WIDTHS)
     points = []
     for mixture_index, (gaussian_width, count) in enumerate(WIDTHS):

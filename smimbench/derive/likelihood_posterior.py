@@ -55,9 +55,9 @@ FIT_ROUNDS = 40
 
 
 class PosteriorMoments(NamedTuple):
-    """Posterior moments of the whitened latents u of n samples: logarithm of the normalization, mean, second moment
-    (``square``), error of the mean, the means from either half of the replicates (``half``, ``other_half``), and the
-    effective number of points.
+    """Posterior moments of the whitened latents u (``z = omega + V^{1/2} u``) of n samples: logarithm of the normalization,
+    mean, second moment (``square``), error of the mean, the means from either half of the replicates (``half``,
+    ``other_half``), and the effective number of points.
 
     ``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
     how many points were effective (n,).
@@ -74,9 +74,10 @@ class PosteriorMoments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples (labels y, latents of mean omega and root of the covariance V) whose posteriors are integrated, and the
-    Gaussians, of given mean and Cholesky factor, that the integration points are drawn from; points are reflected, and lines
-    run, along ``axis``.
+    """Samples whose posteriors are integrated: labels y, prior means omega of the latents, and the ``root`` of their covariance
+    V. Integration points are drawn from one Gaussian per replicate and sample, of given ``mean`` and Cholesky ``factor`` in
+    whitened latents; they are reflected, and lines run, along ``axis``; ``refine`` asks for more points where the error is
+    large.
 
     ``y`` are labels (n, ...), ``omega`` prior means (n, P, C), ``root`` is ``V^{1/2}``.
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
@@ -103,8 +104,9 @@ class Samples:
         refine: bool,
         block_start: int,
     ) -> Samples:
-        """Create samples whose integration points are drawn from the prior; ``block_start`` is the index of the first
-        sample. Shapes: R replicates, n samples, d latents.
+        """Create samples whose integration points are drawn from the prior: labels y, prior means omega (n, P, C) and ``root``
+        of the covariance V; ``block_start`` is the index of the first sample. Shapes: R replicates (independent sets of
+        points), n samples, d = P C latents.
         """
         xp = namespace(omega)
         R = REPLICATES
@@ -142,8 +144,8 @@ class Samples:
         )
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
-        """Quasi-random points (R, 1, count, dimension), shared by all samples but different for every replicate. ``purpose``
-        seeds them.
+        """Quasi-random standard normal points (R, 1, count, dimension), shared by all samples but different for each of the R
+        replicates. ``purpose`` seeds them.
         """
         replicates = [
             whitened_points(dimension, count, purpose, replicate)
@@ -152,7 +154,8 @@ class Samples:
         return self.xp.asarray(np.stack(replicates)[:, None], **matching(self.omega))
 
     def reflect_and_map(self, points: Array) -> tuple[Array, Array]:
-        """Reflect standard normal points (R, 1, k, d), and map them into the Gaussian of each sample (R, n, k, d).
+        """Reflect k standard normal points (R, 1, k, d) for each sample, and map them into its Gaussian; return both (R, n, k,
+        d). R counts replicates, n samples, d latents.
 
         Returns the points before and after the map.
         """
@@ -163,7 +166,9 @@ class Samples:
         return reflected_points, self.mean[:, :, None, :] + deviations
 
     def log_likelihood(self, u: Array, rows: Array) -> Array:
-        """Log-likelihood (N, k) at whitened latents (N, k, d) of the samples with indices ``rows`` (N,)."""
+        """Log-likelihood (N, k) of the labels y of the samples with indices ``rows`` (N,), each at k whitened latents ``u`` (N,
+        k, d), that is at latents ``z = omega + V^{1/2} u``.
+        """
         xp = self.xp
         N, k, _ = u.shape
         y = xp.take(self.y, rows, axis=0)
@@ -195,12 +200,15 @@ class Samples:
         return xp.reshape(clip(log_likelihoods, IMPOSSIBLE, None), (N, k))
 
     def log_weight(self, u: Array, rows: Array) -> Array:
-        """Logarithm (N, k) of likelihood times prior at whitened latents (N, k, d), up to a constant."""
+        """Logarithm (N, k) of likelihood times prior density, up to a constant, of the samples with indices ``rows`` (N,), each
+        at k whitened latents ``u`` (N, k, d).
+        """
         return self.log_likelihood(u, rows) - self.xp.sum(u * u, axis=-1) / 2
 
     def fitted(self) -> Samples:
-        """Replace the prior by a Gaussian fitted to the posterior, for every sample and replicate. Rows are pairs of
-        replicate and sample; points u are standard normal nodes mapped by the current Gaussian.
+        """Replace the prior as source of integration points by a Gaussian fitted to the posterior, for each of R replicates and
+        n samples. Rows are pairs of replicate and sample; points u are standard normal ``nodes`` mapped by the current Gaussian
+        of a row, and the fit of a row ends once enough of its points are effective.
 
         Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FIT_FRACTION`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
@@ -269,7 +277,9 @@ class Samples:
 
 
 def effective_count(log_weights: Array, xp: ModuleType) -> Array:
-    """Effective number (N,) of points under log-weights ``log_weights`` (N, K); 0 where all points are impossible."""
+    """Effective number (N,) of points, ``(sum w)^2 / sum w^2``, under weights w with logarithms ``log_weights`` (N, K); 0 where
+    all points are impossible.
+    """
     largest_log_weight = xp.max(log_weights, axis=1, keepdims=True)
     weights = xp.exp(clip(log_weights - largest_log_weight, -700.0, 0.0))
     effective_number = xp.sum(weights, axis=1) ** 2 / xp.sum(weights * weights, axis=1)
@@ -302,8 +312,9 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
 def _tempered_fit(
     u: Array, log_weights: Array, mean: Array, covariance: Array, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Mean and covariance of points u (N, K, d) under tempered weights, for one step of the fit of a Gaussian; the
-    log-weights are raised to the largest power at which enough points are effective, ``2 ** exponent``.
+    """Mean and covariance of points u (N, K, d) under tempered weights, for one step of the fit of a Gaussian, whose present
+    ``mean`` and ``covariance`` the result is shrunk to. Weights are raised to the largest power, ``2 ** exponent``, at which
+    enough points are effective.
 
     Weights are raised to the power that makes the fraction ``FIT_FRACTION`` of the points effective.
 
@@ -323,7 +334,7 @@ def _tempered_fit(
     upper_exponent = xp.zeros_like(target_count)
 
     def tempered(weight_power: Array) -> Array:
-        """Weights raised to a power, with 0 for impossible points."""
+        """Weights (N, K) of the points raised to the power ``weight_power`` (N,), with 0 for impossible points."""
         weights = xp.exp(clip(weight_power[:, None] * log_ratio, -700.0, None))
         return weights * is_possible + 1e-300
 
@@ -375,8 +386,8 @@ SCALAR_TOLERANCE = 1e-3
 def integrate(
     channel: Channel, y: Array, omega: Array, V: Array, *, refine: bool
 ) -> PosteriorMoments:
-    """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
-    ``refine`` asks for more points where the error is above the target.
+    """Posterior moments of the whitened latents of n samples, block by block, for labels y (n, ...), and latents of prior mean
+    omega (n, P, C) and covariance V (P, P). ``refine`` asks for more points where the error is above the target.
 
     ``refine``: samples whose error is above ``ACCURACY`` get more points, up to sixteen times as many.
 
@@ -460,8 +471,8 @@ def _from_fit(block: Samples) -> PosteriorMoments:
 def _with_more_points(
     block: Samples, moments: PosteriorMoments, refinable: Array
 ) -> PosteriorMoments:
-    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target. ``refinable``
-    selects among the samples of a block.
+    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target. The mask
+    ``refinable`` says for which samples of the block points can help.
     """
     point_counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
     for count in point_counts:
@@ -477,7 +488,9 @@ def _recompute(
     mask: Array,
     method: Callable[[Samples], PosteriorMoments],
 ) -> PosteriorMoments:
-    """Recompute the moments of the samples in ``mask`` with another method, 128 samples at a time."""
+    """Replace the moments of the samples in ``mask`` by those that ``method`` computes, 128 samples of the ``block`` at a
+    time.
+    """
     rows = block.xp.nonzero(mask)[0]
     count = rows.shape[0]
     if not count:
@@ -496,7 +509,7 @@ def _of_single_latents(block: Samples) -> PosteriorMoments:
     """
 
     def log_weight(t: Array, lines: Array) -> Array:
-        """Log-likelihood at whitened latents t of the samples with indices ``lines``."""
+        """Log-likelihood at whitened latents t (N, k) of the samples with indices ``lines`` (N,)."""
         return block.log_likelihood(t[..., None], lines)
 
     array_options = matching(block.omega)
@@ -515,8 +528,9 @@ def _of_single_latents(block: Samples) -> PosteriorMoments:
 
 
 def _on_lines(block: Samples, count: int) -> PosteriorMoments:
-    """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate. ``block`` is a block
-    of samples; lines run along the ``axis`` of each Gaussian.
+    """Posterior moments by adaptive quadrature along ``count`` parallel lines per sample and replicate. ``block`` is a block of
+    n samples with R replicates and d latents; lines run along the ``axis`` of each Gaussian, through random points
+    perpendicular to it (``transverse``).
     """
     xp = block.xp
     R, n, d = block.mean.shape
@@ -537,8 +551,8 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     sample_of_line = xp.reshape(xp.broadcast_to(sample_numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
-        """Log-likelihood along the lines, times the prior and divided by the Gaussian that the lines are drawn from. ``t``
-        is the coordinate along a line.
+        """Logarithm, at coordinates ``t`` along the lines with these numbers, of likelihood times prior over the Gaussian from
+        which the points across the lines are drawn. ``u`` are the whitened latents there.
         """
         origin = xp.take(origins, lines, axis=0)[:, None, :]
         direction = xp.take(directions, lines, axis=0)[:, None, :]
@@ -570,8 +584,8 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
 
 
 def _on_points(block: Samples, count: int) -> PosteriorMoments:
-    """Posterior moments by importance sampling with ``count`` quasi-random points per sample and replicate. ``block`` is a
-    block of samples.
+    """Posterior moments by importance sampling with ``count`` quasi-random points u per sample and replicate. ``block`` is a
+    block of n samples with R replicates and d latents.
     """
     xp = block.xp
     R, n, d = block.mean.shape
@@ -591,8 +605,8 @@ def _combine_replicates(
     points: Array,
     line_variance: Array | None = None,
 ) -> PosteriorMoments:
-    """Combine log-weights (R, n, K) and points (R, n, K, d) of independent replicates into posterior moments.
-    ``line_variance`` is that of points on a line, along it.
+    """Combine K ``points`` (R, n, K, d) of R independent replicates and n samples, with log-weights (R, n, K), into posterior
+    moments. If points are means along lines, ``line_variance`` is the posterior variance along each line, times its direction.
 
     ``line_variance`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the
     spread of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
