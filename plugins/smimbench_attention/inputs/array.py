@@ -79,7 +79,7 @@ class ArrayInputs(Inputs):
         return tokens, dimension
 
     def _array(self) -> Host:
-        """Array (N, T, D) of the file, read again if the file has changed."""
+        """Array (N, T, D) of the file, with N samples of T tokens in D dimensions, read again if the file has changed."""
         file_status = Path(self.path).stat()
         return _load_array(
             self.path, self.key, (file_status.st_mtime_ns, file_status.st_size)
@@ -88,7 +88,9 @@ class ArrayInputs(Inputs):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw n different samples (n, T, D) from the file, on the host."""
+        """Draw n different samples (n, T, D) from the N samples of the file, on the host; T is ``tokens``, D is
+        ``dimension``.
+        """
         array = self._array()
         if array.shape[1:] != (tokens, dimension) or len(array) < n:
             raise ParameterError(

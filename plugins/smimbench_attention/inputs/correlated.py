@@ -46,8 +46,8 @@ class CorrelatedTokens(Inputs):
     gaussian = True
 
     def __post_init__(self) -> None:
-        """Check that the decay is between -1 and 1, and that a given covariance is symmetric, positive definite and of
-        mean 1 along its diagonal.
+        """Check that the decay is between -1 and 1, and that a given covariance C between tokens is symmetric, positive
+        definite and of mean 1 along its diagonal.
         """
         if not -1 < self.decay < 1:
             raise ParameterError("decay", f"must be between -1 and 1, got {self.decay}")

@@ -84,7 +84,7 @@ class HeavyTails(Independent):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw inputs (n, T, D) on the host."""
+        """Draw inputs (n, T, D), n samples of T tokens in D dimensions, on the host."""
         inputs = rng.standard_t(self.degrees, (n, tokens, dimension))
         inputs *= math.sqrt(1 - 2 / self.degrees)
         return inputs
@@ -98,7 +98,7 @@ class Sphere(Independent):
     reference = "uniform measure on the sphere"
 
     def transform(self, z: Array) -> Array:
-        """Scale every token of ``z`` (n, T, D) to the length ``sqrt(D)``."""
+        """Scale every token of ``z`` (n, T, D), iid normal numbers, to the length ``sqrt(D)``."""
         xp = namespace(z)
         return z * xp.sqrt(z.shape[-1] / xp.sum(z * z, axis=-1, keepdims=True))
 
@@ -116,7 +116,7 @@ class OneHot(Independent):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw inputs (n, T, D) on the host."""
+        """Draw inputs (n, T, D), n samples of T tokens in D dimensions, on the host."""
         inputs = np.zeros((n, tokens, dimension))
         nonzero_features = rng.integers(0, dimension, (n, tokens, 1))
         signs = 2.0 * rng.integers(0, 2, nonzero_features.shape) - 1

@@ -105,7 +105,7 @@ class PowerLaw(Inputs):
         return np.asarray(variances / variances.mean())
 
     def transform(self, z: Array) -> Array:
-        """Multiply every feature of ``z`` (n, T, D) by the square root of its variance."""
+        """Multiply every feature of ``z`` (n, T, D), iid normal numbers, by the square root of its variance."""
         return z * namespace(z).asarray(
             np.sqrt(self.feature_variances(z.shape[-1])), **matching(z)
         )

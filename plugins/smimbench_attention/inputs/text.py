@@ -95,7 +95,7 @@ class Text(Inputs):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Host:
-        """Draw n different samples (n, T, D) of the text, on the host."""
+        """Draw n different samples (n, T, D) of the text, T words with vectors of D dimensions each, on the host."""
         vectors, samples = self.embedded(tokens, dimension)
         if len(samples) < n:
             raise ParameterError(
@@ -107,7 +107,9 @@ class Text(Inputs):
         return vectors[samples[rng.permutation(len(samples))[:n]]]
 
     def embedded(self, tokens: int, dimension: int) -> tuple[Host, Host]:
-        """Word vectors (V, D) of the vocabulary, and all samples (N, T) of the text as word indices."""
+        """Word vectors (V, D) of the V words of the vocabulary, and all N samples (N, T) of T consecutive words of the text,
+        as word indices.
+        """
         vectors, sentences = _learn_vectors(
             self.path, self.digest, self.window, self.split, dimension
         )
@@ -138,7 +140,9 @@ class Text(Inputs):
 
 
 def _read_text(path: str | None, digest: str) -> tuple[str, str]:
-    """Read the text of a file or of the standard library, without the classes of questions, and compute its digest."""
+    """Read the text of a file or of the standard library, without the classes of questions, and compute its digest; it must
+    be ``digest``, unless that is empty.
+    """
     if path is None:
         from pydoc_data.topics import topics
 
@@ -173,7 +177,9 @@ def _read_text(path: str | None, digest: str) -> tuple[str, str]:
 def mutual_information(
     sentences: Sequence[Host], vocabulary_size: int, window: int
 ) -> csr_array:
-    """Positive pointwise mutual information (V, V) of words that are at most ``window`` apart in a sentence."""
+    """Positive pointwise mutual information (V, V) of the V words of a vocabulary, counted from pairs that are at most
+    ``window`` apart in one of the ``sentences``, arrays of word indices.
+    """
     from scipy.sparse import coo_array, csr_array
 
     words = np.concatenate([np.zeros(0, dtype=int), *sentences])
@@ -213,8 +219,8 @@ def _learn_vectors(
     path: str | None, digest: str, window: int, split: str, dimension: int
 ) -> tuple[Host, list[Host]]:
     """Learn whitened vectors (V, D) of all words from pairs of words at most ``window`` apart, and return them with the
-    sentences that samples are drawn from; ``split`` says whether training and samples divide the sentences or the
-    vocabulary.
+    sentences that samples are drawn from; ``split`` says whether training and samples divide the sentences or the vocabulary.
+    ``word_weights`` are the frequencies of the training words, over which the vectors are whitened.
 
     Sentences are arrays of word indices.
     """

@@ -20,7 +20,8 @@ SMALLEST = 1e-9
 
 
 class Calibration(PerComponent):
-    """Squared error that the algorithm claims over its true squared error, ``V_pp D / |S_p - S_hat_p|^2``.
+    """Squared error that the algorithm claims over its true squared error, ``V_pp D / |S_p - S_hat_p|^2`` for component p of
+    signal S and aligned estimate S_hat in D dimensions, with V (P, P) the claimed error.
 
     1 if the claim is right, below 1 if the algorithm is overconfident. Blank for algorithms that claim no error.
     """
@@ -32,7 +33,9 @@ class Calibration(PerComponent):
     direction = "one"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Calibration of each component; NaN where the true error is only rounding."""
+        """Calibration of each component (P,), from the claimed error, the signal and the aligned estimate in ``claims``; NaN
+        where the true error is only rounding.
+        """
         if claims.aligned_V is None:
             raise NotMeasured("the algorithm claims no error")
         true_error = np.asarray(

@@ -23,12 +23,16 @@ class PerComponent(Metric):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Measure every component of the estimate after the symmetry is removed."""
+        """Measure every component of the estimate after the symmetry is removed. ``claims`` holds the signal, the aligned
+        estimate and the error that the algorithm claims.
+        """
         return [
             float(component_value)
             for component_value in to_host(self._values(instance.problem, claims))
         ]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Value of the metric for each component (P,), defined by subclasses; raises ``NotMeasured`` if there is none."""
+        """Value of the metric for each component (P,), defined by subclasses; raises ``NotMeasured`` if there is none.
+        ``claims`` holds signal, aligned estimate and claimed error.
+        """
         raise NotImplementedError

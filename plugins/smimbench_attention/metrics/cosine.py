@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Cosine(PerComponent):
-    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
+    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` of component p of estimate S_hat and signal S, with the
+    symmetry removed; 0 for an estimate that is 0.
+    """
 
     name = "cosine"
     reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
@@ -23,7 +25,9 @@ class Cosine(PerComponent):
     unit = "the direction of the signal"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Cosine between estimate and signal for each component; 0 where either of them is 0."""
+        """Cosine between aligned estimate and signal, both in ``claims``, for each component (P,); 0 where either of them is
+        0.
+        """
         teacher, aligned_estimate = claims.teacher, claims.aligned
         component_overlaps, estimate_norms, signal_norms = (
             np.diagonal(np.asarray(problem.model.inner(*pair_of_signals), dtype=float))
@@ -43,8 +47,8 @@ class Cosine(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float], list[float]]:
-        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean and its error, at a ``point`` of theory
-        (its order parameters).
+        """Theoretical cosine ``sqrt(Q_pp / second moment)`` of a posterior mean and its error, at a ``point`` of theory (its
+        order parameters), Q being the overlap matrix of estimate and signal.
 
         The overlap of a posterior mean with the signal equals its self-overlap.
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.

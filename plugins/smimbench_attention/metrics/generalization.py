@@ -52,7 +52,9 @@ class _PredictionError(Metric):
 def _errors(
     instance: Instance, estimate: Array, claims: Claims
 ) -> dict[str, Uncertain]:
-    """Generalization errors of the estimate by kind, computed once and kept in ``claims.memory``."""
+    """Generalization errors of the estimate by kind of predictor (bayes, plugin, constant), computed once and kept in
+    ``claims.memory``. ``overlap_of`` is the model's function for the overlap matrix (P, P) of two signals.
+    """
     if MEMORY not in claims.memory:
         if (reason := instance.problem.no_theory) is not None:
             raise NotMeasured(f"generalization errors need Gaussian latents: {reason}")

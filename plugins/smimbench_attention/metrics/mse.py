@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class MSE(PerComponent):
-    """Squared error ``|S_p - S_hat_p|^2 / D`` of each component, with the symmetry removed; 1 for the prior mean."""
+    """Squared error ``|S_p - S_hat_p|^2 / D`` of component p of the estimate S_hat of the signal S in D dimensions, with the
+    symmetry removed; 1 for the prior mean.
+    """
 
     name = "mse"
     reference = "the definition; theory is diag(second_moment - Q), arXiv:2506.01582"
@@ -24,7 +26,7 @@ class MSE(PerComponent):
     in_trajectory = True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Squared error (P,) of every component."""
+        """Squared error (P,) of every component of the aligned estimate in ``claims``."""
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
     def theory(

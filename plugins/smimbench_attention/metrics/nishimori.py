@@ -23,7 +23,8 @@ Doubled: the same, unless an algorithm's own theory is that near to Bayes-optima
 
 
 class Nishimori(PerComponent):
-    """Overlap of the estimate with the signal over its self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``.
+    """Overlap of the estimate with the signal over its self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>`` for component p
+    of estimate S_hat and signal S, from which the prior mean is subtracted.
 
     The prior mean is subtracted from both.
     It is 1 for a posterior mean, above 1 for an estimate that is too short, below 1 for one that is too long. The squared
@@ -40,7 +41,9 @@ class Nishimori(PerComponent):
     direction = "one"
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Nishimori ratio of each component; NaN for a component whose estimate is the prior mean."""
+        """Nishimori ratio of each component (P,) of the aligned estimate in ``claims``; NaN for a component whose estimate is
+        the prior mean.
+        """
         model, aligned_estimate = problem.model, np.asarray(claims.aligned, dtype=float)
         prior_mean = np.asarray(
             problem.prior.mean(problem.components, aligned_estimate.shape[-1]),
@@ -65,7 +68,7 @@ class Nishimori(PerComponent):
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
         """Theoretical ratio of a posterior mean and its error, at a ``point`` of theory (its order parameters): 1 for
-        components estimated better than by chance.
+        components estimated better than by chance. Q is the diagonal of the overlap matrix of estimate and signal.
         """
         second_moments, prior_mean_overlap = (
             np.diagonal(moment_matrix) for moment_matrix in prior_moments(problem)[:2]

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class OverlapMetric(PerComponent):
-    """Overlap with the signal: squared cosine of each component (low rank), or ``tr(S_hat S) / D`` (extensive rank)."""
+    """Overlap of the estimate S_hat with the signal S: squared cosine of each component (low rank), or ``tr(S_hat S) / D``
+    (extensive rank).
+    """
 
     name = "overlap"
     reference = "the definition; theory is diag Q (over the second moment for low rank)"
@@ -35,5 +37,5 @@ class OverlapMetric(PerComponent):
         return diagonal_overlaps, errors if isinstance(errors, list) else [errors]
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Overlap (P,) of every component with the signal."""
+        """Overlap (P,) of every component of the aligned estimate in ``claims`` with the signal."""
         return problem.model.overlap(claims.teacher, claims.aligned)

@@ -156,7 +156,7 @@ class AttentionIndexed(TokenModel):
         return dimension**2
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """Shape of the signal, ``(P, d, d)``."""
+        """Shape ``(P, d, d)`` of a signal of P matrices in d dimensions."""
         return (components, dimension, dimension)
 
     def draw_noise(
@@ -209,7 +209,8 @@ class AttentionIndexed(TokenModel):
         )
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of an iteration on n samples: operations on samples, bytes of inputs, and operations of ``denoise``.
+        """Cost of an iteration on n samples with numbers of ``itemsize`` bytes: operations on samples, bytes of inputs, and
+        operations of ``denoise``.
 
         Per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the inputs, and
         ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
@@ -223,9 +224,10 @@ class AttentionIndexed(TokenModel):
         )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))`` of inputs x (n, T, d) for
-        signals S (..., P, d, d), the leading axes numbering students: (..., n, P, C), with one site for every pair (a,
-        b) of tokens.
+        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))`` of inputs x (n, T, d) for signals S
+        (..., P, d, d), the leading axes numbering students: (..., n, P, C), with one site for every pair (a, b) of tokens.
+        ``x_S`` are the products ``x^T S``, ``forms`` the bilinear forms ``x_a^T S x_b``, ``traces`` those of S, at the sites
+        of a token with itself.
 
         ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
         students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
@@ -317,7 +319,9 @@ class AttentionIndexed(TokenModel):
         bands = self._bands(inputs)
 
         def component_adjoint(student: int, component: int) -> Array:
-            """Adjoint (d, d) for one component of one student."""
+            """Adjoint (d, d) for one component of one student: sums over samples of token pairs, weighted with
+            ``entry_gradients``, the gradients at the entries of the T x T matrix of pairs, less their trace on the diagonal.
+            """
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device
             )
@@ -483,7 +487,9 @@ class AttentionIndexed(TokenModel):
     def _sites_of_forms(
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
-        """Positions of the sites among the T^2 bilinear forms, scales ``1 / sqrt(d (1 + delta))``, and a mask of the diagonal."""
+        """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales
+        ``1 / sqrt(d (1 + delta_ab))`` of the sites, and a mask that is 1 for sites a = b.
+        """
         scale_and_mask = (
             site_values(self.tokens, *diagonal_and_rest, self.symmetric)
             for diagonal_and_rest in ((math.sqrt(0.5), 1.0), (1.0, 0.0))
@@ -502,7 +508,9 @@ class AttentionIndexed(TokenModel):
     def _sites_of_entries(
         self, xp: ModuleType, dtype: object, device: object
     ) -> tuple[Array, Array]:
-        """Site of every entry of the T x T gradient matrix G, and the factors that turn gradients in z into its entries."""
+        """Site of every entry (a, b) of the T x T gradient matrix G of token pairs, and the factors that turn gradients in
+        the latents z into entries of G.
+        """
         if self.symmetric:
             sites = entry_sites(self.tokens)
             site_factors = site_values(self.tokens, math.sqrt(0.5), 0.5)
@@ -523,11 +531,13 @@ class AttentionIndexed(TokenModel):
         )
 
     def adjoint_scale(self, dimension: int) -> float:
-        """Ratio ``kappa / d`` of ``adjoint`` to the transpose of ``forward``."""
+        """Ratio ``kappa / d`` of ``adjoint`` to the transpose of ``forward``, with kappa = 2 for symmetric matrices, else 1."""
         return self.kappa / dimension
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``tr(A_p B_q^T) / d`` of two signals (..., P, d, d), as an array (..., P, P)."""
+        """Overlaps ``tr(A_p B_q^T) / d`` of the components p, q of two signals A and B (..., P, d, d), as an array (..., P,
+        P).
+        """
         xp = namespace(signal_1, signal_2)
         flat_1 = xp.reshape(signal_1, (*signal_1.shape[:-2], -1))
         flat_2 = xp.reshape(signal_2, (*signal_2.shape[:-2], -1))
@@ -540,8 +550,9 @@ class AttentionIndexed(TokenModel):
 
 
 def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in
-    bands of its lower triangle.
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in bands
+    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block),
+    ``x_lower`` the tokens times it, ``x_band`` the entries of the tokens in the band.
 
     They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
     them, and 0 above.
@@ -564,10 +575,10 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
 
 
 def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be
-    symmetric; ``bands`` is not used.
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be symmetric;
+    ``x_S`` are the products ``x^T S``.
 
-    ``bands`` are not used.
+    ``bands`` is not used.
     """
     xp = namespace(x, matrix)
     x_S = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
@@ -577,7 +588,9 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
-    """Weighted sums of tokens ``sum_b weights_ab x_b`` (..., n, T, d), accumulated one token after the other."""
+    """Weighted sums ``sum_b weights_ab x_b`` (..., n, T, d) over the tokens b of a sample, for ``weights`` (..., T, T) and
+    tokens x (..., n, T, d), accumulated one token after the other.
+    """
     weighted_tokens = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
         weighted_tokens += weights[..., b : b + 1] * x[..., b : b + 1, :]

@@ -20,8 +20,9 @@ _POSTERIOR_NUMBERS = 64
 
 
 class TokenModel(Model):
-    """Base class of models whose samples are sequences of ``tokens``; subclasses define signal and latents, one latent
-    per component and site.
+    """Base class of models whose samples are sequences of ``tokens``; subclasses define signal and latents, one latent per
+    component and site. ``_host_chunk_bytes`` is the memory of a chunk of samples on the host, ``_axes`` are the array axes of
+    the entries of one component.
     """
 
     tokens: int
@@ -40,7 +41,8 @@ class TokenModel(Model):
         return self.tokens
 
     def sample_count(self, alpha: float, dimension: int) -> int:
-        """Number of samples at the sample ratio ``alpha``: ``alpha d`` or ``alpha d^2``, rounded, at least 1.
+        """Number of samples at the sample ratio ``alpha`` in ``dimension`` d: ``alpha d`` for low rank or ``alpha d^2`` for
+        extensive rank, rounded, at least 1.
 
         ParameterError if alpha is negative or not finite.
         """
@@ -49,7 +51,7 @@ class TokenModel(Model):
         return max(1, round(alpha * self._unit(dimension)))
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """Sample ratio of n samples: ``n / d`` for low rank, ``n / d^2`` for extensive rank."""
+        """Sample ratio alpha of n samples in ``dimension`` d: ``n / d`` for low rank, ``n / d^2`` for extensive rank."""
         return n / self._unit(dimension)
 
     def chunks(
@@ -109,11 +111,15 @@ class TokenModel(Model):
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``A_p . B_q / d`` of two signals (..., P, ...), as an array (..., P, P)."""
+        """Overlaps ``A_p . B_q / d`` of the components p, q of two signals A and B (..., P, ...) in d dimensions, as an array
+        (..., P, P).
+        """
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error ``|s_p - s_hat_p|^2 / d`` (..., P) of each component, summed over all entries."""
+        """Squared error ``|s_p - s_hat_p|^2 / d`` (..., P) of each component p of the estimate s_hat of a signal s in d
+        dimensions, summed over all entries.
+        """
         xp = namespace(signal, estimate)
         difference = signal - estimate
         return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
@@ -127,14 +133,16 @@ class TokenModel(Model):
         return 1
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
-        """Raise ValueError unless ``inputs`` is (n, T, d)."""
+        """Raise ValueError unless ``inputs`` is (n, T, d): n samples of the model's T tokens in ``dimension`` d."""
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
             raise ValueError(
                 f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}"
             )
 
     def _check_gradient(self, inputs: Array, g: Array) -> None:
-        """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""
+        """Raise ValueError unless ``inputs`` is (n, T, d), samples of T tokens in d dimensions, and ``g``, a gradient in the
+        latents, (..., n, P, C) for P components and C sites.
+        """
         self._check_inputs(inputs, inputs.shape[-1])
         if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
             raise ValueError(
@@ -153,7 +161,9 @@ def slices(n: int, largest_length: int) -> list[slice]:
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
-    """Transform the estimate by the element of the ``symmetry`` group that brings it closest to the signal.
+    """Transform the estimate by the element of the ``symmetry`` group that brings it closest to the signal. ``inner`` (P, P)
+    holds the overlaps of signal components (rows) with those of the estimate; a rotation is ``U Vh`` from their singular
+    vectors, other elements are an ``order`` and ``signs`` of the components.
 
     Minimizes ``sum_p |s_p - (g shat)_p|^2`` over the group, that is maximizes ``sum_p s_p . (g shat)_p``.
 
@@ -185,11 +195,15 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
 
 
 def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
-    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] overlaps[p, order[p]]``."""
+    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] overlaps[p, order[p]]``, from the
+    ``overlaps`` (P, P) of signal components (rows) with those of the estimate.
+    """
     component_numbers = np.arange(len(overlaps))
 
     def best_order(pair_overlaps: Host) -> Host:
-        """Order (P,) of the estimate's components that maximizes the sum of their overlaps with the signal's."""
+        """Order (P,) of the estimate's components that maximizes their summed overlaps with the signal's, ``pair_overlaps``
+        (P, P); the given order if the symmetry has no permutations.
+        """
         if "permutations" not in symmetry:
             return component_numbers
         from scipy.optimize import linear_sum_assignment

@@ -83,17 +83,20 @@ class SequenceMultiIndex(TokenModel):
     capabilities = Capabilities(dtypes=("float64", "float32", "mixed"))
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """Shape of the signal, ``(P, D)``."""
+        """Shape ``(P, D)`` of a signal of P components in D dimensions."""
         return (components, dimension)
 
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """Draw the white noise Z (P, D) of ``R = W + Qhat^(-1/2) Z``, with iid N(0, 1) entries."""
+        """Draw the white noise Z (P, D), with iid N(0, 1) entries, of an observation ``R = W + Qhat^(-1/2) Z`` of the signal
+        W with information Qhat.
+        """
         return rng.standard_normal((components, dimension))
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of an iteration on n samples: operations on samples, bytes of inputs, and operations of ``denoise``.
+        """Cost of an iteration on n samples with numbers of ``itemsize`` bytes: operations on samples, bytes of inputs, and
+        operations of ``denoise``.
 
         Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal.
         """
@@ -182,12 +185,14 @@ class SequenceMultiIndex(TokenModel):
         return 1.0
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``A B^T / D`` of two signals (..., P, D), as an array (..., P, P)."""
+        """Overlaps ``A B^T / D`` of two signals A and B (..., P, D), as an array (..., P, P)."""
         xp = namespace(signal_1, signal_2)
         return xp.matmul(signal_1, xp.matrix_transpose(signal_2)) / signal_1.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """Squared cosine (..., P) between each component of the signal and its estimate; 0 where the estimate vanishes."""
+        """Squared cosine (..., P) between each component of the signal and of its estimate, both (..., P, D); 0 where the
+        estimate vanishes.
+        """
         xp = namespace(signal, estimate)
         norm_products = xp.sum(signal * signal, axis=-1) * xp.sum(
             estimate * estimate, axis=-1
@@ -199,7 +204,9 @@ class SequenceMultiIndex(TokenModel):
 
 
 def _uses_mixed_kernels(inputs: Array, vectors: Array) -> bool:
-    """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 vectors."""
+    """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 ``vectors`` (rows) that they are
+    multiplied with.
+    """
     fits_registers = vectors.shape[0] <= MAXIMUM_COMPONENTS
     return bool(
         fits_registers
@@ -233,7 +240,7 @@ def _kernel(name: str, components: int) -> Any:
 
 
 def project_mixed(tokens: Array, vectors: Array) -> Array:
-    """Products (k, P) of the tokens (k, D) in float32 with vectors (P, D) in float64."""
+    """Products (k, P) of k ``tokens`` (k, D) in float32 with P ``vectors`` (P, D) in float64, on a GPU."""
     import cupy
 
     (token_count, dimension), components = tokens.shape, vectors.shape[0]
@@ -253,7 +260,9 @@ def project_mixed(tokens: Array, vectors: Array) -> Array:
 
 
 def push_mixed(weights: Array, tokens: Array) -> Array:
-    """Weighted sums (P, D) of the tokens (k, D) in float32, with weights (P, k) in float64."""
+    """Weighted sums (P, D) of k ``tokens`` (k, D) in float32, with ``weights`` (P, k) in float64, on a GPU; ``block_sums``
+    holds the sums over blocks of ``tokens_per_block`` tokens.
+    """
     import cupy
 
     (token_count, dimension), components = tokens.shape, weights.shape[0]

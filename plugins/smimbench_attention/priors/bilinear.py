@@ -67,15 +67,15 @@ class _SingularBulks(NamedTuple):
 
 
 def _bulks(delta: Host, a: float) -> _SingularBulks:
-    """Find the edges ``inner``, ``outer`` and ``end`` of the bulks of singular values at noise variances delta (n,): ``G(p)
-    = 1`` at ``v = 0``, where G has its poles at 0 and ``+-a``. Where G is below 1 at its minimum ``p = t^(3/2)`` between
-    two poles, a gap separates two bulks.
+    """Find the edges ``inner``, ``outer`` and ``end``, in p = Re w, of the bulks of singular values at noise variances delta
+    (n,): they solve ``G(p) = 1`` for the sum G over the poles 0 and ``+-a``, with ``a = rho^{-1/2}``. Where G is below 1 at
+    its minimum ``p = t^(3/2)`` between two poles, a gap separates two bulks.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
 
     def edge(p: Host, p_limit: Host) -> Host:
-        """Solve ``G(p) = 1`` by Newton's method, from p towards ``p_limit``."""
+        """Solve ``G(p) = 1`` by Newton's method, from p towards ``p_limit``, with G the sum over the poles."""
         for _ in range(200):
             G, dG_dp = _sum_over_poles(p, delta, a)
             newton_step = (1 - G**-0.5) / (-0.5 * dG_dp * G**-1.5)
@@ -119,8 +119,9 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
 
 
 def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
-    """Left side ``G(p)`` at ``v = 0``, and ``dG/dp``, of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for v: the
-    poles s are 0, of weight delta, and ``+-a``, of weight 1/2.
+    """Left side ``G(p)`` at ``v = 0``, and ``dG/dp``, of the equation ``sum_s w_s / ((p - s)^2 + v^2) = 1`` for the
+    subordination function p + i v: the poles s are 0, of weight w_0 = delta (the noise variance), and ``+-a``, of weight 1/2.
+    ``pole_term`` and ``mirror_term`` belong to a and -a.
     """
     pole_term = 0.5 / (p - a) ** 2
     mirror_term = 0.5 / (p + a) ** 2
@@ -129,9 +130,10 @@ def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
 
 
 def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
-    """Singular values x, ``dx/dp``, v and ``E = 1 - Delta / |w|^2`` at p (n, K) inside the bulks, for noise variances delta
-    (n, 1). ``t = v^2`` solves ``f = sum_s w_s / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a; A and B are
-    ``-df/dt`` and ``-(df/dp)/2``.
+    """Singular values x, ``dx/dp``, v and the variance over Delta, ``1 - Delta / |w|^2``, at the real parts p (n, K) of
+    ``w = p + i v`` inside the bulks, for noise variances delta (n, 1). ``t = v^2`` solves
+    ``f = sum_s w_s / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a of weights w_s; A and B are ``-df/dt`` and
+    ``-(df/dp)/2``.
     """
     pole_weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
     pole_distances = np.stack([p, p - a, p + a])
@@ -243,7 +245,8 @@ def observed_law(
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
-    """Minimum mean square error ``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
+    """Minimum mean square error ``F(Delta)`` at the noise variance Delta and width ratio rho: the limit of
+    ``E|S - S_hat|_F^2 / D`` for the posterior mean S_hat of the signal S.
 
     ``noise`` is Delta, of any shape: 0 and infinity are allowed, negative numbers and NaN give NaN; ``rho`` > 0 the width over
     the dimension. The relative error is below 1e-9. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
@@ -251,7 +254,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
     """
 
     def error(delta: Host) -> Array:
-        """MMSE (n,) at noise levels delta (n,)."""
+        """MMSE (n,) at noise variances delta (n,): the mean over singular values of the posterior variance."""
         quadrature_weights, _, _, relative_variance = _nodes(delta, rho)
         return (
             delta
@@ -266,7 +269,8 @@ def singular_map(
     singular_values: Host, noise: float, rho: float, *, continued: bool = False
 ) -> Host:
     r"""Singular values ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has singular values x, from
-    the subordination function ``p + i v``; ``continued`` extends the map by straight lines outside the bulks.
+    the subordination function ``p + i v``; ``continued`` extends the map by straight lines outside the bulks. ``rho`` is the
+    width over the dimension.
 
     .. math:: \xi = x - 2 \Delta\, \mathrm{Re}\, g(x), \qquad g = 1 / w
 
@@ -320,8 +324,8 @@ def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
 
 
 def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
-    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk; A and B are ``sum_s w_s
-    / (p - s)^k`` for k = 4 and 3, over the poles s of weights w.
+    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p = Re w of a bulk, for a noise variance
+    and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4 and 3, over the poles s of weights w_s.
     """
     poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
@@ -391,7 +395,8 @@ class Bilinear(ProductPrior):
         return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
-        """Relative standard deviation of ``|S|_F^2 / D`` at finite size, ``sqrt(2 (r + 2 D + 1) / r) / D``, exact.
+        """Relative standard deviation of ``|S|_F^2 / D`` of a signal S of width r at finite ``dimension`` D,
+        ``sqrt(2 (r + 2 D + 1) / r) / D``, exact.
 
         Derived from the moments of Q given K and of ``K^T K``, checked by tests/priors/test_bilinear.py.
         """
@@ -417,7 +422,9 @@ class Bilinear(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over singular values, with both signs, of the noisy signal."""
+        """Quadrature over singular values, with both signs, of ``S + sqrt(noise) Z``, with panels that end at ``breaks``:
+        weights, their sum 1, and arrays at the nodes (value, posterior mean and variance).
+        """
         quadrature_weights, *law = observed_law(noise, self.rho, breaks)
         return quadrature_weights, 1.0, law
 
@@ -434,21 +441,25 @@ class Bilinear(ProductPrior):
 
 
 def _split_factor(factor: Array) -> tuple[Array, Array, float]:
-    """Split a factor into Q and K (..., D, width), and return the normalization ``sqrt(width D)`` of their product."""
+    """Split a factor (..., 2 D, width) into Q and K (..., D, width), and return the normalization ``sqrt(width D)`` of their
+    product.
+    """
     dimension = factor.shape[-2] // 2
     normalization = math.sqrt(factor.shape[-1] * dimension)
     return factor[..., :dimension, :], factor[..., dimension:, :], normalization
 
 
 def _compose(factor: Array) -> Array:
-    """Signal ``S = Q K^T / sqrt(width D)`` (..., D, D)."""
+    """Signal ``S = Q K^T / sqrt(width D)`` (..., D, D) of a factor (..., 2 D, width), Q above K."""
     xp = namespace(factor)
     Q, K, normalization = _split_factor(factor)
     return xp.matmul(Q, xp.matrix_transpose(K)) / normalization
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
-    """Gradient by the stacked factor ``[Q; K]``: ``[G K; G^T Q] / sqrt(width D)``, for the gradient ``G = dL/dS`` (..., D, D)."""
+    """Gradient of a loss L by the factor ``[Q; K]``, Q above K: ``[G K; G^T Q] / sqrt(width D)``, for its ``gradient``
+    ``G = dL/dS`` (..., D, D) by the signal S.
+    """
     xp = namespace(factor, gradient)
     Q, K, normalization = _split_factor(factor)
     gradient_of_Q = xp.matmul(gradient, K)

@@ -65,8 +65,8 @@ class Gaussian(Prior):
         return np.zeros((components, components))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean ``(I + Qhat)^{-1} Qhat R`` of W given ``R = W + Qhat^{-1/2} Z``, and its error ``V = (I +
-        Qhat)^{-1}``.
+        """Posterior mean ``(I + Qhat)^{-1} Qhat R`` of the signal W given the observation ``R = W + Qhat^{-1/2} Z`` with
+        information Qhat (P, P) and white noise Z, and its error ``V = (I + Qhat)^{-1}``.
 
         ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
@@ -77,7 +77,8 @@ class Gaussian(Prior):
         return Denoised(namespace(R).matmul(Q, R), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: error ``V = (I + Qhat)^{-1}`` and overlap ``Q = V Qhat``, neither by subtraction from I.
+        """State-evolution map from the information Qhat (P, P) of an observation to the error ``V = (I + Qhat)^{-1}`` and
+        overlap ``Q = V Qhat`` of the posterior mean, neither by subtraction from I.
 
         ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch; ``Q`` and ``V`` (..., P, P), symmetric. Small
         eigenvalues of either keep their relative accuracy as far as ``Qhat`` itself carries it.
@@ -112,8 +113,9 @@ class Gaussian(Prior):
 
 
 def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
-    """Gain ``Q = V Qhat`` of the posterior mean and its error ``V = (I + Qhat)^{-1}``, for a Gaussian prior; a
-    component with infinite Qhat is known exactly.
+    """Gain ``Q = V Qhat`` of the posterior mean and its error ``V = (I + Qhat)^{-1}``, for a Gaussian prior; a component with
+    infinite Qhat is known exactly. ``inverse_scale`` brings the diagonal of ``I + Qhat`` to one and is 0 for known
+    components, where ``safe_scale`` is 1.
 
     Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,
     the matrix that is inverted is well conditioned unless the components are strongly correlated.

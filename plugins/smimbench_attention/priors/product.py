@@ -91,7 +91,9 @@ class ProductPrior(Prior):
         dimension: int,
         width: int | None = None,
     ) -> Array:
-        """Draw Gaussian factors (P, D or 2 D, width); ParameterError if they are too large."""
+        """Draw Gaussian factors (P, D or 2 D, width) of P components in ``dimension`` D, with r columns unless a width is
+        given; ParameterError if they are too large.
+        """
         width = self._width(dimension) if width is None else width
         shape = (components, self._factors * dimension, width)
         if (entry_count := math.prod(shape)) > LARGEST_FACTOR:
@@ -176,11 +178,14 @@ class ProductPrior(Prior):
         return Denoised(xp.stack(estimate), V)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Decompose a matrix (D, D) into left vectors (columns), spectrum, and right vectors (rows)."""
+        """Decompose a matrix (D, D) into left vectors (columns), spectrum (eigenvalues or singular values), and right vectors
+        (rows).
+        """
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """Overlap ``Q = second_moment - V`` and error V at Qhat: ``V_pp`` is the MMSE at noise ``Delta_p`` and width ratio rho.
+        """Overlap ``Q = second_moment - V`` and error V (P, P) of the posterior mean at the information Qhat of its
+        observation: ``V_pp`` is the MMSE at the noise variance ``Delta_p = [Qhat^{-1}]_pp`` and width ratio rho.
 
         In the limit ``rho = 0``: ``V = t (2 - t)``, ``Q = (1 - t)^2`` for ``t = Delta_p < 1``, else 1 and 0: left and right
         vectors of a spike both have the squared overlap ``1 - t``.
@@ -219,8 +224,9 @@ class ProductPrior(Prior):
         noise: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Means of a function over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity; ``breaks`` are
-        points of the spectrum where the function jumps or has a kink.
+        """Means of a function ``(x, mean, variance)`` over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity,
+        where x are observed values, mean and variance those of the posterior of S there; ``breaks`` are points of the
+        spectrum where the function jumps or has a kink.
 
         Parameters
         ----------
@@ -261,7 +267,9 @@ class ProductPrior(Prior):
 
 
 def noise_of_components(Qhat: Host) -> Host:
-    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) with which each component is observed; infinite without information."""
+    """Noise variance ``[Qhat^{-1}]_pp`` (..., P) with which each component p is observed at the information Qhat (..., P, P);
+    infinite without information.
+    """
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)
     Qhat_diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)

@@ -70,8 +70,8 @@ class _WishartBulks(NamedTuple):
 
 
 def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
-    """Functions s, ``m = sqrt(1 + s^2)``, q and r at ``s = base + e``, the parameters of the roots of the cubic
-    equation for the resolvent, without cancellation in q; ``a = rho^{-1/2}``.
+    """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + e``, which parametrize the
+    eigenvalues of a noisy signal of width ratio rho, without cancellation in q; ``a = rho^{-1/2}``.
     """
     s = base + e
     a = rho**-0.5
@@ -91,12 +91,12 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
     base = math.sqrt((1 - rho) / rho) if rho < 1 else 0.0
 
     def r(s: Host) -> tuple[Host, Host]:
-        """Function r(s) and its derivative."""
+        """Function ``r(s) = s (1 + a/m)`` and its derivative, with ``m = sqrt(1 + s^2)``."""
         _, m, _, r_value = _curves(s, 0.0, rho)
         return r_value, 1 + a / m**3
 
     def q(e: Host) -> tuple[Host, Host]:
-        """Function q and its derivative at ``s = base + e``."""
+        """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + e``, with ``m = sqrt(1 + s^2)``."""
         _, m, q_value, _ = _curves(e, base, rho)
         return q_value, 1 - a / m**3
 
@@ -136,7 +136,8 @@ def _cached_bulks(root: float, rho: float) -> _WishartBulks:
 def _newton(
     function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host
 ) -> Host:
-    """Solve ``function(x) = target`` for arrays by Newton's method; ``function`` gives value and derivative.
+    """Solve ``function(x) = target`` for arrays by Newton's method, from the initial x; ``function`` gives value and
+    derivative.
 
     Where two bulks just touch, the root is double and the method converges linearly.
     """
@@ -173,7 +174,8 @@ def observed_law(
 
 
 def mmse(noise: Host | float, rho: float) -> Host:
-    r"""Minimum mean square error ``F(Delta)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean of S.
+    r"""Minimum mean square error ``F(Delta)`` at the noise variance Delta and width ratio rho: the limit of
+    ``E|S - S_hat|_F^2 / D`` for the posterior mean S_hat of the signal S.
 
     .. math:: F(\Delta) = \Delta \int \mu_\Delta(dx) / (1 + s(x)^2)
 
@@ -183,7 +185,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
     """
 
     def error(delta: Host) -> Array:
-        """MMSE (n,) at noise levels delta (n,)."""
+        """MMSE (n,) at noise variances delta (n,): the mean over eigenvalues, parametrized by s, of the posterior variance."""
         quadrature_weights, s, _ = _nodes(delta, rho)
         # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
         return (
@@ -266,8 +268,8 @@ def _nodes(
 def _break_offset(
     low: float, high: float, base: float, root: float, rho: float, x: float
 ) -> float | None:
-    """Value ``e = s - base`` between ``low`` and ``high`` at which the observed eigenvalue is x, for noise ``root^2``;
-    None if x is outside the range.
+    """Value ``e = s - base`` between ``low`` and ``high`` at which the observed eigenvalue, a function of s, is x, for the
+    noise variance ``root^2`` and width ratio rho; None if x is outside the range.
     """
     from scipy.optimize import brentq
 
@@ -282,8 +284,9 @@ def _break_offset(
 
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
-    r"""Eigenvalues ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``; s
-    parametrizes them, and the bulk of zeros may be separate from the other bulk.
+    r"""Eigenvalues ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``, for the
+    width ratio rho; s parametrizes them (see the top of the file), and the bulk of zero eigenvalues of S may be separate from
+    the other bulk.
 
     .. math:: \xi = \lambda - 2 \Delta\, \mathrm{Re}\, g(\lambda)
 
@@ -335,8 +338,8 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 
 def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
-    r"""Map ``eigenvalue_map`` inside the bulks, continued outside by a straight line of slope at most 1; noise is the
-    variance of the observation.
+    r"""Map ``eigenvalue_map`` from observed to denoised eigenvalues inside the bulks, continued outside by a straight line of
+    slope at most 1; ``noise`` is the variance of the observation's noise, ``rho`` the width ratio.
 
     In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
     fluctuations of the noise, but ``eigenvalue_map`` takes them for spikes of the signal: its slope is infinite just beyond
@@ -382,7 +385,9 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
-    """Edges of the density: right and left end, then those of the bulk of zeros and of the other bulk, if there are two."""
+    """Edges of the density of observed eigenvalues: right and left end, then those of the bulk of zeros and of the other bulk
+    that face each other, if there are two; ``*_s`` and ``*_offset`` are their parameters s and s - base.
+    """
     base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer_s, turn_s, lower_offset, upper_offset = (
         float(bulk_end[0]) for bulk_end in bulk_ends
@@ -400,7 +405,9 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
 
 
 class _Edge:
-    """Edge of a bulk of eigenvalues: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at most 1.
+    """Edge of a bulk of eigenvalues: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at
+    most 1. ``mean`` is the mean eigenvalue ``sqrt(rho)``; ``distances`` are those of w, the inverse Stieltjes transform, to
+    its two poles, ``terms`` those of the poles in ``dx/dw``, ``signs`` whether w moves away from each pole beyond the edge.
 
     ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``inner`` ends face the other bulk.
     """
@@ -434,7 +441,9 @@ class _Edge:
         )
 
     def edge_switch_point(self) -> float:
-        """Eigenvalue between two bulks at which ``denoise_beyond`` switches from one edge to the other."""
+        """Eigenvalue in the gap between two bulks at which ``denoise_beyond`` switches from one edge to the other, an
+        inflection of the eigenvalue as a function of w.
+        """
         return float(
             self.inflection_distance
             + self.noise / self.inflection_distance
@@ -526,8 +535,8 @@ __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
 def _eigenvalue_map(
     eigenvalues: Host, noise: float, rho: float, *, continued: bool
 ) -> Host:
-    """Map observed to denoised eigenvalues at a noise variance; ``continued`` limits the slope outside the bulks, for
-    iterations at finite size.
+    """Map observed to denoised eigenvalues at a noise variance and width ratio rho; ``continued`` limits the slope outside
+    the bulks, for iterations at finite size.
     """
     denoising_map = continued_map if continued else eigenvalue_map
     return denoising_map(eigenvalues, noise, rho)
@@ -590,7 +599,8 @@ class Wishart(ProductPrior):
         )
 
     def _fluctuation(self, dimension: int) -> float:
-        r"""Relative standard deviation of ``|S|_F^2 / D`` at finite size, exact.
+        r"""Relative standard deviation of ``|S|_F^2 / D`` of a signal ``S = W W^T / sqrt(r D)`` of width r at finite
+        ``dimension`` D, exact.
 
         ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
@@ -624,7 +634,9 @@ class Wishart(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over the eigenvalues of the noisy signal."""
+        """Quadrature over the eigenvalues of ``S + sqrt(noise) Z``, with panels that end at ``breaks``: weights, their sum,
+        and arrays at the nodes (eigenvalue, posterior mean and variance).
+        """
         quadrature_weights, *law = observed_law(noise, self.rho, breaks)
         return quadrature_weights, quadrature_weights.sum(), law
 
@@ -641,7 +653,7 @@ class Wishart(ProductPrior):
 
 
 def _normalization(factor: Array) -> float:
-    """Normalization ``sqrt(width D)`` of the factor."""
+    """Normalization ``sqrt(width D)`` of the product of a factor (..., D, width) with itself."""
     return math.sqrt(math.prod(factor.shape[-2:]))
 
 
@@ -652,7 +664,9 @@ def _compose(factor: Array) -> Array:
 
 
 def _pullback(factor: Array, gradient: Array) -> Array:
-    """Gradient ``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
+    """Gradient ``dL/dW = (G + G^T) W / sqrt(width D)`` of a loss L by the factor W, for its ``gradient`` ``G = dL/dS`` (...,
+    D, D) by the signal S, symmetric or not.
+    """
     xp = namespace(factor, gradient)
     return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _normalization(
         factor
