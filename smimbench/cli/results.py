@@ -224,7 +224,7 @@ def present_table(
 
 
 def _print_heading(console: Console, table: ResultsTable, folder: Path) -> None:
-    """Print the title of a suite, how many of its cells have been run, and where their records are."""
+    """Print the title of a suite, how many of its cells have been run, and in which folder."""
     from smimbench.report.tables import status_line
 
     console.print(table.title, style="bold")
@@ -235,8 +235,8 @@ def _print_heading(console: Console, table: ResultsTable, folder: Path) -> None:
             f"{finished_count} of {cell_count} cells have been run: these results may change",
             style="yellow",
         )
-    console.print(status_line(table.status_counts, table.missing))
-    console.print(f"results: {folder}", soft_wrap=True)
+    status = status_line(table.status_counts, table.missing)
+    console.print(status.append(f", in {folder}"), soft_wrap=True)
 
 
 LINES = 18
@@ -323,8 +323,8 @@ def _exit_code(table: ResultsTable) -> int:
     return NOT_OK if table.missing or table.left_out else OK
 
 
-NOTE_LINES = 4
-"""Largest number of lines of the note under a verdict that fits a screen; what is cut off, ``show --full`` prints."""
+NOTE_LINES = 2
+"""Number of lines of the note under a verdict, or more for remarks on the run; ``show --full`` prints the rest."""
 
 
 def _remarks(
@@ -355,6 +355,10 @@ def _remarks(
         options = (f"--retry {status}" for status in sorted(retry_statuses))
         command = " ".join([request.command_line("run"), *options])
         remarks.append(f"once that is fixed: {command}")
+    max_lines = None
+    if line_limit < math.inf:
+        run_lines = note(request.notes, console.width).count("\n") + 1
+        max_lines = max(NOTE_LINES, run_lines)
     notes = [*request.notes, *sorted(run_warnings)]
     request.notes.clear()
     if restart_count := sum(restarts_by_place.values()):
@@ -362,8 +366,7 @@ def _remarks(
             f"{restart_count} runs were restarted once with more cautious settings"
         )
     notes += other_version_lines(table.other_versions, table.missing > 0)
-    notes += [*missing_values(rows), *_unconverged_lines(rows)]
-    max_lines = None if line_limit == math.inf else NOTE_LINES
+    notes += [*_unconverged_lines(rows), *missing_values(rows)]
     if note_text := note(notes, console.width, max_lines):
         remarks.append(note_text)
     return remarks

@@ -136,7 +136,7 @@ def test_show_without_full_is_the_contenders_then_the_verdict(ran, capsys):
     out = output(capsys, "show", results)
     lines = out.splitlines()
     assert len(lines) <= 20
-    assert max(map(len, lines[3:])) <= 80
+    assert max(map(len, lines[2:])) <= 80
     ranking, verdict = out.split("best first")
     assert re.search(r"line +gamp .*\n *line +adam ", ranking)
     assert "line: gamp is best" in verdict
