@@ -50,8 +50,8 @@ VERDICT_HELP = {
     "gamp is best": "Its error is the smallest, as a geometric mean over the sample ratios at the largest dimension. tied "
     "with: runs do not tell these algorithms apart (95% interval).",
     RATIO: "Its error over the Bayes-optimal error, the smallest that any algorithm can reach, by theory for infinite size.",
-    AT_SIZE: "The optimum at the size that was run, over that of infinite size: a ratio of 1.04 is optimal. fitted to gamp: "
-    "by gamp's runs, so it says nothing on gamp.",
+    AT_SIZE: "The optimum at the size that was run, over that of infinite size: a ratio of 1.04 is the best possible. Left "
+    "out where it is not known.",
     "agrees with theory": "Its errors are what theory predicts for this algorithm, within chance and the effects of finite "
     "size: its code can be trusted as far as the next number says.",
     DETECTABLE: "What the test sees: a mistake that changes the error by as much or more would have been found with a "
@@ -138,10 +138,12 @@ def verdict_line(verdict: Verdict) -> str:
 def optimum_words(verdict: Verdict) -> str:
     """Return what is known of the optimum at the size of a verdict, over that of infinite size; empty if it is unknown."""
     best = verdict.contenders[0]
+    if best.optimum_to_limit is None:  # nor does a fit to its own runs tell
+        return ""
     ratio_and_error = best.optimum_to_limit, best.optimum_to_limit_error
     words = optimum_at_size_words(*ratio_and_error, best.optimum_source, ", ")
     size = f"{verdict.dimension_letter} = {verdict.dimension}"
-    return words and f"optimum at {size}: {words}"
+    return f"optimum at {size}: {words}"
 
 
 def contender_line(contender: Contender) -> str:

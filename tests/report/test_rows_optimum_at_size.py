@@ -139,10 +139,7 @@ def test_the_summary_of_all_problems_has_ratios_to_the_limit():
     ("rows", "words"),
     [
         ([known()], " (optimum at D = 100: 1.075±0.003, sampled), "),
-        (
-            [at(optimum=0.44, optimum_source=FITTED)],
-            " (optimum at D = 100: fitted to gamp), ",
-        ),
+        ([at(optimum=0.44, optimum_source=FITTED)], ", "),
         ([at()], ", "),
     ],
     ids=["sampled", "fitted", "unknown"],
