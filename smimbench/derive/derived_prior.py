@@ -86,8 +86,8 @@ class DerivedPrior(Delegate):
         dimension: int,
         width: int | None = None,
     ) -> Host:
-        """Draw a start for a signal: P = ``components`` vectors or matrices of ``dimension`` D with independent N(0, 1)
-        entries; raise ParameterError if a ``width`` is asked for.
+        """Draw a random start for algorithms that fit the signal directly: P = ``components`` vectors or matrices of
+        ``dimension`` D with independent N(0, 1) entries; raise ParameterError if a ``width`` is asked for.
         """
         if width is not None:
             raise ParameterError(
@@ -204,14 +204,14 @@ def error_curve(
     interpolant = PchipInterpolator(log_grid, log_gain)
 
     def error(information: Host) -> Host:
-        """Interpolated error V at any information; the prior variance at none. ``log_gain`` is the logarithm of V over the
+        """Interpolated error V at any information; the prior variance at none. ``gain`` is the logarithm of V over the
         error of a linear estimate, exponentiated.
         """
         information = np.asarray(information, dtype=np.float64)
         clipped_information = np.clip(information, LOWEST, HIGHEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_gain = np.exp(interpolant(np.log(clipped_information)))
-            interpolated_error = log_gain / (1 / variance + information)
+            gain = np.exp(interpolant(np.log(clipped_information)))
+            interpolated_error = gain / (1 / variance + information)
         interpolated_error = np.where(information <= 0, variance, interpolated_error)
         return np.where(np.isnan(information), np.nan, interpolated_error)
 

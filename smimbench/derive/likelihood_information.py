@@ -228,8 +228,7 @@ class LikelihoodInformation:
 
     def _squared_response(self, y: Host, V: float) -> tuple[Host, Host]:
         """Density (n,) of labels ``y``, up to a factor, for latents of prior mean omega = 0 and variance V; and the sums of
-        squares (n,) of their responses ``(<z z^T> - V) / V`` to a small overlap (in whitened latents, over V), whose mean is
-        the susceptibility.
+        squares (n,) of the entries of ``(<u u^T> - I) / V`` with u the whitened latents, whose mean is the susceptibility.
         """
         omega = np.zeros((len(y), 1, self.sites))
         posterior_moments = integrate(

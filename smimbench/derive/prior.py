@@ -49,7 +49,7 @@ from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 class DensityPrior(DerivedLaw):
-    r"""Prior of signals (P, D) with iid entries of density ``exp(log_density(w))``, not necessarily normalized.
+    r"""Prior of signals (P, D) with iid entries w of density ``exp(log_density(w))``, not necessarily normalized.
 
     The posterior of a column given ``R = W + Qhat^{-1/2} Z`` is ``prod_p p(w_p) N(w; R, Qhat^{-1})``. Entry by entry for
     diagonal ``Qhat`` (adaptive quadrature), jointly otherwise (quasi-random points, up to 12 components).
@@ -67,8 +67,8 @@ class DensityPrior(DerivedLaw):
     """
 
     def __init__(self, prior: Prior) -> None:
-        """Normalize the density, and find where the law is narrow: edges of intervals between quantiles at which integration
-        must look closely.
+        """Normalize the density of the prior's law, scale it, and find where it is narrow: edges of intervals between quantiles
+        at which integration must look closely.
         """
         super().__init__(prior)
         self._log_density: Any = prior.law.log_density
@@ -114,8 +114,8 @@ class DensityPrior(DerivedLaw):
         self._narrow_edges = np.unique(narrow_ends).tolist()
 
     def _support(self) -> tuple[Host, Host]:
-        """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law, and the log-density of t there.
-        ``lowest_t`` and ``highest_t`` bound t.
+        """Grid of points ``w = sinh(t)``, uniform in t, that covers the mass of the law of an entry w, and the log-density of t
+        there. ``lowest_t`` and ``highest_t`` bound t.
         """
         t = np.linspace(-38.0, 38.0, 40_001)
         log_density = self._log_density_of_sinh(t)
@@ -135,19 +135,20 @@ class DensityPrior(DerivedLaw):
         return np.sinh(t), log_density
 
     def _log_density_of_sinh(self, t: Host) -> Host:
-        """Log-density of the variable t for which ``w = sinh(t)`` follows the prior."""
+        """Log-density of the variable t for which the entry ``w = sinh(t)`` of the signal follows the prior."""
         return self._raw_log_density(np.sinh(t)) + np.log(np.cosh(t))
 
     def _log_moments(self) -> Host:
-        """Logarithms of the mass of the density, the two halves of its first moment, and its second moment.
+        """Logarithms of four integrals of the density over entries w: its mass, the positive and the negative part of its first
+        moment, and its second moment.
 
         They are integrated over ``w = sinh(t)``; the halves are those of positive and of negative numbers.
         Scales up to 1e16 are reached; where the law jumps the integrals end there.
         """
 
         def log_weight(t: Host, moment_indices: Host) -> Host:
-            """Log-density at ``sinh(t)`` times the factor of each moment. ``log_signed_halves`` are the factors of the
-            positive and of the negative half of the first moment.
+            """Log-density at ``w = sinh(t)`` plus the logarithm of each moment's factor: 1, positive part of w, negative part
+            of w (``log_signed_halves``), w^2. ``moment_indices`` say which of these, one for every row of t.
             """
             w = np.sinh(t)
             log_abs_w = np.log(np.abs(w) + 1e-300)
@@ -167,7 +168,7 @@ class DensityPrior(DerivedLaw):
         return np.asarray(moments.log_norm)
 
     def _raw_log_density(self, w: Host) -> Host:
-        """Log-density of the prior at ``w`` as its author defined it, before scaling, as a host array."""
+        """Log-density of the prior at entries ``w`` as its author defined it, before scaling, as a host array."""
         with np.errstate(all="ignore"):
             log_density = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
         if log_density.shape != w.shape:
@@ -183,7 +184,7 @@ class DensityPrior(DerivedLaw):
         return np.maximum(log_density, IMPOSSIBLE)
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
-        """Draw a signal (P, D) on the host, float64."""
+        """Draw a signal (P, D) on the host, float64, where P is ``components`` and D ``dimension``."""
         support_points, cumulative_mass = self._distribution
         return np.interp(
             rng.random((components, dimension)), cumulative_mass, support_points
@@ -194,7 +195,8 @@ class DensityPrior(DerivedLaw):
         return np.full((components, dimension), self.center)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z``, and its error V (P, P): the mean posterior covariance.
+        """Posterior mean (P, D) of the signal W given ``R = W + Qhat^{-1/2} Z`` with standard normal Z and information Qhat (P,
+        P), and its error V (P, P), the mean posterior covariance of an entry of all components.
 
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
@@ -216,14 +218,16 @@ class DensityPrior(DerivedLaw):
         )
 
     def _moments_of_entries(self, r: Host, information: float) -> tuple[Host, Host]:
-        """Posterior mean and variance of signal entries observed as ``r`` with noise of variance 1/information."""
+        """Posterior mean and variance of signal entries observed as ``r`` (n,) with noise of variance 1/information;
+        interpolated between observations by panels.
+        """
         if information <= 0:
             return np.full_like(r, self.center), np.full_like(r, self.variance)
         if math.isinf(information):
             return r, np.zeros_like(r)
 
         def entry_moments(observations: Host) -> Host:
-            """Posterior mean and variance (n, 2) of entries."""
+            """Posterior mean and variance (n, 2) of the signal entries at these n ``observations``."""
             return self._entry_posteriors(
                 observations, np.full_like(observations, information), 1e-6
             )[:2].T
@@ -238,8 +242,9 @@ class DensityPrior(DerivedLaw):
         return mean_and_variance[:, 0], np.maximum(mean_and_variance[:, 1], 0.0)
 
     def _entry_posteriors(self, r: Host, information: Host, tolerance: float) -> Host:
-        """Posterior mean, posterior variance and log-density (3, N) of observations ``r``, each with its own information.
-        The quadrature runs along the noise or along the law, whichever is narrower, and where unsure along both.
+        """Posterior mean and variance of signal entries observed as ``r`` (N,), and the log-density of r, stacked (3, N); noise
+        has variance 1/information, one for each. The quadrature over an entry has points as dense as the noise is wide or as
+        the law is wide, whichever is narrower, and where unsure both are tried.
         """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         noise_is_narrower = information >= 1
@@ -271,10 +276,14 @@ class DensityPrior(DerivedLaw):
     def _entry_posteriors_along(
         self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float
     ) -> Host:
-        """Posterior mean, variance and log-density (3, N) of observations r, by quadrature over ``w = origin + scale t``."""
+        """Posterior mean and variance of signal entries w observed as ``r`` (N,) with noise of variance 1/information, and the
+        log-density of r, stacked (3, N), by quadrature over t with ``w = origin + scale t``.
+        """
 
         def log_weight(t: Host, lines: Host) -> Host:
-            """Log-density of entry and noise at ``w = origin + scale t``."""
+            """Log-density of an entry w and of its observation r given w, at ``w = origin + scale t``; ``lines`` are the
+            numbers of the observations.
+            """
             w = origin[lines][:, None] + scale[lines][:, None] * t
             noise_energy = (
                 (w - r[lines][:, None]) ** 2 * information[lines][:, None] / 2
@@ -299,7 +308,9 @@ class DensityPrior(DerivedLaw):
         return np.stack([mean, scale**2 * variance, log_density])
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
-        """Posterior mean and error for components that are coupled by the noise, by integration of every column."""
+        """Posterior mean and error of the signal given ``R = W + Qhat^{-1/2} Z`` if Qhat is not diagonal, so that components
+        are coupled: by integration over every column (the P components of one entry).
+        """
         xp = namespace(R)
         P = R.shape[0]
         # A direction that was not observed has noise far beyond the law's own width.
@@ -317,8 +328,8 @@ class DensityPrior(DerivedLaw):
         )
 
     def _error(self, Qhat: Host) -> Host:
-        """Error of the posterior mean for one ``Qhat``: interpolated quadratures if it is diagonal, else quasi-random
-        points.
+        """Error V (P, P) of the posterior mean for one information matrix ``Qhat`` (P, P): by interpolated quadratures if it is
+        diagonal, else by denoising one random signal of D = 4096.
         """
         informations = np.diagonal(Qhat)
         if is_diagonal(Qhat):
@@ -334,12 +345,14 @@ class DensityPrior(DerivedLaw):
         return error_curve(self._exact_error, self.variance, takes_grid=True)
 
     def _exact_error(self, information: Host) -> Host:
-        """Mean posterior variance ``E Var(w | r)`` (N,), by nested adaptive quadrature over w and r."""
+        """Mean posterior variance ``E Var(w | r)`` of a signal entry w observed as r with noise of variance 1/information, for
+        N informations, by nested adaptive quadrature over w and r.
+        """
         observation_width = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Host, lines: Host) -> Host:
-            """Logarithm of density times posterior variance of an observation, at ``t`` standard deviations of observations;
-            ``lines`` are indices of informations.
+            """Logarithm of density times posterior variance at observations r that lie ``t`` standard deviations of r from the
+            mean; ``lines`` are the indices of the informations, one for every row of t.
             """
             observations = (self.center + observation_width[lines][:, None] * t).ravel()
             informations = np.repeat(information[lines], t.shape[1])
@@ -374,7 +387,7 @@ class _ColumnChannel(Channel):
         self.components = components
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
-        """Log-density of every column ``z``; the labels ``y`` are not used."""
+        """Log-density under the prior of every column ``z`` (n, P, 1) of a signal; the labels ``y`` are not used."""
         del y
         log_densities = self.prior._log_density(z[:, :, 0] * self.prior.unit)
         return namespace(z).sum(clip(log_densities, IMPOSSIBLE, None), axis=1)
@@ -385,8 +398,8 @@ FEWEST_SAMPLES = 64
 
 
 class SpectrumPrior(DerivedLaw):
-    r"""Prior of rotationally invariant signals ``S = O diag(lambda) O^T`` (P, D, D) with a given law of the eigenvalues.
-    ``matrix`` says that signals are matrices, ``overlap_error`` is the relative error of V.
+    r"""Prior of rotationally invariant signals ``S = O diag(lambda) O^T`` (P, D, D), O a random rotation, with a given law of
+    the eigenvalues lambda. ``matrix`` says that signals are matrices, ``overlap_error`` is the relative error of V.
 
     ``O`` is uniform over rotations, ``lambda`` are the quantiles of the law at ``(i + 1/2)/D``. The posterior mean given
     ``R = S + sqrt(Delta) Z`` keeps the eigenvectors of R and shrinks its eigenvalues,
@@ -410,7 +423,9 @@ class SpectrumPrior(DerivedLaw):
     overlap_error = 3e-3
 
     def __init__(self, prior: Prior) -> None:
-        """Read the law of the eigenvalues, from its quantile function or from samples, as weighted atoms."""
+        """Read the law of the eigenvalues, from its quantile function or from samples, as ``atoms`` (eigenvalues) with
+        weights.
+        """
         super().__init__(prior)
         self._quantile: Any = prior.law.quantile
         law: Literal["exact", "quantiles"] = "quantiles"
@@ -468,7 +483,9 @@ class SpectrumPrior(DerivedLaw):
         return eigenvalues / self.unit
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
-        """Draw a signal (P, D, D) on the host, float64, symmetric."""
+        """Draw a symmetric signal (P, D, D) on the host, float64, where P is ``components`` and D ``dimension``: one fixed
+        spectrum in random bases.
+        """
         eigenvalues = self.spectrum(dimension)
         signal = np.empty((components, dimension, dimension))
         for component in range(components):
@@ -496,7 +513,9 @@ class SpectrumPrior(DerivedLaw):
         )
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
+        """Posterior mean (P, D, D) of the signal S given ``R = S + Qhat^{-1/2} Z`` with symmetric noise Z and information Qhat
+        (P, P), and its error V (P, P), diagonal.
+        """
         xp = namespace(R)
         noise = _noise_variances(np.asarray(to_host(Qhat), dtype=np.float64))
         dimension = R.shape[-1]
@@ -518,27 +537,31 @@ class SpectrumPrior(DerivedLaw):
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
 
     def _error(self, Qhat: Host) -> Host:
-        """Error V (P, P) of the posterior mean, diagonal, with ``V_pp = F([Qhat^{-1}]_pp)``."""
+        """Error V (P, P) of the posterior mean at information ``Qhat`` (P, P), diagonal: ``V_pp = F([Qhat^{-1}]_pp)`` with
+        F(noise variance) the error of one component.
+        """
         return self._error_of_noise(_noise_variances(Qhat))
 
     def _error_of_noise(self, noise: Host) -> Host:
-        """Error V (P, P) of the posterior mean, diagonal, for noise variances (P,). ``noise`` are variances."""
+        """Error V (P, P) of the posterior mean, diagonal, if component p is observed with noise of variance ``noise[p]``."""
         with np.errstate(divide="ignore"):
             return np.diag(self._scalar_error(1 / noise))
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
-        """Error V of one component as a function of its information, by free convolution."""
+        """Function for the error V of one component, of its information (inverse noise variance), by free convolution."""
 
         def exact_error(information: float) -> float:
-            """MMSE of one component at one information."""
+            """Minimum mean square error of one component observed with noise of variance 1/information."""
             return float(self._law.mmse(1 / information, rtol=1e-5).value)
 
         return error_curve(exact_error, self.variance, per_decade=6, steady=1e-3)
 
 
 def _noise_variances(Qhat: Host) -> Host:
-    """Noise variance ``[Qhat^{-1}]_pp`` (P,) with which each component is observed; infinite without information."""
+    """Noise variance ``[Qhat^{-1}]_pp`` (P,) with which each component is observed at information ``Qhat`` (P, P); infinite
+    where there is none.
+    """
     informations = np.diagonal(Qhat)
     with np.errstate(divide="ignore"):
         if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
@@ -548,7 +571,9 @@ def _noise_variances(Qhat: Host) -> Host:
 
 
 def _probability_rule(order: int) -> tuple[Host, Host]:
-    """Quadrature nodes and weights on (0, 1) for functions of a probability that may diverge at the ends."""
+    """Quadrature nodes and weights on (0, 1) for functions of a probability that may diverge at the ends: Gauss-Legendre rules
+    of ``order`` nodes on panels that halve towards both ends.
+    """
     nodes, weights = gauss_legendre(order)
     # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
     dyadic_edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
@@ -579,7 +604,8 @@ def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
 
 
 def complete_prior(prior: Prior, model: Model) -> Any:
-    """Return the prior with all members added that can be derived, or the same object if it lacks none.
+    """Return the prior with all members added that can be derived, or the same object if it lacks none; the ``model`` says
+    whether signals are matrices.
 
     Raises
     ------
@@ -620,7 +646,9 @@ def complete_prior(prior: Prior, model: Model) -> Any:
 
 
 def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:
-    """Call ``denoise`` within an iteration at finite size, with ``continued=True`` where the prior accepts that argument."""
+    """Call ``denoise`` with observation R and information Qhat within an iteration at finite size, with ``continued=True``
+    where the prior accepts that argument.
+    """
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
     return prior.denoise(R, Qhat, **options)
 

@@ -43,9 +43,9 @@ little larger."""
 
 
 class Labels(NamedTuple):
-    """A set of quasi-randomly drawn labels and their posteriors, as host arrays: latent means omega, whitened latents
-    (``truth``) from which labels are drawn, two estimates of their posterior means, second moments (``second``) and
-    responses of unlearned components.
+    """A set of n randomly drawn labels and their posteriors, as host arrays: standard normal numbers that give the prior means
+    (``omega``), the whitened latents (``truth``) from which labels are drawn, two estimates of their posterior ``means``,
+    summed second moments (``second``), and ``responses`` ``<z z^T> / V - I`` of components without overlap.
 
     Posterior means and responses come twice: equal where the posterior is exact, independent where it is sampled.
 
@@ -105,9 +105,9 @@ def label_means(
     faintest: float = 0.0,
     collinear: float = 1e-9,
 ) -> LabelMeans:
-    r"""Information ``E sum_c g_c g_c^T``, ``g = V^{-1/2} <h>``, and susceptibility, from labels and their posteriors.
-    Unlearned components a, b have zero overlap; the regression on control variates leaves out those ``faintest`` or
-    ``collinear``.
+    r"""Information ``E sum_c g_c g_c^T`` at overlap Q and error V, with ``g = V^{-1/2} <h>`` for whitened latents h, and
+    susceptibility; ``labels(scramble)`` draws labels and their posteriors. Components a, b of zero overlap are unlearned;
+    control variates of a standard deviation below ``faintest`` or relative singular values below ``collinear`` are left out.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def label_means(
 
 
 def _outer_products(a: Host, b: Host) -> Host:
-    """Sum over sites of outer products, ``sum_c a_c b_c^T`` (n, P, P), of two arrays (n, P, C)."""
+    """Sum over sites c of outer products, ``sum_c a_c b_c^T`` (n, P, P), of two arrays a and b (n, P, C)."""
     # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
     return np.asarray(
         sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1]))
@@ -185,8 +185,8 @@ def _outer_products(a: Host, b: Host) -> Host:
 
 
 def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Host:
-    """Control variates (n, K) of the drawn labels: random numbers whose mean is exactly zero. Unlearned components have zero
-    overlap; z are the latents of these.
+    """Control variates (n, K) of n drawn labels: random numbers whose mean is exactly zero, such as the difference of two
+    estimates of one moment. ``unlearned`` are components without overlap, of latents z; V is the error.
     """
     posterior_mean_1, posterior_mean_2 = drawn_labels.means
     n, P, C = posterior_mean_1.shape
@@ -232,8 +232,8 @@ def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Ho
 def sampled_moments(
     channel: Channel, sites: int, Q: Array, V: Array
 ) -> tuple[Uncertain, Uncertain]:
-    """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``; unlearned components
-    have zero overlap, and their susceptibility needs second moments.
+    """Information and susceptibility at one overlap Q and error V (P, P), as means over labels with the channel's posterior;
+    unlearned components have zero overlap, and their susceptibility needs second moments of the posterior.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def sampled_moments(
     has_moments = True
 
     def labels(scramble: int) -> Labels:
-        """Labels drawn in one scramble, with their posteriors. ``y`` are the labels."""
+        """Labels y drawn from random latents in one ``scramble`` (independent set of points), with their posteriors."""
         nonlocal has_moments
         normal_latents = normal_points(
             2 * P * sites, POINTS, "information: latents", scramble

@@ -38,7 +38,8 @@ DRIFT_SHARE = 0.125
 
 
 class OverlapRule(StoppingRule):
-    """Default stopping rule: a run ends when its residual is below the tolerance, or its overlaps are stationary.
+    """Default stopping rule: a run ends when its residual is below the tolerance, or when its overlaps (that predicted by the
+    algorithm, and that of the estimate with itself) are stationary.
 
     Overlaps are stationary when, over ``WINDOW`` iterations, the predicted one changes by less than ``LARGEST_DRIFT`` of the
     error and the self-overlap by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but
@@ -66,7 +67,9 @@ class OverlapRule(StoppingRule):
     """
 
     def __init__(self, problem: ProblemLike, dimension: int) -> None:
-        """Compute the second moment of the signal, and the fluctuation of overlaps at this dimension."""
+        """Compute the second moment of the signal, the ``fluctuation`` (standard deviation) of overlaps at this dimension, and
+        ``chance``, the largest overlap (P,) that an estimate without knowledge reaches.
+        """
         components = problem.components
         second_moment = np.asarray(problem.prior.second_moment(components))
         self.second_moment = np.diagonal(second_moment)
@@ -93,8 +96,8 @@ class OverlapRule(StoppingRule):
             self.history.append((info.predicted_overlap, info.self_overlap))
 
     def ending(self, tolerance: float) -> str | None:
-        """Reason why the run may stop now, or None; judged by the residual and by the drift of predicted overlap and
-        self-overlap over a window of iterations.
+        """Reason why the run may stop now, or None; judged by the residual against ``tolerance``, and by the drift of predicted
+        overlap and self-overlap (P,) over a window of iterations.
         """
         info = self.latest
         if info is None:
@@ -159,11 +162,13 @@ class OverlapRule(StoppingRule):
         return None
 
     def _latest(self, window: int) -> list[Host]:
-        """Predicted overlaps and self-overlaps (window, P) of the latest iterations."""
+        """Predicted overlaps and self-overlaps, (window, P) each, of the latest ``window`` iterations."""
         return [np.stack(overlaps) for overlaps in zip(*self.history[-window:])]
 
     def _sign_flips(self, squared_step: Host) -> bool:
-        """Whether the estimate moves by more than half of its self-overlap, as it does if its sign flips every step."""
+        """Whether the estimate's squared step (P,) exceeds half of its self-overlap, as it does if its sign flips every
+        step.
+        """
         self_overlap = np.maximum(self.history[-1][1], self.fluctuation)
         return bool((squared_step > self_overlap / 2).any())
 
@@ -199,7 +204,7 @@ class OverlapRule(StoppingRule):
         return None
 
     def _fluctuates(self, window: int) -> bool:
-        """Whether the overlaps fluctuate about a constant mean over the latest iterations.
+        """Whether predicted overlap and self-overlap fluctuate about a constant mean over the latest ``window`` iterations.
 
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``DRIFT_SHARE``, of that range.
@@ -212,7 +217,9 @@ class OverlapRule(StoppingRule):
         ) and _fluctuates_about_mean(self_overlaps, self.fluctuation / 8, largest_range)
 
     def _allowed_drift(self, error: Host) -> Host:
-        """Largest drift (P,) of the predicted overlap that counts as none while the residual is above its tolerance."""
+        """Largest drift (P,) of the predicted overlap that counts as none while the residual is above its tolerance; ``error``
+        (P,) is the predicted error.
+        """
         return np.asarray(max(LARGEST_LONG_DRIFT, self.relative / 8) * error)
 
     def complaint(self) -> str | None:
@@ -247,7 +254,7 @@ class OverlapRule(StoppingRule):
 
 
 def _drift(overlaps: Host) -> Host:
-    """Difference (P,) of the means over the two halves of a window (n, P)."""
+    """Absolute difference (P,) between the means of overlaps (n, P) over the first and the second half of n iterations."""
     half_length = len(overlaps) // 2
     return np.asarray(
         np.abs(overlaps[:half_length].mean(0) - overlaps[half_length:].mean(0))
@@ -257,7 +264,9 @@ def _drift(overlaps: Host) -> Host:
 def _fluctuates_about_mean(
     overlaps: Host, allowed_drift: Host, largest_range: Host
 ) -> bool:
-    """Whether overlaps (n, P) stay within ``largest_range`` and drift by at most ``allowed_drift`` or part of their range."""
+    """Whether overlaps (n, P) of n iterations stay within ``largest_range`` and drift by at most ``allowed_drift`` or a share
+    of their range; all bounds are (P,).
+    """
     overlap_range = np.ptp(overlaps, axis=0)
     has_small_drift = _drift(overlaps) <= np.maximum(
         allowed_drift, DRIFT_SHARE * overlap_range
@@ -268,8 +277,8 @@ def _fluctuates_about_mean(
 def _steady(
     drift: Host, self_drift: Host, allowed_drift: Host, fluctuation: Host
 ) -> bool:
-    """Whether the predicted overlap drifts by at most ``allowed_drift``, the self-overlap by at most that or
-    ``fluctuation``.
+    """Whether the predicted overlap drifts by at most ``allowed_drift``, and the self-overlap (``self_drift``) by at most that
+    or ``fluctuation``; all are (P,).
     """
     has_small_drift = (drift <= allowed_drift) & (
         self_drift <= np.maximum(allowed_drift, fluctuation)

@@ -68,7 +68,7 @@ class WeightedModel(Delegate):
         return namespace(signal).asarray(variance_roots, **matching(signal))
 
     def weighted(self, signal: Array) -> Array:
-        """Whitened signal: every feature (last axis) times the square root of its variance."""
+        """Whitened signal: every feature (last axis) of the signal times the square root of its variance."""
         return signal * self._weights(signal)
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
@@ -76,15 +76,17 @@ class WeightedModel(Delegate):
         return self.model.inner(self.weighted(signal_1), self.weighted(signal_2))
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error (..., P) of each component, weighted by the feature variances."""
+        """Squared error (..., P) of each component of an estimate, weighted by the feature variances."""
         return self.model.squared_error(self.weighted(signal), self.weighted(estimate))
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """Squared cosine (..., P) of each component, weighted by the feature variances."""
+        """Squared cosine (..., P) between each component of signal and estimate, weighted by the feature variances."""
         return self.model.overlap(self.weighted(signal), self.weighted(estimate))
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Move the estimate as close to the signal as the symmetry allows, with distances weighted by feature variances."""
+        """Move the estimate as close to the signal as the ``symmetry`` of the labels (such as sign flips) allows, with
+        distances weighted by feature variances.
+        """
         if symmetry == "none":
             return estimate
         feature_weights = self._weights(estimate)
@@ -96,7 +98,9 @@ class WeightedModel(Delegate):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """Draw the noise Z (P, D) of ``R = W + Qhat^(-1/2) Z``, of variance ``1 / lambda_k`` for feature k."""
+        """Draw the noise Z (P, D) of the observation ``R = W + Qhat^(-1/2) Z`` of a signal W, of variance ``1 / lambda_k`` for
+        feature k, where lambda_k is the feature's variance.
+        """
         noise = self.model.draw_noise(rng, components, dimension)
         return np.asarray(noise / self._roots(dimension))
 
@@ -118,13 +122,17 @@ class WeightedPrior(Delegate):
         self.law = prior.law._replace(fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
-        """Relative standard deviation of the weighted overlap ``sum_k lambda_k W_k^2 / D`` at finite size."""
+        """Relative standard deviation, at finite dimension D, of the weighted overlap ``sum_k lambda_k W_k^2 / D`` of a signal
+        W; lambda_k are the feature variances.
+        """
         # The few leading features of a steep spectrum hold most of a product, which varies as much.
         squared_variances = self.variances(dimension) ** 2
         return float(np.sqrt(2 * np.mean(squared_variances) / dimension))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean (P, D), feature by feature, and its weighted error V (P, P)."""
+        """Posterior mean (P, D) of the signal W, feature by feature, given ``R = W + Qhat^(-1/2) Z`` with noise weighted by
+        feature, and its weighted error V (P, P).
+        """
         xp = namespace(R)
         variances = self.variances(R.shape[-1])
         feature_gains, feature_covariances = self._posterior(
@@ -138,8 +146,8 @@ class WeightedPrior(Delegate):
         return Denoised(estimate, send(V, R))
 
     def overlap(self, Qhat: Array) -> Overlap:
-        """State-evolution map: Q and V (..., P, P), averaged over the spectrum of feature variances, for ``Qhat`` (..., P,
-        P).
+        """State-evolution map from the information ``Qhat`` (..., P, P) to the overlap Q and error V (..., P, P) of the
+        posterior mean, averaged over the spectrum of feature variances.
         """
         assert self.features is not None
         variances, feature_counts = np.unique(
@@ -157,7 +165,8 @@ class WeightedPrior(Delegate):
         return Overlap(Q, V)
 
     def _posterior(self, variances: Host, Qhat: Host) -> Overlap:
-        """Posterior gain and covariance (D, P, P) of every feature.
+        """Posterior gain (mean over observation) and covariance (D, P, P) of every feature, for D feature ``variances`` and
+        information ``Qhat`` (P, P).
 
         The overlap of a Gaussian signal of variance 1 is its gain.
         """
@@ -166,8 +175,8 @@ class WeightedPrior(Delegate):
 
 
 def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Wrap model and prior for inputs whose features have unequal variances. The prior is wrapped if it is Gaussian, that is
-    if its estimate is linear in the observation R.
+    """Wrap model and prior for inputs whose features have unequal variances. The prior is wrapped if it is Gaussian, that is if
+    its estimate at a test observation R is linear in R.
 
     A prior that is not Gaussian stays as it is, and has no theory. Entries that are independent N(0, 1) have a posterior mean
     that is linear, and no others do.
@@ -180,8 +189,8 @@ def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def site_mixing(model: Model, token_root: Host) -> Host:
-    """Matrix ``A`` (C, C) that mixes independent latents, ``z = A zeta``, for a root L (T, T) of the token covariance. Its
-    rows and columns are sites: tokens, or pairs of tokens.
+    """Matrix ``A`` (C, C) that mixes independent latents zeta into those of correlated tokens, ``z = A zeta``; ``token_root`` L
+    (T, T) is a root of the token covariance. Rows and columns are sites: tokens, or for matrix signals pairs of tokens.
 
     Raises
     ------
@@ -224,7 +233,9 @@ class WhitenedModel(Delegate):
     _original = "model"
 
     def __init__(self, model: Model, mixing: Host) -> None:
-        """Wrap a model for tokens mixed by the matrix ``mixing`` (C, C) of its sites, and invert it."""
+        """Wrap a model for tokens whose sites are mixed by the matrix ``mixing`` (C, C), and invert it; for matrix signals,
+        find how the trace of the signal shifts the sites of a token with itself.
+        """
         self.model = model
         self._inverse = np.linalg.inv(mixing)
         # Models subtract the trace for independent tokens: for correlated ones a multiple of the trace is missing.
@@ -235,8 +246,8 @@ class WhitenedModel(Delegate):
             self._shift = self._inverse @ identity - identity
 
     def _whitened(self, z: Array, trace: Array | None = None) -> Array:
-        """Whitened latents (..., n, P, C) from those of the model (z) and, for extensive rank, traces (..., P) of the
-        signal, which shift the diagonal sites.
+        """Whitened latents (..., n, P, C) from the latents z of the model, and, for matrix signals, traces (..., P) of the
+        signal, which shift the sites of a token with itself.
         """
         xp = namespace(z)
         whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
@@ -246,14 +257,16 @@ class WhitenedModel(Delegate):
         return whitened + trace[..., None, :, None] * diagonal_shift
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
-        """Transpose of ``_whitened``: gradients with respect to the model's latents and to the traces (..., P)."""
+        """Transpose of ``_whitened``: from gradients g in the whitened latents to those in the model's latents and in the
+        traces (..., P) of the signal.
+        """
         xp = namespace(g)
         latent_gradient = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
         site_gradient = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
         return latent_gradient, xp.sum(site_gradient, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents (..., n, P, C) of the whitened tokens, from correlated inputs."""
+        """Latents (..., n, P, C) that the whitened tokens would have, from correlated inputs and the signal."""
         z = self.model.forward(inputs, signal)
         if self.model.rank == "low":
             return self._whitened(z)
@@ -261,7 +274,9 @@ class WhitenedModel(Delegate):
         return self._whitened(z, trace / math.sqrt(signal.shape[-1]))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of ``forward`` for gradients ``g`` in whitened latents, with the scale of the model's adjoint."""
+        """Adjoint of ``forward``: from gradients ``g`` (..., n, P, C) in whitened latents to a gradient in the signal, with the
+        scale of the model's adjoint.
+        """
         latent_gradient, trace_gradient = self._mixed(g)
         gradient = self.model.adjoint(inputs, latent_gradient)
         if self.model.rank == "low":
@@ -275,21 +290,25 @@ class WhitenedModel(Delegate):
     def forward_gram(
         self,
     ) -> Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None:
-        """Forward pass through a factor of the signal, with whitened latents; None if the model has none."""
+        """Function for the whitened latents of a matrix signal given by a factor (signal = factor times its transpose); None if
+        the model has none.
+        """
         return self._forward_gram if self.model.forward_gram else None
 
     def _forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
-        """Forward pass through a factor, and the function that pulls gradients back to the factor."""
+        """Whitened latents of the signal with this factor, and the function that pulls gradients in the latents back to the
+        factor.
+        """
         assert self.model.forward_gram is not None
         sqrt_dimension = math.sqrt(factor.shape[-2])
         z, model_pull = self.model.forward_gram(inputs, factor)
         trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / sqrt_dimension
 
         def pull(g: Array) -> Array:
-            """Gradient with respect to the factor, from the gradient ``g`` in whitened latents, for the model and the trace
-            together.
+            """Gradient in the factor, from the gradient ``g`` in whitened latents, through the model's latents and the signal's
+            trace.
             """
             latent_gradient, trace_gradient = self._mixed(g)
             return (
@@ -301,8 +320,8 @@ class WhitenedModel(Delegate):
 
 
 class MixedChannel(Delegate, Channel):
-    """Channel ``zeta -> y(A zeta)`` of latents zeta that are independent over sites. ``A`` is the mixing matrix (C, C) of
-    the sites.
+    """Channel ``zeta -> y(A zeta)`` from whitened latents zeta, independent over sites, to the labels y of correlated tokens.
+    ``A`` is the mixing matrix (C, C) of the sites.
 
     Subclasses add a posterior in closed form; without one the channel's ``log_likelihood`` is integrated.
 
@@ -328,7 +347,7 @@ class MixedChannel(Delegate, Channel):
         self.equations = channel.equations
 
     def apply(self, matrix: Host, z: Array) -> Array:
-        """Multiply latents along their last axis (the sites) by a host matrix."""
+        """Multiply latents ``z`` (..., C) along their last axis (the sites) by a host matrix (C, C)."""
         return namespace(z).matmul(z, namespace(z).asarray(matrix.T, **matching(z)))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
@@ -355,7 +374,7 @@ class MixedChannel(Delegate, Channel):
         return self._vjp if self.channel.vjp else None
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of predicted labels with respect to whitened latents."""
+        """Gradient of ``sum(cotangent * predicted labels)`` in the whitened latents ``z``."""
         gradient = self.channel.vjp(self.apply(self.mixing, z), cotangent)
         return self.apply(self.mixing.T, gradient)
 
