@@ -340,7 +340,7 @@ def theory(
         answers = solver.answer(questions)
         theories = theory_of_suite(suite, answers, alphas, thresholds=thresholds)
         if verify:
-            from smimbench.run.verification import draw_checks
+            from smimbench.run.theory_draws import draw_checks
 
             checks = draw_checks(suite, theories, verify, on_progress)
             theories = with_checks(theories, checks)

@@ -1,4 +1,4 @@
-"""File helpers: canonical JSON, printable errors, and files that are written completely or not at all."""
+"""Helpers: canonical JSON, printable errors, files that are written completely or not at all, and a process that is restored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import json
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 T = TypeVar("T")
 JsonObject = dict[str, Any]
@@ -139,6 +143,15 @@ def documentation(item: Any) -> str:
         tree, _ = attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(item))))
         text = (ast.get_docstring(tree.body[0]) if tree else None) or ""
     return inspect.cleandoc(text)
+
+
+def name_and_version(package: Distribution | None) -> tuple[str, str]:
+    """Return name and version of an installed package; instead of an unreadable name, that of its folder."""
+    metadata, _ = attempt(getattr, package, "metadata")
+    name = metadata["Name"] if metadata else None
+    version = metadata["Version"] if metadata else None
+    folder_name = getattr(getattr(package, "_path", None), "stem", "unknown")
+    return str(name or folder_name), str(version or "")
 
 
 def error_place(error: BaseException) -> str:
@@ -330,6 +343,45 @@ def restored_working_folder() -> Iterator[None]:
         yield
     finally:
         os.chdir(folder)
+
+
+@contextlib.contextmanager
+def restored_process(
+    foreign_path: set[str], *, restores_environment: bool
+) -> Iterator[None]:
+    """Context that moves a plugin's additions to ``sys.path`` to its end, adds them to ``foreign_path``, and undoes its changes
+    to environment variables if ``restores_environment``.
+    """
+    environment_before, path_before = dict(os.environ), list(sys.path)
+    try:
+        yield
+    finally:
+        added_entries = [
+            path_entry for path_entry in sys.path if path_entry not in path_before
+        ]
+        foreign_path.update(added_entries)
+        sys.path[:] = [*path_before, *added_entries]
+        if restores_environment and dict(os.environ) != environment_before:
+            os.environ.clear()
+            os.environ.update(environment_before)
+
+
+@contextlib.contextmanager
+def without_os_exit() -> Iterator[None]:
+    """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
+    original_os_exit, process_id, is_importing = os._exit, os.getpid(), True
+
+    def raise_system_exit(status: int = 0) -> None:
+        """Raise SystemExit in this process while a plugin is imported; otherwise end the process."""
+        if is_importing and os.getpid() == process_id:
+            raise SystemExit(f"os._exit({status})")
+        original_os_exit(status)
+
+    os._exit = raise_system_exit  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit, is_importing = original_os_exit, False
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from smimbench_attention.algorithms.gamp import Gamp
 
 from smimbench import Capabilities, hookimpl
-from smimbench.problem.problem import seed_sequence
+from smimbench.problem.instance import seed_sequence
 
 
 class Onsager(Gamp):

@@ -196,7 +196,7 @@ def theory(
         solver.answer(algorithm_questions(suite, ratios))
         theories = with_predictions(suite, theories, answers, ratios)
         if verify:
-            from smimbench.run.verification import draw_checks
+            from smimbench.run.theory_draws import draw_checks
 
             checks = draw_checks(suite, theories, resolve, progress.on_progress)
             theories = with_checks(theories, checks)

@@ -1,8 +1,9 @@
-"""Instances (one draw of teacher and data each), with their checksums, device copies and error metrics."""
+"""Instances (one draw of teacher and data each), with their seeds, checksums, device copies and error metrics."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from smimbench.interfaces import (
     Start,
 )
 from smimbench.interfaces.checks import checked_array, dtype_name, is_real
+from smimbench.numerics.random_numbers import STREAMS, words
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.registry import find_metric, trajectory_metrics
 
@@ -42,6 +44,8 @@ HOST_BLOCK = 1 << 18
 ALLOWED_DEVIATION, FALSE_ALARM_PROBABILITY = 0.1, 1e-6
 """Largest deviation of mean and variance of the inputs that gets no remark, and probability of a remark by chance. Doubled,
 inputs that are twice as far off get none; twice as many correct ones get one."""
+HASHED_SEEDS_FROM = 2**62
+"""Root seeds from here on, those of tuning among them, are replaced by a hash of root and stream, as stored trials were drawn."""
 MetricValues = dict[str, list[float]]
 """Values of metrics, by name: one for each component, or a single one."""
 
@@ -424,3 +428,39 @@ def _teacher_on_device_of(instance: Instance, estimate: Array) -> Array:
             instance.signal, **dtype_and_device
         )
     return cache[cache_key]
+
+
+def seed_sequence(
+    seed: int,
+    problem: str,
+    alpha: float,
+    dimension: int,
+    replicate: int,
+    stream: str,
+    *child_names: str,
+) -> np.random.SeedSequence:
+    """Derive the random seed of one stream of an instance (problem, alpha, D, replicate) from the root ``seed``.
+
+    ``child_names`` lead to a child of the stream.
+
+    Parameters
+    ----------
+    problem : str
+        ``Problem.seed_name``.
+    stream : str
+        One of ``STREAMS``.
+    """
+    spawn_key = (
+        *words(problem),
+        *words(repr(float(alpha))),
+        dimension,
+        replicate,
+        STREAMS.index(stream),
+    )
+    for child_name in child_names:
+        spawn_key += words(child_name)
+    if seed >= HASHED_SEEDS_FROM:
+        seed = int.from_bytes(
+            hashlib.sha256(f"{seed} {spawn_key}".encode()).digest(), "big"
+        )
+    return np.random.SeedSequence(seed, spawn_key=spawn_key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -44,12 +43,13 @@ from smimbench.interfaces import (
     is_symmetric,
 )
 from smimbench.interfaces.checks import checked_array
-from smimbench.numerics.random_numbers import STREAMS, monte_carlo_rng, words
+from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.problem.instance import (
     Instance,
     draw_on_device,
     fill_with_tokens,
     input_and_label_types,
+    seed_sequence,
 )
 from smimbench.registry.items import Parameters, build, parameters_of, signature_of
 from smimbench.registry.registry import Entry, RegistryError, get_registry
@@ -62,9 +62,6 @@ Specification = dict[str, Any]
 
 DEFAULT_INPUTS = "gaussian"
 """Inputs of a problem that names none; left out of its specification."""
-
-HASHED_SEEDS_FROM = 2**62
-"""Root seeds from here on, those of tuning among them, are replaced by a hash of root and stream, as stored trials were drawn."""
 
 
 class ProblemError(ForeseenError, ValueError):
@@ -544,42 +541,6 @@ class Problem:
         Qhat = backend.asarray(information * np.eye(self.components))
         denoised = self.prior.denoise(R, Qhat)
         return Start(denoised.estimate, denoised.V)
-
-
-def seed_sequence(
-    seed: int,
-    problem: str,
-    alpha: float,
-    dimension: int,
-    replicate: int,
-    stream: str,
-    *child_names: str,
-) -> np.random.SeedSequence:
-    """Derive the random seed of one stream of an instance (problem, alpha, D, replicate) from the root ``seed``.
-
-    ``child_names`` lead to a child of the stream.
-
-    Parameters
-    ----------
-    problem : str
-        ``Problem.seed_name``.
-    stream : str
-        One of ``STREAMS``.
-    """
-    spawn_key = (
-        *words(problem),
-        *words(repr(float(alpha))),
-        dimension,
-        replicate,
-        STREAMS.index(stream),
-    )
-    for child_name in child_names:
-        spawn_key += words(child_name)
-    if seed >= HASHED_SEEDS_FROM:
-        seed = int.from_bytes(
-            hashlib.sha256(f"{seed} {spawn_key}".encode()).digest(), "big"
-        )
-    return np.random.SeedSequence(seed, spawn_key=spawn_key)
 
 
 # -- algorithms that assume another channel or prior --------------------------------------------------------------

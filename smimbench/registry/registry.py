@@ -27,12 +27,20 @@ from smimbench.files import (
     attempt,
     documentation,
     error_line,
+    name_and_version,
+    restored_process,
     suggestion,
+    without_os_exit,
 )
 from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
 from smimbench.interfaces.item import defines_member, describe_members, with_defaults
 from smimbench.registry.items import BASES, algorithm_class, contract_violation
-from smimbench.registry.source import DROP_IN_PREFIX, imported_files, source_of
+from smimbench.registry.source import (
+    DROP_IN_PREFIX,
+    imported_files,
+    renamed_module_advice,
+    source_of,
+)
 
 KINDS = tuple(BASES)
 PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
@@ -133,9 +141,7 @@ class Registry:
         only: Iterable[str] | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """Load the installed plugins, then those in files or folders at ``paths``; ``only`` names the packages that may be
-        loaded, ``trace`` is called with a line for each step.
-        """
+        """Load the installed plugins, then those in files or folders at ``paths``."""
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
         resolved_paths = (str(Path(path).resolve()) for path in paths)
@@ -167,7 +173,7 @@ class Registry:
         if error is not None:  # of one package, which must not hide all others
             entry_points = self._readable_entry_points()
         sorted_points = [
-            (entry_point, *_name_and_version(entry_point.dist))
+            (entry_point, *name_and_version(entry_point.dist))
             for entry_point in entry_points
         ]
         sorted_points.sort(
@@ -198,7 +204,7 @@ class Registry:
             if error is None:
                 readable_points += package_points.select(group=ENTRY_POINT_GROUP)
             elif self.third_party:
-                name, version = _name_and_version(package)
+                name, version = name_and_version(package)
                 plugin = Plugin(name, name, version, "entry_points.txt", failed=True)
                 plugin.problems.append(
                     f"its entry_points.txt cannot be read: {error_line(error)}; install {name} again, or remove it"
@@ -244,8 +250,14 @@ class Registry:
         )
         self.plugins.append(plugin)
         try:
-            with self._restored_process(plugin):
-                with _without_os_exit():
+            # What a third-party plugin wants to find there is set again in processes of its own.
+            restores_environment = (
+                self._allowed_distributions is None and plugin.distribution != BUILT_IN
+            )
+            with restored_process(
+                self.foreign_path, restores_environment=restores_environment
+            ):
+                with without_os_exit():
                     module = import_plugin()
                 _require_hooks(module)
                 plugins_before = self._manager.get_plugins()
@@ -265,7 +277,9 @@ class Registry:
         except BaseException as error:
             plugin.failed = True
             reason = error_line(error).removeprefix("RegistryError: ")
-            plugin.problems.append(_renamed_module_advice(error) or reason)
+            plugin.problems.append(
+                renamed_module_advice(error, PLURALS.values()) or reason
+            )
             self._entries = [
                 entry for entry in self._entries if entry not in plugin.entries
             ]
@@ -274,26 +288,6 @@ class Registry:
             self._trace(f"  {load_problem}")
         for entry in plugin.entries:
             self._trace(f"  {entry.kind} {entry.name}")
-
-    @contextmanager
-    def _restored_process(self, plugin: Plugin) -> Iterator[None]:
-        """Context that moves a plugin's additions to ``sys.path`` to its end and undoes its changes to environment variables."""
-        environment_before, path_before = dict(os.environ), list(sys.path)
-        try:
-            yield
-        finally:
-            added_entries = [
-                path_entry for path_entry in sys.path if path_entry not in path_before
-            ]
-            self.foreign_path.update(added_entries)
-            sys.path[:] = [*path_before, *added_entries]
-            # What a third-party plugin wants to find there is set again in processes of its own.
-            restores_environment = (
-                self._allowed_distributions is None and plugin.distribution != BUILT_IN
-            )
-            if restores_environment and dict(os.environ) != environment_before:
-                os.environ.clear()
-                os.environ.update(environment_before)
 
     def _register(self, plugin: Plugin, kind: str, item: type[Item]) -> None:
         """Check a class that a plugin registers as an item of a kind, complete it with the contract's defaults, and add it
@@ -529,48 +523,6 @@ def using(registry: Any) -> Iterator[None]:
         set_registry(previous_registry)
 
 
-@contextmanager
-def _without_os_exit() -> Iterator[None]:
-    """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
-    original_os_exit, process_id, is_importing = os._exit, os.getpid(), True
-
-    def raise_system_exit(status: int = 0) -> None:
-        """Raise SystemExit in this process while a plugin is imported; otherwise end the process."""
-        if is_importing and os.getpid() == process_id:
-            raise SystemExit(f"os._exit({status})")
-        original_os_exit(status)
-
-    os._exit = raise_system_exit  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit, is_importing = original_os_exit, False
-
-
-def _renamed_module_advice(error: BaseException) -> str | None:
-    """Return advice if an import failed because smimbench 0.2 renamed the module; None for any other error."""
-    module = error.name if isinstance(error, ModuleNotFoundError) else None
-    for plural in PLURALS.values():
-        if module == f"{ENTRY_POINT_GROUP}_{plural}":
-            new_module = f"smimbench_attention.{plural}"
-            return (
-                f"it was written for smimbench 0.1: {module} is now {new_module}; "
-                "install a newer version, or change its imports"
-            )
-    return None
-
-
-def _name_and_version(
-    package: importlib.metadata.Distribution | None,
-) -> tuple[str, str]:
-    """Return name and version of an installed package; instead of an unreadable name, that of its folder."""
-    metadata, _ = attempt(getattr, package, "metadata")
-    name = metadata["Name"] if metadata else None
-    version = metadata["Version"] if metadata else None
-    folder_name = getattr(getattr(package, "_path", None), "stem", "unknown")
-    return str(name or folder_name), str(version or "")
-
-
 def _import_file(file: Path, module_stem: str) -> ModuleType:
     """Import a drop-in plugin from a file, as a module named after ``module_stem``."""
     module_name = f"{DROP_IN_PREFIX}{re.sub(r'[^0-9A-Za-z_]', '_', module_stem)}"
@@ -704,8 +656,7 @@ def theory_of(
     components: int,
     complaints: list[str] | None = None,
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the theoretical values of a metric and their errors, one per component or a single one, from a ``point`` of
-    theory; what is wrong with them is added to ``complaints``.
+    """Return the theoretical values of a metric and their errors, one per component or a single one, from a ``point`` of theory.
 
     They are None without theory, or if it fails; the reason is then appended to ``complaints``.
     """

@@ -22,13 +22,13 @@ from smimbench.run.record import (
     OpenModel,
     RunJson,
     check_model,
+    differences,
     json_value,
     with_digest,
 )
 from smimbench.run.verification import (
     OTHER_MACHINE,
     Verification,
-    differences,
     rerun_without_time_limit,
 )
 from smimbench.suite.cells import Suite

@@ -33,13 +33,13 @@ from smimbench.run.loop import Status
 from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
 from smimbench.theory.types import (
+    Check,
     PointsQuestion,
     Question,
     TheoryPoint,
     Thresholds,
     ThresholdsQuestion,
 )
-from smimbench.theory.verification import Check
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,14 @@ from smimbench.report.theory_document import (
     ProblemTheory,
     PublishedValue,
 )
-from smimbench.theory.types import Bifurcation, TheoryPoint, Threshold, Thresholds
-from smimbench.theory.verification import MAX_DRAWS, SECONDS, Check
+from smimbench.theory.types import (
+    Bifurcation,
+    Check,
+    TheoryPoint,
+    Threshold,
+    Thresholds,
+)
+from smimbench.theory.verification import MAX_DRAWS, SECONDS
 
 ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 

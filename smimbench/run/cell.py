@@ -28,8 +28,8 @@ from smimbench.files import (
 )
 from smimbench.interfaces import Array, Data, Start
 from smimbench.interfaces.algorithm import refusal
-from smimbench.problem.instance import Instance
-from smimbench.problem.problem import Problem, seed_sequence
+from smimbench.problem.instance import Instance, seed_sequence
+from smimbench.problem.problem import Problem
 from smimbench.registry.items import build
 from smimbench.registry.registry import claimed_error_metrics, get_registry
 from smimbench.run.loop import (

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -458,3 +459,47 @@ def _json_value_of_object(value: Any) -> object:
 def one_line_json(document: object) -> str:
     """Return a document as JSON on one line, the exact text of the file of a theory result."""
     return json.dumps(document, default=plain_value)
+
+
+def differences(
+    stored_document: Any,
+    repeated_document: Any,
+    tolerance: float,
+    *,
+    absolute: float | None = None,
+) -> Iterator[str]:
+    """Yield the differences, in words, between two JSON documents, up to a relative or ``absolute`` tolerance of numbers."""
+    stored_leaves, repeated_leaves = (
+        dict(_paths_and_leaves(stored_document)),
+        dict(_paths_and_leaves(repeated_document)),
+    )
+    absolute_tolerance = tolerance if absolute is None else absolute
+    for leaf_path in {**stored_leaves, **repeated_leaves}:
+        stored_leaf, repeated_leaf = (
+            stored_leaves.get(leaf_path),
+            repeated_leaves.get(leaf_path),
+        )
+        leaves_agree = stored_leaf == repeated_leaf
+        if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
+            are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)
+            is_close = math.isclose(
+                stored_leaf,
+                repeated_leaf,
+                rel_tol=tolerance,
+                abs_tol=absolute_tolerance,
+            )
+            leaves_agree = are_nan or is_close
+        if not leaves_agree:
+            yield f"{leaf_path or 'it'} is {repeated_leaf!r}, stored is {stored_leaf!r}"
+
+
+def _paths_and_leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and value of every number, text or null in a JSON document."""
+    if isinstance(document, dict):
+        for key, member in document.items():
+            yield from _paths_and_leaves(member, f"{path}.{key}".removeprefix("."))
+    elif isinstance(document, list):
+        for list_index, list_element in enumerate(document):
+            yield from _paths_and_leaves(list_element, f"{path}[{list_index}]")
+    else:
+        yield path, document

@@ -1,17 +1,15 @@
-"""Verifies stored results (every file byte by byte, theory, a sample of cells), and points of theory by Monte Carlo draws."""
+"""Verifies stored results: every file byte by byte, theory and a sample of cells by doing them again."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError, get_backend
 from smimbench.files import JsonObject, canonical_json, error_line, read_json
 from smimbench.interfaces import Conditions, Overlaps
-from smimbench.problem.problem import AlgorithmWithAssumption, Problem, Specification
+from smimbench.problem.problem import Problem, Specification
 from smimbench.run.answers import (
     THEORY_ERRORS,
     THEORY_VERSION,
@@ -37,13 +35,14 @@ from smimbench.run.processes import run_in_processes
 from smimbench.run.record import (
     LongTrajectory,
     Record,
+    differences,
     indented_json,
     json_value,
     one_line_json,
     with_digest,
 )
 from smimbench.run.store import Store, trials_of
-from smimbench.run.theory_solver import OnProgress, Progress, TheorySolver
+from smimbench.run.theory_solver import TheorySolver
 from smimbench.run.tuning import (
     choice_file,
     choice_of,
@@ -51,11 +50,9 @@ from smimbench.run.tuning import (
     read_choice,
     searches,
 )
-from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
+from smimbench.suite.cells import Cell, Suite
 from smimbench.theory.information import nodes_of
-from smimbench.theory.predictions import own_theory
-from smimbench.theory.types import PredictionQuestion, TheoryPoint
-from smimbench.theory.verification import RESOLVED_DEVIATION, Check, verify_point
+from smimbench.theory.types import PredictionQuestion
 
 OTHER_TEXT = "its numbers are unchanged, but its text is not as smimbench wrote it"
 
@@ -660,133 +657,3 @@ def _steps_before_time_limit(
     common_fields[0]["metrics"] = {name: metrics[name] for name in last_metrics}
     common_fields[1]["metrics"] = last_metrics
     return common_fields[0], common_fields[1]
-
-
-def differences(
-    stored_document: Any,
-    repeated_document: Any,
-    tolerance: float,
-    *,
-    absolute: float | None = None,
-) -> Iterator[str]:
-    """Yield the differences, in words, between two JSON documents, up to a relative or ``absolute`` tolerance of numbers."""
-    stored_leaves, repeated_leaves = (
-        dict(_paths_and_leaves(stored_document)),
-        dict(_paths_and_leaves(repeated_document)),
-    )
-    absolute_tolerance = tolerance if absolute is None else absolute
-    for leaf_path in {**stored_leaves, **repeated_leaves}:
-        stored_leaf, repeated_leaf = (
-            stored_leaves.get(leaf_path),
-            repeated_leaves.get(leaf_path),
-        )
-        leaves_agree = stored_leaf == repeated_leaf
-        if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
-            are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)
-            is_close = math.isclose(
-                stored_leaf,
-                repeated_leaf,
-                rel_tol=tolerance,
-                abs_tol=absolute_tolerance,
-            )
-            leaves_agree = are_nan or is_close
-        if not leaves_agree:
-            yield f"{leaf_path or 'it'} is {repeated_leaf!r}, stored is {stored_leaf!r}"
-
-
-def _paths_and_leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every number, text or null in a JSON document."""
-    if isinstance(document, dict):
-        for key, member in document.items():
-            yield from _paths_and_leaves(member, f"{path}.{key}".removeprefix("."))
-    elif isinstance(document, list):
-        for list_index, list_element in enumerate(document):
-            yield from _paths_and_leaves(list_element, f"{path}[{list_index}]")
-    else:
-        yield path, document
-
-
-# -- theory against Monte Carlo draws ------------------------------------------------------------------------------------
-
-
-class DrawnTheory(Protocol):
-    """Protocol of a problem's theory whose points are checked by Monte Carlo draws (``ProblemTheory`` is one)."""
-
-    @property
-    def points(self) -> Sequence[TheoryPoint]:
-        """All points of the theory."""
-        ...
-
-    @property
-    def predicted(self) -> Sequence[tuple[str, float]]:
-        """Pairs of algorithm label and sample ratio for which there is a prediction."""
-        ...
-
-
-def draw_checks(
-    suite: Suite,
-    theories: Sequence[DrawnTheory],
-    resolution: float = RESOLVED_DEVIATION,
-    on_progress: OnProgress = lambda problem, progress: None,
-) -> list[list[Check]]:
-    """Check the theory of a suite's problems by Monte Carlo draws at every point, down to a relative deviation
-    ``resolution``.
-
-    Parameters
-    ----------
-    theories : sequence
-        Of every problem; of its algorithms those with wrong assumptions are drawn.
-    resolution : float
-        As many draws are made as show a relative error of this size.
-    """
-    return [
-        [
-            *_checks_of_points(plan, theory.points, resolution, on_progress),
-            *_checks_of_assumptions(suite, plan, theory.predicted),
-        ]
-        for plan, theory in zip(suite.chosen_plans, theories)
-    ]
-
-
-def _checks_of_points(
-    plan: ProblemPlan,
-    points: Sequence[TheoryPoint],
-    resolution: float,
-    on_progress: OnProgress,
-) -> Iterator[Check]:
-    """Yield Monte Carlo checks of a problem's points of theory."""
-    for point_index, point in enumerate(points):
-        draw_count = 0
-
-        def on_draws(draws: int, point_index: int = point_index) -> None:
-            """Report how many Monte Carlo draws were made at this point."""
-            nonlocal draw_count
-            draw_count += draws
-            note = f"{draw_count} draws at this point"
-            on_progress(plan.problem, Progress(point_index, len(points), note=note))
-
-        on_progress(plan.problem, Progress(point_index, len(points)))
-        checks = verify_point(
-            plan.problem, point, resolution, clock=time.perf_counter, on_draws=on_draws
-        )
-        for check in checks:
-            yield replace(check, alpha=point.alpha, branch=point.branch)
-        on_progress(plan.problem, Progress(point_index + 1, len(points)))
-
-
-def _checks_of_assumptions(
-    suite: Suite, plan: ProblemPlan, predicted_places: Sequence[tuple[str, float]]
-) -> Iterator[Check]:
-    """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior."""
-    specs = {plan.label: plan.spec for plan in suite.algorithms}
-    for label, alpha in predicted_places:
-        algorithm = build_algorithm(specs[label], plan.problem)
-        if not isinstance(algorithm, AlgorithmWithAssumption):
-            continue
-        if not algorithm.assumed(plan.problem).is_assumed:
-            continue
-        conditions = Conditions(start=suite.run.start)
-        prediction = own_theory(algorithm, plan.problem, alpha, conditions)
-        if not isinstance(prediction, str) and prediction.draws is not None:
-            for check in prediction.draws():
-                yield replace(check, alpha=alpha, branch=label)

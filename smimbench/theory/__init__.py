@@ -26,8 +26,7 @@ if TYPE_CHECKING:
         point_document,
         scores,
     )
-    from smimbench.theory.types import Prediction
-    from smimbench.theory.verification import Check, compare
+    from smimbench.theory.types import Check, Prediction, compare
 
 # Imported when first used: this folder is imported whenever smimbench is.
 _HOME = {
@@ -38,8 +37,7 @@ _HOME = {
     ),
     **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "predictions"),
     **dict.fromkeys(("competing", "point_document"), "predictions"),
-    **dict.fromkeys(("Prediction",), "types"),
-    **dict.fromkeys(("Check", "compare"), "verification"),
+    **dict.fromkeys(("Check", "Prediction", "compare"), "types"),
 }
 
 __all__ = [

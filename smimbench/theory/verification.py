@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -26,15 +26,10 @@ import numpy as np
 
 from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import JsonObject
 from smimbench.interfaces import Host, Posterior
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng, words
-from smimbench.numerics.statistics import (
-    DETECTED,
-    FEWEST_EFFECTIVE,
-    effective_sample_size,
-)
+from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.problem.problem import Problem
 from smimbench.theory.generalization import VANISHING_ESTIMATE
 from smimbench.theory.information import (
@@ -46,7 +41,7 @@ from smimbench.theory.information import (
     prior_moments,
 )
 from smimbench.theory.tracing import ComponentRatios
-from smimbench.theory.types import NEGLIGIBLE, TheoryPoint
+from smimbench.theory.types import NEGLIGIBLE, Check, TheoryPoint, compare
 
 RESOLVED_DEVIATION, SECONDS = 0.02, 10.0
 """Relative deviation of the error that every point should exclude, and the time that its draws may take. Half the deviation takes
@@ -56,8 +51,6 @@ FIRST_DRAWS, MAX_DRAWS = 5_000, 1_000_000
 CHUNK_DRAWS, DRAWS_PER_SAMPLER = 5_000, 1_000
 """Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
 twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
-LARGEST_Z = 4.0
-"""Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
 DERIVATIVE_STEP = 0.05
 """Half the relative step in Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
 NEAR_RECOVERY_SHARE = 1e-6
@@ -66,137 +59,6 @@ MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
 DECISIVE_QUANTITIES = ("MSE", "unlearned", "perfect recovery")
 """Quantities whose precision decides how many draws are enough."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Check of one reported number (printed, with its error) against its Monte Carlo value (drawn, with its standard error);
-    ``bound`` marks an upper bound, and ``effective`` is the effective number of draws.
-
-    Attributes
-    ----------
-    quantity : str
-        ``"Qhat (posterior)"`` and ``"Qhat (teacher)"``: the Qhat of the printed overlap against ``kappa alpha I`` from either
-        mean, with the error of alpha; ``"MSE"``: error of the fixed point at the printed sample ratio, by one Newton step;
-        ``"signal"``: error of the denoised signal; ``"unlearned"`` and ``"perfect recovery"``: a rate that must not be above 1
-        for the point to be stable; ``"generalization bayes"`` etc.
-    component : int or None
-        From 0.
-    printed, error, drawn, standard_error : float
-    bound : bool
-        Whether the printed number is an upper bound.
-    effective : float
-        How many draws carry the mean, ``(sum |x|)^2 / sum x^2``.
-    draws : int
-        How many were made at this point.
-    stopped : bool
-        Whether they were ended by the clock, or by ``MAX_DRAWS``, before the point excluded what it should.
-    alpha, branch : float or None, str
-        Of the point; for an algorithm with wrong assumptions the branch is its label.
-    """
-
-    quantity: str
-    component: int | None
-    printed: float
-    error: float
-    drawn: float
-    standard_error: float
-    bound: bool = False
-    effective: float = math.inf
-    draws: int = 0
-    stopped: bool = False
-    alpha: float | None = None
-    branch: str = ""
-
-    @property
-    def combined_error(self) -> float:
-        """Combined standard error of the printed number and of the Monte Carlo mean."""
-        return math.hypot(
-            self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3)
-        )
-
-    @property
-    def excludes(self) -> float | None:
-        """Smallest relative error of the printed number that this check detects with probability 0.9; None for a bound."""
-        return (
-            DETECTED * self.combined_error / abs(self.printed)
-            if self.has_enough_draws and self.printed
-            else None
-        )
-
-    @property
-    def has_enough_draws(self) -> bool:
-        """Whether enough draws contribute to the mean for its standard error to be meaningful."""
-        return (
-            self.effective >= FEWEST_EFFECTIVE
-            or self.printed == self.error == self.drawn == 0.0
-        )
-
-    @property
-    def z(self) -> float:
-        """Difference (z-score) in units of the combined error; 0 below a bound or if there are too few draws."""
-        if not self.has_enough_draws:
-            return 0.0
-        difference = self.drawn - self.printed
-        return (
-            0.0 if self.bound and difference < 0 else difference / self.combined_error
-        )
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the printed number is within ``LARGEST_Z`` combined errors of its Monte Carlo value."""
-        return abs(self.z) <= LARGEST_Z
-
-    def draws_factor(self, resolve: float) -> float:
-        """Factor by which the number of draws must grow to detect a relative deviation ``resolve``; 1 if it suffices."""
-        if not self.has_enough_draws:
-            return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
-        allowed_error = resolve * abs(self.printed) / DETECTED
-        # Draws cannot make the printed number's own error smaller: beyond half of it they are of no use.
-        allowed_error = max(
-            math.sqrt(max(allowed_error**2 - self.error**2, 0.0)), self.error / 2
-        )
-        is_bound_satisfied = (
-            self.bound and self.printed - self.drawn > DETECTED * self.standard_error
-        )
-        return (
-            1.0
-            if is_bound_satisfied or self.standard_error <= allowed_error
-            else (self.standard_error / allowed_error) ** 2
-        )
-
-    def document(self) -> JsonObject:
-        """Convert the check to JSON; components count from 1."""
-        check_fields = asdict(self)
-        point_fields = {name: check_fields.pop(name) for name in ("alpha", "branch")}
-        del check_fields["effective"]
-        if self.component is not None:
-            check_fields["component"] += 1
-        z = self.z if self.has_enough_draws else None
-        return {**point_fields, **check_fields, "z": z, "excludes": self.excludes}
-
-
-def compare(
-    quantity: str,
-    component: int | None,
-    printed: float,
-    error: float,
-    samples: Host,
-    stated: float = 0.0,
-    **check_options: Any,
-) -> Check:
-    """Compare a printed number with the mean of independent samples (n,) of systematic error ``stated``."""
-    standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
-    check_options = {"effective": effective_sample_size(samples)} | check_options
-    return Check(
-        quantity,
-        component,
-        float(printed),
-        float(error),
-        float(samples.mean()),
-        standard_error,
-        **check_options,
-    )
 
 
 def verify_point(

@@ -85,8 +85,8 @@ def verify_information(problem, Q, V, draws):
     Components without overlap are left out: their information is 0 for every draw, or nearly so.
     """
     from smimbench.theory.information import information_at
-    from smimbench.theory.types import TheoryPoint
-    from smimbench.theory.verification import PointByDraws, compare
+    from smimbench.theory.types import TheoryPoint, compare
+    from smimbench.theory.verification import PointByDraws
 
     overlaps = np.diagonal(Q)
     mse = np.diagonal(V)

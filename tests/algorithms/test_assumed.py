@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from smimbench_attention.algorithms.erm import Erm
-from smimbench_attention.algorithms.gamp import Gamp, assumed
+from smimbench_attention.algorithms.gamp import Gamp, assumed, assumed_theory
 from smimbench_attention.algorithms.ridge import Ridge
 
 from smimbench.interfaces import Conditions
@@ -16,8 +16,8 @@ from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.rows import prediction_of
 from smimbench.report.theory_document import theory_of_suite, with_predictions
 from smimbench.run.cell import run_cell
+from smimbench.run.theory_draws import draw_checks
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.run.verification import draw_checks
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory import competing, own_theory
@@ -26,16 +26,19 @@ from tests.helpers import attention, run_once, sequence
 
 @pytest.fixture(autouse=True)
 def _few_points(monkeypatch):
-    monkeypatch.setattr(
-        assumed,
-        "ACCURACY",
-        assumed.ACCURACY._replace(
-            latent_points=2**9,
-            trajectory_points=2**9,
-            signal_entries=2**10,
-            point_sets=2,
-        ),
+    _set_accuracy(
+        monkeypatch,
+        latent_points=2**9,
+        trajectory_points=2**9,
+        signal_entries=2**10,
+        point_sets=2,
     )
+
+
+def _set_accuracy(monkeypatch, **settings):
+    accuracy = assumed.ACCURACY._replace(**settings)
+    for module in (assumed, assumed_theory):
+        monkeypatch.setattr(module, "ACCURACY", accuracy)
 
 
 def recursion(problem, other, alpha):
@@ -188,11 +191,7 @@ DRAWN = [
 
 @pytest.mark.parametrize(("problem", "tables", "alpha"), DRAWN)
 def test_theory_agrees_with_plain_draws(monkeypatch, problem, tables, alpha):
-    monkeypatch.setattr(
-        assumed,
-        "ACCURACY",
-        assumed.ACCURACY._replace(latent_points=2**12, point_sets=4),
-    )
+    _set_accuracy(monkeypatch, latent_points=2**12, point_sets=4)
     point = Gamp().theory(
         problem, alpha, Conditions(), assumed=assumed_problem(problem, tables)
     )

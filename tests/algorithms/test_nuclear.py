@@ -19,10 +19,12 @@ from smimbench_attention.algorithms.nuclear.limit import (
     label_observations,
     penalty_of_zero_estimate,
     perfect_recovery,
+    weighted_observations,
+)
+from smimbench_attention.algorithms.nuclear.shrinkage import (
     shrunk_histogram,
     shrunk_matrix,
     soft_threshold,
-    weighted_observations,
     zero_eigenvalue_fraction,
 )
 from smimbench_attention.algorithms.ridge import Ridge

@@ -11,7 +11,8 @@ import pytest
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.numerics.random_numbers import STREAMS
-from smimbench.problem.problem import Problem, ProblemError, seed_sequence
+from smimbench.problem.instance import seed_sequence
+from smimbench.problem.problem import Problem, ProblemError
 from tests.helpers import environment
 
 LINEAR = (

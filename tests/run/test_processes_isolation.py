@@ -69,7 +69,7 @@ ACTS = {
     "n.startswith('smimbench_attention.priors')]",
     "metric": "from smimbench_attention.metrics.mse import MSE\n        MSE.measure = lambda *a: [0.0]",
     "loop": "from smimbench.run import loop\n        loop.run_algorithm = None",
-    "seeds": "from smimbench.problem import seeds\n        seeds.seed_sequence = lambda *a: np.random.SeedSequence(1)",
+    "seeds": "from smimbench.problem import problem\n        problem.seed_sequence = lambda *a: np.random.SeedSequence(1)",
     "files": "from smimbench import files\n        files.canonical_json = lambda x: ''",
     "registry": "from smimbench.registry import registry\n        registry.get_registry()._entries.clear()",
     "environment": "os.environ.clear(); os.environ['PYTHONPATH'] = '/nowhere'",

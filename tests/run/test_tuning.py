@@ -14,7 +14,7 @@ import pytest
 
 import smimbench
 from smimbench.numerics.random_numbers import STREAMS, TUNING
-from smimbench.problem.problem import seed_sequence
+from smimbench.problem.instance import seed_sequence
 from smimbench.run import processes
 from smimbench.run.record import indented_json, with_digest
 from smimbench.run.store import Store

@@ -9,13 +9,13 @@ import pytest
 
 from smimbench.cli.main import main
 from smimbench.interfaces import Channel, Posterior, Sampling
-from smimbench.numerics.statistics import effective_sample_size
+from smimbench.numerics.statistics import DETECTED, effective_sample_size
 from smimbench.problem.problem import Problem
-from smimbench.run import verification
+from smimbench.run import theory_draws
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.theory.information import prior_moments
-from smimbench.theory.types import TheoryPoint
-from smimbench.theory.verification import DETECTED, Check, PointByDraws, verify_point
+from smimbench.theory.types import Check, TheoryPoint
+from smimbench.theory.verification import PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -143,7 +143,7 @@ def test_of_the_command_line(tmp_path, capsys, monkeypatch):
     }
     assert all(abs(row["z"]) < 4 and row["standard_error"] >= 0 for row in rows)
     wrong = Check("MSE", 0, 0.5, 0.01, 0.6, 0.01)
-    monkeypatch.setattr(verification, "verify_point", lambda *_, **__: [wrong])
+    monkeypatch.setattr(theory_draws, "verify_point", lambda *_, **__: [wrong])
     assert theory() == 1
     assert "+7.07 !" in capsys.readouterr().out
     assert theory("--resolve", "100%") == theory("--resolve", "0") == 2

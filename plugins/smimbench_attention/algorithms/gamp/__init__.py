@@ -30,10 +30,8 @@ from smimbench.interfaces import (
 )
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gamp.assumed import (
-    measured_variance,
-    mismatched_theory,
-)
+from smimbench_attention.algorithms.gamp.assumed import measured_variance
+from smimbench_attention.algorithms.gamp.assumed_theory import mismatched_theory
 from smimbench_attention.algorithms.gamp.message_pass import (
     CONTROLS,
     SMALLEST_QHAT,

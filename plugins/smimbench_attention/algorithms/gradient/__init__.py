@@ -33,7 +33,8 @@ from smimbench_attention.algorithms.gradient.loss import (
     loss_gradient,
     surrogate,
 )
-from smimbench_attention.algorithms.nuclear.limit import spectrum, wide_factor_point
+from smimbench_attention.algorithms.nuclear.limit import wide_factor_point
+from smimbench_attention.algorithms.nuclear.shrinkage import spectrum
 
 SCHEDULES = {
     "constant": (),

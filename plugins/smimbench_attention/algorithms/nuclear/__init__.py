@@ -26,16 +26,18 @@ from smimbench_attention.algorithms.least_squares import (
     LinearRegression,
 )
 from smimbench_attention.algorithms.nuclear.limit import (
-    apply_to_singular_values,
     best_penalty,
     fixed_point,
     minimum_point,
     penalty_of_zero_estimate,
     perfect_recovery,
-    soft_threshold,
-    spectrum,
     weighted_observations,
     why_no_theory,
+)
+from smimbench_attention.algorithms.nuclear.shrinkage import (
+    apply_to_singular_values,
+    soft_threshold,
+    spectrum,
 )
 
 PENALTY_FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
