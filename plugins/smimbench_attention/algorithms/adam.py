@@ -112,7 +112,7 @@ class Adam(Descent):
         return self.weight_decay / data.dimension if self._penalizes_in_loss else 0.0
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial memory of the method: first and second moments of the gradient, zero arrays shaped like the factor."""
+        """Initial memory of the method: first and second moments of the gradient, two zero arrays shaped like the factor."""
         zero_moment = namespace(factor).zeros_like(factor)
         return zero_moment, zero_moment
 

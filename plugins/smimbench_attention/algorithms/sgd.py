@@ -170,7 +170,9 @@ class Muon(_FixedStepLength):
     reference = "Jordan et al. (2024), arXiv:2502.16982"
 
     def direction(self, velocity: Array) -> Array:
-        """Direction of a step: the velocity's polar factor, times the root of the longer of the last two axes."""
+        """Direction of a step for a velocity (..., m, n): its polar factor ``U V^T``, times the root of the longer of the
+        last two axes.
+        """
         xp = namespace(velocity)
         longer_axis_length = max(velocity.shape[-2:])
         left_singular_vectors, singular_values, right_singular_vectors = xp.linalg.svd(

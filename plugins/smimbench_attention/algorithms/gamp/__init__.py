@@ -58,8 +58,9 @@ FAST_FALL = 0.5
 
 
 class GampState(NamedTuple):
-    """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping, and
-    the strengths of the samples.
+    """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping,
+    and the strengths of the samples. ``V_falls_fast`` says whether V shrank much in the last step, ``probe_noise`` measures
+    the slope of the denoiser under assumed priors.
 
     Attributes
     ----------
@@ -194,7 +195,7 @@ class Gamp(Algorithm):
         return None if self.damping is None else replace(self, damping=0.5)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a problem with a feature spectrum has no denoiser, or None."""
+        """Reason why a problem with a feature spectrum cannot be denoised by its prior, or None."""
         if problem.variances is not None and not hasattr(problem.prior, "variances"):
             return "features with a spectrum need a Gaussian signal, which is denoised feature by feature"
         return None
@@ -241,7 +242,9 @@ class Gamp(Algorithm):
         return denoiser_output.estimate, denoiser_output.V
 
     def _initial_information(self, dimension: int) -> float:
-        """Information ``Qhat`` of the noisy draw of a random start, from its predicted overlap."""
+        """Information ``Qhat`` of the noisy draw of a random start in ``dimension`` D, at which its predicted overlap q has
+        ``q = Qhat / (1 + Qhat)``.
+        """
         overlap = self.initial_overlap
         if overlap is None:
             overlap = 1e-3 / dimension
@@ -250,8 +253,9 @@ class Gamp(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
-        """Run one iteration of GAMP, the four equations of the class: observation R of the signal, with information Qhat or,
-        less an excess of noise, Q; then choose the damping of the next one.
+        """Run one iteration of GAMP, the four equations of the class, from the state's estimate W and error V: messages g,
+        information Qhat, observation R of the signal and its denoising (with Q, which is Qhat less an excess of noise); then
+        choose the damping of the next one.
         """
         model, prior, V, sample_count = (
             problem.model,
@@ -411,7 +415,9 @@ class Gamp(Algorithm):
         return DampingState(V.dtype.type(1 - self.damping))
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
-        """Reduce the information Qhat where the noise of ``adjoint(X, g)`` exceeds it by more than is allowed."""
+        """Reduce the information Qhat (P, P) of components where ``g_noise`` (P, P), the covariance of the noise of
+        ``adjoint(X, g)``, exceeds it by more than a factor of ``largest_excess``.
+        """
         excess_of_noise = np.diagonal(g_noise) / (
             self.largest_excess * np.diagonal(Qhat)
         )
@@ -470,7 +476,9 @@ class _GampAllNoise(Gamp):
 def damped_update(
     weight: float | Number, undamped_value: Array, previous_value: Array | None
 ) -> Array:
-    """Damped update ``weight undamped_value + (1 - weight) previous_value``; in the first step, the undamped one."""
+    """Damped update ``weight undamped_value + (1 - weight) previous_value``; in the first step, the undamped one. ``weight``
+    is the damping weight of the new value.
+    """
     if previous_value is None:
         return undamped_value
     return float(weight) * undamped_value + float(1 - weight) * previous_value

@@ -19,7 +19,8 @@ noise can make negative. Doubled: no change but there."""
 
 
 class Messages(NamedTuple):
-    """Messages of one pass from the samples to the signal: g, its adjoint, posterior covariances and squares.
+    """Messages g of one pass from the samples to the signal, their adjoint summed over samples, posterior covariances of the
+    latents, and squares ``g g^T`` summed over samples and sites, before and after damping.
 
     Attributes
     ----------
@@ -54,7 +55,9 @@ def message_pass(
     onsager_factor: Host | None = None,
     damping_weights: float | Array = 1.0,
 ) -> Messages:
-    r"""Compute the messages g of all samples at an estimate with the error V (P, P), from posteriors of latents N(omega, V).
+    r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the
+    latents given prior N(omega, V): omega are the latents of the estimate less the Onsager term, ``onsager_factor`` rho (P,
+    P) scales that term. ``damping_weights`` are the weights of the new g against ``previous_g``.
 
     .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
@@ -126,13 +129,16 @@ def message_pass(
 
 
 def label_information(V: Host, covariance: Host) -> Host:
-    """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a label on its latents, with mean posterior covariance Cov."""
+    """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a label on its latents of prior variance V (P, P), with
+    ``covariance`` Cov the mean posterior one.
+    """
     V_inverse = np.linalg.inv(V)
     return np.asarray(V_inverse - V_inverse @ (covariance @ V_inverse))
 
 
 def multiply_components(matrix: Host, z: Array) -> Array:
-    """Multiply every sample by a matrix, ``sum_q matrix_pq z_qc``: (P, P) on the host times (n, P, C) gives (n, P, C).
+    """Multiply the latents z (n, P, C) of every sample by a ``matrix`` (P, P) between components, on the host:
+    ``sum_q matrix_pq z_qc`` (n, P, C) for component p and site c.
 
     Written out, because a batch of products of tiny matrices costs more than reading the inputs.
     """
@@ -149,7 +155,9 @@ def multiply_components(matrix: Host, z: Array) -> Array:
 
 
 def _square_of_g(g: Array) -> Array:
-    """Square of ``g`` (n, P, C), summed over samples and sites: ``sum_{mu, c} g_pc g_qc`` (P, P)."""
+    """Square of the messages ``g`` (n, P, C), summed over samples mu and sites c: ``sum_{mu, c} g_pc g_qc`` (P, P) for
+    components p and q.
+    """
     xp, components = namespace(g), g.shape[1]
     g_by_component = xp.permute_dims(g, (1, 0, 2)) if components > 1 else g
     flat_g = xp.reshape(g_by_component, (components, -1))
@@ -172,7 +180,8 @@ Number = np.floating[Any]
 
 
 class DampingSettings(NamedTuple):
-    """Settings of adaptive damping: the weight shrinks after a step that was too large and grows otherwise.
+    """Settings of adaptive damping: the weight shrinks after a step that was too large and grows otherwise. The fields are
+    the bounds of the weight and the factors by which it changes.
 
     Attributes
     ----------
@@ -213,7 +222,8 @@ LARGEST_COMMON = 0.7
 
 
 class DampingState(NamedTuple):
-    """State of adaptive damping: the weight of the next step and what it is computed from.
+    """State of adaptive damping: the weight of the next step and what it is computed from. ``extrapolation_factor`` lengthens
+    the estimate's step, ``estimate_change`` and ``relative_change`` are those of the previous step.
 
     Attributes
     ----------
@@ -237,7 +247,9 @@ class DampingState(NamedTuple):
 def change_overlaps(
     problem: Problem, damping: DampingState, estimate_change: Array
 ) -> tuple[Array, ...]:
-    """Overlaps (P, P) of the estimate's previous change with the current one and with itself, for low rank."""
+    """Overlaps (P, P) of the estimate's previous change, kept in ``damping``, with the current change and with itself, for
+    low rank; nothing otherwise.
+    """
     if damping.estimate_change is None or problem.model.rank == "extensive":
         return ()
     inner = problem.model.inner
@@ -256,7 +268,8 @@ def next_damping(
     relative_change: Number,
 ) -> DampingState:
     """Choose the weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate or
-    from their sizes.
+    from their sizes. ``squared_step`` and ``predicted_error`` (P,) are the squared change and predicted squared error of
+    every component, ``length_ratio`` is that of the current to the previous change.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
@@ -324,8 +337,8 @@ def next_damping(
 def limit_damping(
     damping: DampingState, V: Host, Qhat: Host, strengths: Array | None
 ) -> DampingState:
-    """Limit the weight of a step to the largest value that is stable for extensive-rank matrices, given the strengths of the
-    samples; see ``Gamp``.
+    """Limit the damping weight of a step to the largest value that is stable for extensive-rank matrices, given error V and
+    information Qhat (P, P) and the ``strengths`` (n,) of the samples (None: all are strong); see ``Gamp``.
     """
     largest_weight = (
         LARGEST_COMMON if strengths is None else 0.8 + 0.4 * mean_slope(V, Qhat)
@@ -336,7 +349,9 @@ def limit_damping(
 
 
 def mean_slope(V: Host, Qhat: Host) -> float:
-    """Smallest mean slope ``V Qhat`` of the denoiser over the components, at most 1."""
+    """Mean slope ``V_pp Qhat_pp`` of the denoiser, smallest over the components p and at most 1, from error V and information
+    Qhat (P, P).
+    """
     return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
 
 
@@ -360,8 +375,8 @@ def sample_strengths(problem: Problem, data: Data) -> Array | None:
 def sample_weights(
     weight: float, strengths: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Damping weight of the new messages: one for all samples, or one per sample (n,) if ``strengths``, those of the samples,
-    are given.
+    """Damping weights of the new messages: ``weight`` for all samples, or at most that for each (n,) if their ``strengths``
+    are given, smaller for strong samples; V and Qhat (P, P) are error and information of the estimate.
     """
     if strengths is None or Qhat is None:
         return weight

@@ -77,8 +77,9 @@ def gamp_theory(
     *,
     damped: bool,
 ) -> AlgorithmPrediction:
-    """Predict the fixed point of GAMP, damped or not, and its trajectory (or the reason why there is no trajectory), under the
-    conditions of the runs (start, dimension).
+    """Predict the fixed point of GAMP, damped or not, and its trajectory (or the reason why there is no trajectory), under
+    the conditions of the runs (start, dimension). ``branch`` is the fixed point where runs end: the informed or the
+    uninformed one.
 
     ``random_start_V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
@@ -113,14 +114,15 @@ def gamp_theory(
 
 
 def random_start_error(problem: Problem, information: float) -> Host:
-    """Error V (P, P) that the prior predicts for a random start with this information."""
+    """Error V (P, P) that the prior predicts for a random start, a draw observed with this information (times I)."""
     V: Host = overlap_at(problem, information * np.eye(problem.components))[1]
     return V
 
 
 def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None:
-    r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component, for Gaussian signals and linear labels, from the
-    Stieltjes transform S(z) at z = -noise and the ratio r of rows to D.
+    r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component at the sample ratio alpha, for Gaussian signals and
+    linear labels, from the Stieltjes transform S(z) of the inputs' covariance at z = -noise and the ratio r of rows (tokens
+    of all samples) to D.
 
     None for other problems.
 
@@ -169,7 +171,8 @@ def _trajectory(
     random_start_V: Host | None,
     fixed_point: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
-    """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none.
+    """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none. A path holds
+    the overlaps of one set of sampled points at all iterations; T is the second moment of the signal.
 
     ``random_start_V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
@@ -230,7 +233,8 @@ def _trajectory(
 def _mean_metrics(
     problem: Problem, paths: list[list[Overlaps]]
 ) -> tuple[Host, Host, Host]:
-    """Mean MSE, its standard error and mean overlap (iterations, P) over the paths, in the units of the metrics.
+    """Mean MSE, its standard error and mean overlap (iterations, P) over the paths, lists of the overlaps at all iterations,
+    in the units of the metrics.
 
     A path at rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
     """
@@ -255,7 +259,8 @@ def _mean_metrics(
 def _initial_orders(
     problem: Problem, conditions: Conditions, random_start_V: Host | None
 ) -> Orders:
-    """Order parameters of the initial states of the runs in the limit of large D.
+    """Order parameters (overlap M with the signal, self-overlap Q, claimed error V) of the initial states of the runs in the
+    limit of large D; ``random_start_V`` is the V of a random start, None for other starts.
 
     Their norms differ from the second moment by chance, which the limit does not contain. An informed start enters by its overlap
     with itself. A random one has an overlap with the signal that is chance alone, but grows from there: it is that of the runs.
@@ -291,8 +296,9 @@ def _initial_orders(
 def _bayes_optimal_iteration(
     problem: Problem, alpha: float, initial_orders: Orders, final_overlap: Host
 ) -> Callable[[Orders], Orders]:
-    """Function that runs one iteration of Bayes-optimal state evolution for signals of second moment T, with the information
-    tabulated in advance.
+    """Function that maps order parameters to those after one iteration of Bayes-optimal state evolution at sample ratio
+    alpha, for signals of second moment T, with the information tabulated in advance between ``initial_orders`` and
+    ``final_overlap``.
     """
     T = prior_moments(problem)[0]
     information = tabulated_information(
@@ -300,7 +306,7 @@ def _bayes_optimal_iteration(
     )
 
     def iterate(orders: Orders) -> Orders:
-        """Order parameters M, Q and V after one iteration."""
+        """Order parameters (overlaps M and Q, error V) after one iteration: V from the information Qhat at the previous ones."""
         Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 
@@ -313,7 +319,9 @@ def _iterate_until_stationary(
     max_iterations: int,
     iterate: Callable[[Orders], Orders],
 ) -> tuple[list[Orders], bool]:
-    """Iterate state evolution; return the order parameters M, Q and V of all iterations and whether they became stationary."""
+    """Iterate state evolution with the map ``iterate``; return the order parameters (overlaps M and Q, error V) of all
+    iterations and whether they became stationary.
+    """
     second_moments = np.diagonal(prior_moments(problem)[0])
     stationary_change = ACCURACY.stationary_change
     if offers_rough(problem):
@@ -342,7 +350,8 @@ def _iterate_until_stationary(
 def tabulated_information(
     problem: Problem, Q: Host, V: Host, final_Q: Host | None = None
 ) -> Callable[[Host, Host], Host]:
-    """Information as a function of overlap Q and error V (P, P), tabulated between those given and the overlap ``final_Q``.
+    """Information of a label as a function of overlap Q and error V (P, P), tabulated between those given and the overlap
+    ``final_Q`` where integrals are costly.
 
     Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
     hardly varies, and is interpolated in the trace of Q.
@@ -357,7 +366,9 @@ def tabulated_information(
         )
 
     def log_information(Q: Host, V: Host, rough: bool) -> Host:
-        """Matrix logarithm (P, P) of the information, accurate or, with ``rough``, from the channel's rough values."""
+        """Matrix logarithm (P, P) of the information at overlap Q and error V, accurate or, with ``rough``, from the
+        channel's rough values.
+        """
         return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
 
     log_ratios = [
@@ -371,7 +382,9 @@ def tabulated_information(
     )
 
     def interpolated_information(Q: Host, V: Host) -> Host:
-        """Rough information (P, P), corrected by the interpolated ratio of accurate to rough values."""
+        """Rough information (P, P) at overlap Q and error V, corrected by the ratio of accurate to rough values, whose
+        logarithm is interpolated in the trace of Q.
+        """
         weight_of_final_point = 0.0
         if trace_end != trace_start:
             weight_of_final_point = (np.trace(Q) - trace_start) / (

@@ -57,8 +57,9 @@ NO_REUSE_THEORY = (
 
 
 class DescentState(NamedTuple):
-    """State of a gradient method during a run: factor and signal that are learned, memory of the method, samples still to be
-    used, random numbers.
+    """State of a gradient method during a run: the factor that is learned and its signal, ``memory`` of the method (velocity,
+    moments), labels as targets, indices of the samples still to be used in this epoch, the random generator, counters of
+    steps and samples.
 
     With students, factor and signal have one more axis in front.
 
@@ -98,7 +99,8 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent(Algorithm):
-    """Base class of gradient methods; subclasses document the parameters.
+    """Base class of gradient methods, whose fields are their common parameters: length of the run, batches, loss,
+    learning-rate schedule and constraints; subclasses document them.
 
     A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
     """
@@ -124,7 +126,7 @@ class Descent(Algorithm):
         """Check that every parameter is in its range and fits the others; set the default number of steps."""
 
         def require_parameter(key: str, is_valid: bool, requirement: str) -> None:
-            """Raise the error that the parameter ``key`` must be as the requirement says, unless it is valid."""
+            """Raise the error that the parameter ``key`` must be as the requirement says, unless ``is_valid``."""
             require(self, key, is_valid, requirement)
 
         require_parameter("learning_rate", self.learning_rate > 0, "> 0")
@@ -199,8 +201,8 @@ class Descent(Algorithm):
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
-        """Predict the minimum of the loss with the penalty of this weight decay, for full-batch descent, under the conditions of
-        the runs (dimension), or return why there is no theory.
+        """Predict the minimum of the loss at sample ratio alpha with the penalty ``decay`` (that of the weights), for
+        full-batch descent, under the conditions of the runs (dimension), or return why there is no theory.
         """
         uses_full_batch = not self.online and self.batch is None and not self.spherical
         if not (decay and uses_full_batch and problem.model.rank == "extensive"):
@@ -237,7 +239,9 @@ class Descent(Algorithm):
         rng: np.random.Generator,
         students: int | None = None,
     ) -> DescentState:
-        """Initial state with an iid N(0, 1) factor; ``students`` adds a leading axis of independent factors."""
+        """Initial state with an iid N(0, 1) factor of P components; ``students`` adds a leading axis of independent factors.
+        ``mean_square`` is that of the prior's signal entries, to rescale estimates where labels do not determine it.
+        """
         if self.online and data.fresh is None:
             raise ValueError(
                 "online = true needs fresh samples, but this data set is fixed; set online = false"
@@ -297,7 +301,9 @@ class Descent(Algorithm):
         penalty = self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
-            """Normalized and penalized loss of the batch, and its gradient with respect to the factor."""
+            """Loss of the batch at a factor, normalized and with the penalty of the weights added, and its gradient with
+            respect to the factor.
+            """
             nonlocal processed_samples
             processed_samples += batch_size
             summed_loss = loss_gradient(
@@ -396,8 +402,8 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Evaluate the gradient of ``objective`` and take step number ``count`` with ``move`` at learning rate ``rate``; methods
-        with several gradients override it.
+        """Evaluate the gradient of ``objective`` (loss and gradient of the batch) at the factor and take step number
+        ``count`` with ``move`` at learning rate ``rate``; methods with several gradients override it.
         """
         return self.move(factor, objective(factor).gradient, memory, rate, count)
 
@@ -409,8 +415,8 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Apply the update rule of the method once, at learning rate ``rate`` in step number ``count``, with the method's
-        ``memory``; to be defined by each subclass.
+        """Apply the update rule of the method once to a factor with this gradient, at learning rate ``rate`` in step number
+        ``count`` (from 1), with the method's ``memory``; return the new factor and memory. Each subclass defines it.
 
         Parameters
         ----------
@@ -433,11 +439,13 @@ class Descent(Algorithm):
         )
 
     def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
-        """Factor that normalizes the gradient summed over a batch: 1 over the sample ratio of the batch."""
+        """Factor that normalizes the gradient summed over a batch of ``batch_size`` samples: 1 over the sample ratio of the
+        batch.
+        """
         return 1 / problem.model.sample_ratio(batch_size, data.dimension)
 
     def penalty(self, data: Data) -> float:
-        """Coefficient of the penalty ``|W|^2 / 2`` in the objective."""
+        """Coefficient of the penalty ``|W|^2 / 2`` of the factor W in the objective."""
         return 0.0
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
@@ -479,8 +487,8 @@ class Descent(Algorithm):
     def _channel(
         self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
-        """Channel to differentiate at this fraction of the run (for hardmax softmax of inverse temperature beta, annealed), and
-        warnings about it.
+        """Channel to differentiate at this fraction of the run, between 0 and 1 (in place of hardmax softmax of inverse
+        temperature beta, which rises), and warnings about it.
         """
         channel_warnings = []
         if self.online:
@@ -498,7 +506,7 @@ class Descent(Algorithm):
         return surrogate(problem, beta), [surrogate_warning, *channel_warnings]
 
     def learning_rate_at(self, step: float, total_steps: int) -> float:
-        """Learning rate of a step (0, 1, ...) according to the schedule."""
+        """Learning rate of a step (0, 1, ...) of a run of ``total_steps`` according to the schedule."""
         initial_rate = self.learning_rate
         if self.schedule == "step":
             decay_count = step // int(self.decay_steps or 1)
@@ -516,7 +524,9 @@ def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
 
 
 def project_to_sphere(factor: Array, component_axes: tuple[int, ...]) -> Array:
-    """Project every component to the sphere with the norm of iid N(0, 1) entries."""
+    """Project every component of a factor, whose entries are on ``component_axes``, to the sphere with the norm of iid N(0,
+    1) entries.
+    """
     xp = namespace(factor)
     return factor / xp.sqrt(
         xp.mean(factor * factor, axis=component_axes, keepdims=True)
@@ -551,7 +561,7 @@ class MomentumDescent(Descent):
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
     def penalty(self, data: Data) -> float:
-        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss."""
+        """Coefficient of the weight-decay penalty ``|W|^2 / 2`` of the factor W in the loss."""
         return self.weight_decay
 
     def move(

@@ -29,7 +29,7 @@ def fitting_loss(problem: Problem) -> str:
 
 
 class LossGradient(NamedTuple):
-    """Loss summed over samples, one number per student, and its gradient with respect to the factor."""
+    """Loss summed over samples, one number per student, and its gradient with respect to the factor that is learned."""
 
     loss: Array
     gradient: Array
@@ -45,8 +45,8 @@ def loss_gradient(
     loss: str = "squared",
     signal: Array | None = None,
 ) -> LossGradient:
-    r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` of latents z and targets t, and its gradient. With students, shapes have
-    one more axis in front.
+    r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` of the factor, over samples mu with latents z and ``targets`` t, with
+    f the channel's output and l the named ``loss``, and its gradient. With students, shapes have one more axis in front.
 
     ``f`` is the noiseless output that a user would measure (probabilities for softmax), ``t`` the same of the label,
     ``l`` the squared distance or ``- sum t log f``. The chain is: channel ``vjp`` to the latents, transpose of the
@@ -79,8 +79,8 @@ def loss_gradient(
     def loss_of_chunk(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        """Losses (students, samples, ...) of a chunk of samples, and their derivatives with respect to the latents z; the
-        cotangent is the derivative of the loss in the output.
+        """Losses (students, samples, ...) of a ``chunk`` of samples with latents z (students times samples, P, C), and their
+        derivatives with respect to z; ``cotangent`` is the derivative of the loss in the channel's output.
         """
         output = predict(differentiable_channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))
@@ -99,7 +99,9 @@ def latent_gradient(
     loss_of_chunk: Callable[[slice, Array, tuple[int, ...]], tuple[Array, Array]],
     signal: Array | None = None,
 ) -> LossGradient:
-    """Sum a function of the latents over all samples, and compute its gradient with respect to the factor.
+    """Sum a function of the latents z, ``loss_of_chunk``, over all samples, and compute its gradient with respect to the
+    factor, through the signal or, for narrow factors (few columns), directly from the factor. ``gram_root`` is the root of
+    the scale between ``F F^T`` and the signal.
 
     ``loss_of_chunk(chunk, z, students)`` gives the values (students, samples, ...) and their gradient, shaped like ``z``, of
     the samples ``chunk``, whose latents stand in ``z`` (students times samples, P, C) student by student; for the rest see
@@ -160,7 +162,9 @@ def factor_of(problem: Problem) -> Factor:
 
 
 def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
-    """Backpropagate ``cotangent``, the derivative in the channel's output, to the latents z, by the channel's ``vjp``."""
+    """Derivatives of a loss in the latents z, from ``cotangent``, its derivative in the channel's output, by the channel's
+    ``vjp`` (vector-Jacobian product).
+    """
     assert channel.vjp is not None
     return channel.vjp(z, cotangent)
 
@@ -168,7 +172,9 @@ def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
 def loss_and_derivative(
     xp: ModuleType, loss: str, output: Array, target: Array
 ) -> tuple[Array, Array]:
-    """Loss of every output entry and its derivative with respect to the output; ``xp`` is the array module."""
+    """Loss of every entry of the ``output``, given the ``target``, and its derivative with respect to the output; ``loss`` is
+    its name, ``xp`` the array module.
+    """
     if loss == "squared":
         output_error = output - target
         return output_error * output_error, 2 * output_error
@@ -209,7 +215,8 @@ class _TemperedChannel(Channel):
 
 
 def surrogate(problem: Problem, beta: float) -> Channel | None:
-    """Softmax channel with inverse temperature ``beta`` that replaces a hardmax channel, or None for other channels.
+    """Softmax channel with inverse temperature ``beta`` that replaces a hardmax channel, or None for other channels. Its
+    latents are multiplied by beta, or by the root of beta where the channel squares them.
 
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
     ``z z^T``, so its root does.

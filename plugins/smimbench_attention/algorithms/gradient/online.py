@@ -83,7 +83,8 @@ class TooExpensive(ValueError):
 
 @dataclass(frozen=True)
 class DescentRule:
-    """Update rule of the student: learning rate, momentum, decay and constraint.
+    """Update rule of the student: learning rate of a step, samples of a batch over D, weight decay, momentum, constraint, and
+    the ``direction`` that a velocity becomes (None: itself).
 
     Attributes
     ----------
@@ -117,7 +118,9 @@ class DescentRule:
         batch_ratio: float,
         inverse_batch_rows: float = 0.0,
     ) -> DescentRule:
-        """Update rule of an algorithm in a run with this number of steps."""
+        """Update rule of an algorithm in a run with this number of steps, of batches with ``batch_ratio`` samples per
+        dimension; ``inverse_batch_rows`` is 1 over the rows (tokens) of a batch, 0 in the limit.
+        """
         return cls(
             lambda step: algorithm.learning_rate_at(step, steps),
             batch_ratio,
@@ -138,7 +141,9 @@ def recorded_steps_of(steps: int) -> list[int]:
 
 
 class OverlapPath(NamedTuple):
-    """Overlaps of teacher and student at the recorded steps of a run: arrays (sets of points or draws, steps, starts, P, P)."""
+    """Overlaps of teacher and student at the recorded steps of a run: arrays (evaluations, steps, starts, P, P), an
+    evaluation being a set of integration points or a draw.
+    """
 
     steps: Host
     truth: Host  # teacher with teacher
@@ -147,8 +152,8 @@ class OverlapPath(NamedTuple):
 
     @classmethod
     def from_grams(cls, steps: Sequence[int], gram: Host, P: int) -> OverlapPath:
-        """Overlaps of P components from Gram matrices (sets, steps, starts, R, R) of R vectors: teacher, student and further
-        ones.
+        """Overlaps of P components at the recorded ``steps``, from Gram matrices (evaluations, steps, starts, R, R) of R
+        vectors: P of the teacher, P of the student and further ones.
         """
         teacher_rows, student_rows = slice(0, P), slice(P, 2 * P)
         teacher_overlaps, cross_overlaps = (
@@ -164,7 +169,9 @@ class OverlapPath(NamedTuple):
 
 
 def gram_of(starts: Sequence[Overlaps], momentum: float) -> Host:
-    """Gram matrices (starts, R, R) of the R vectors of teacher, student and, with momentum, a velocity of 0, for P components."""
+    """Gram matrices (starts, R, R) of the R vectors of teacher, student and, with momentum, a velocity of 0, for P
+    components, from the initial overlaps ``starts``.
+    """
     teacher_overlap, cross_overlap, student_overlap = (
         np.stack(matrices).astype(float) for matrices in zip(*starts)
     )
@@ -182,8 +189,9 @@ def vectors_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Update teacher, student and velocity (..., R, K) of P components by one step, before the projection to a sphere;
-    ``metric`` holds the inner products of the K coordinates.
+    """Update the R vectors of teacher, student and velocity (..., R, K) of P components, in K coordinates, by one step with
+    this gradient (..., P, K), before the projection to a sphere; ``metric`` (K, K) holds the inner products of the coordinate
+    directions.
 
     Parameters
     ----------
@@ -215,8 +223,8 @@ def gram_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Gram matrix (..., R, R) of teacher, student and velocity after one more step; ``metric`` holds the inner products of the
-    coordinates; see ``vectors_after``.
+    """Gram matrix (..., R, R) of the R vectors of teacher, student and velocity after one more step with this gradient (...,
+    P, K); ``metric`` (K, K) holds the inner products of the K coordinate directions; see ``vectors_after``.
     """
     P = gradient.shape[-2]
     next_vectors = vectors_after(rule, vectors, gradient, step, metric)
@@ -237,8 +245,9 @@ def gram_after_noise(
     noise_covariance: Host,
     step: int,
 ) -> Host:
-    """Gram matrix of the R vectors after a step whose gradient is ``mean_gradient_coefficients @ vectors`` plus noise that is
-    orthogonal to all vectors; ``metric`` holds the inner products of vectors and noise.
+    """Gram matrix of the R vectors (teacher, student, velocity) after a step whose gradient is
+    ``mean_gradient_coefficients @ vectors`` plus noise of covariance ``noise_covariance`` (P, P) that is orthogonal to all
+    vectors; ``metric`` holds the inner products of vectors and noise, which serve as coordinates.
 
     Parameters
     ----------
@@ -262,8 +271,8 @@ def iterate_grams(
     least_bounded_fraction: float,
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> OverlapPath:
-    """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with ``next_gram`` and record the
-    overlaps in ``readout`` of them at the given steps.
+    """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with ``next_gram(gram, step)`` and
+    record at the given steps the overlaps in ``readout(gram)``; fail if fewer than ``least_bounded_fraction`` stay bounded.
 
     Diverged ones are NaN. The path records ``readout(gram)``.
 
@@ -301,7 +310,7 @@ def iterate_grams(
 def cost_of_all_steps(
     problem: Problem, loss: str, steps: int, start_count: int
 ) -> float:
-    """Cost of computing all steps one by one, as a number of evaluated latents; a step counts as 500 more of them."""
+    """Cost of computing all steps for ``start_count`` starts, in evaluated latents; every step counts as 500 more of them."""
     return steps * (start_count * latents_of_a_step(problem, loss) + 500)
 
 
@@ -312,8 +321,8 @@ def solve(
     starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
-    """Solve the closed equations for the overlaps at given steps, from the initial overlaps ``starts``, with fewer integration
-    points for many steps.
+    """Solve the closed equations of descent by a rule for the overlaps at the recorded steps, from the initial overlaps
+    ``starts`` (with the teacher, one for each run), with fewer integration points for many steps.
 
     Parameters
     ----------
@@ -342,8 +351,8 @@ def solve(
     student_rows = slice(P, 2 * P)
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Gram matrix of teacher, student and velocity after one step of the mean recursion, from the coefficients of the mean
-        gradient in teacher and student.
+        """Gram matrix (sets, starts, R, R) of teacher, student and velocity after one step of the mean recursion, from the
+        mean gradient, whose coefficients in these R vectors are ``mean_gradient_coefficients``, and its noise.
         """
         mean_gradient = field_averages(
             gram[..., student_rows, :P], gram[..., student_rows, student_rows]
@@ -402,8 +411,9 @@ def draw_paths(
     batch_size: int,
     dimension: int,
 ) -> OverlapPath:
-    """Draw random overlap trajectories at finite dimension, several for each of the initial overlaps ``starts``; see ``solve``.
-    Gram matrices are of R vectors, with P components, B samples of C sites in a batch.
+    """Draw random overlap trajectories of descent by a rule in ``dimension`` D, ``draws_per_start`` for each of the initial
+    overlaps ``starts``; see ``solve``. Gram matrices are of R vectors (teacher, student, velocity), with P components, B
+    samples of C sites in a batch.
 
     Raises
     ------
@@ -423,8 +433,8 @@ def draw_paths(
     degrees_of_freedom = dimension - R - np.arange(P)
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Gram matrix after one random step, in a basis of the previous vectors and P new directions of the gradient; g are
-        derivatives of the loss in the latents z.
+        """Gram matrix after one random step of every path, in a basis of the previous R vectors and P new directions of the
+        gradient; z are the student's latents, g the derivatives of the loss in them.
         """
         vectors_in_frame = triangular_root(gram.reshape(path_count, R, R))
         white_inputs = rng.standard_normal((path_count, R, B * C))
@@ -462,7 +472,8 @@ def draw_paths(
 def wishart_root(
     rng: np.random.Generator, degrees_of_freedom: Host, *leading_shape: int
 ) -> Host:
-    """Triangular roots (..., P, P) of Wishart matrices of unit covariance, by Bartlett's decomposition.
+    """Random triangular roots L (..., P, P) of Wishart matrices ``L L^T`` of unit covariance, by Bartlett's decomposition,
+    from chi-squared diagonals of these degrees of freedom (P,).
 
     ``degrees_of_freedom`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
     """
@@ -476,7 +487,9 @@ def wishart_root(
 
 
 def triangular_root(gram: Host) -> Host:
-    """Triangular (Cholesky) roots (..., R, R) of Gram matrices; linearly dependent vectors are allowed."""
+    """Triangular (Cholesky) roots (..., R, R) of Gram matrices of R vectors, column by column; linearly dependent vectors are
+    allowed.
+    """
     triangular_roots = np.zeros_like(gram)
     for column in range(gram.shape[-1]):
         remaining_column = gram[..., column:, column] - np.einsum(

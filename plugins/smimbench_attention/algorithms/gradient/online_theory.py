@@ -44,7 +44,8 @@ Trajectory = dict[str, list[Any]]
 
 
 class OnlinePrediction(NamedTuple):
-    """Predicted overlaps along an online run, and how they were obtained.
+    """Predicted overlaps along an online run from the method named, and draws of them at the dimension of the runs, None
+    where these are too costly.
 
     Attributes
     ----------
@@ -64,8 +65,8 @@ class OnlinePrediction(NamedTuple):
 def online_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict online ``sgd`` with its trajectory, under the conditions of the runs (starts, dimension D), or return the reason
-    why there is no theory.
+    """Predict online ``sgd`` with its trajectory, under the conditions of the runs (starts, dimension D), or return the
+    reason why there is no theory. ``loss`` is the name of the loss, ``rule`` the update rule of the student.
     """
     if problem.model.rank != "low":
         return (
@@ -170,8 +171,8 @@ def _solve_overlaps(
     labels_are_linear: bool,
     starts_are_of_runs: bool,
 ) -> OnlinePrediction:
-    """Predicted overlaps from the closed equations, or from draws at finite dimension D where these are affordable, from the
-    initial overlaps ``starts``.
+    """Predicted overlaps at the recorded steps from the closed equations, or from draws at finite dimension D where these are
+    affordable, from the initial overlaps ``starts``, which are those of runs or random ones (``starts_are_of_runs``).
     """
     start_count = len(starts) * (8 if labels_are_linear else 1)
     draw_count = affordable_draws(
@@ -214,8 +215,8 @@ def _prediction_at_end(
     online_prediction: OnlinePrediction,
     is_signsgd: bool,
 ) -> AlgorithmPrediction:
-    """Prediction (errors, overlaps) at the last step of the run; for ``signsgd``, which is drawn, errors of prediction are those
-    of mean overlaps.
+    """Prediction of errors and overlaps at the last step of the run. For ``signsgd``, whose steps are drawn, generalization
+    errors are computed from overlaps averaged over sets of draws.
     """
     overlap_path, _, method = online_prediction
     prediction = limit_point(
@@ -256,8 +257,8 @@ def _add_ratio_errors(
     metrics: dict[str, Array],
     trajectory: Trajectory,
 ) -> None:
-    """Add to ``metrics`` and ``trajectory`` the error of predicted cosines, which are ratios of mean overlaps instead of mean
-    ratios, at dimension D.
+    """Add to ``metrics`` (at the end) and ``trajectory`` the errors of predicted cosines, which are ratios of mean overlaps
+    in place of mean ratios, at dimension D; they are measured on ``drawn_metrics``, those of draws, where there are any.
     """
     drawn_metrics = drawn_trajectory = None
     # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
@@ -298,8 +299,9 @@ def _solve_by_feature(
     recorded_steps: list[int],
     D: int,
 ) -> OnlinePrediction:
-    """Predicted overlaps from the equations of single features for D features, P components and R vectors (teacher, student,
-    velocity); the error is the spread over initial states.
+    """Predicted overlaps from the equations of single features, for D features, P components and Gram matrices of R vectors
+    (teacher, student, velocity); the error is the spread over initial states. ``direction_kind`` says what the student moves
+    along, the gradient or its polar factor.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
@@ -361,7 +363,9 @@ def _solve_by_feature(
 def _draw_sign_steps(
     problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int
 ) -> OnlinePrediction:
-    """Predicted overlaps of ``signsgd`` from random draws of teacher, start and steps in D dimensions, as many as time allows."""
+    """Predicted overlaps of ``signsgd`` by an update rule at the recorded steps, from random draws of teacher, start and
+    steps in D dimensions, as many as time allows.
+    """
     field_accuracy, P = online_fields.ACCURACY, problem.components
     fewest_draws, most_draws = field_accuracy.signsgd_draw_range
     draw_count = min(
@@ -396,14 +400,16 @@ def _draw_sign_steps(
 def _signal_and_factor(
     problem: Problem, rng: np.random.Generator, D: int
 ) -> tuple[Host, Host]:
-    """Random signal and independent random factor, (P, D) each, of a problem with P components."""
+    """Random signal and independent random factor (the student's start), (P, D) each, of a problem with P components."""
     P = problem.components
     signal = np.asarray(problem.prior.sample(rng, P, D))
     return signal, np.asarray(factor_of(problem).draw(rng, P, D, None))
 
 
 def starts_as_evaluations(path: OverlapPath) -> OverlapPath:
-    """Move the random starts to the first axis of a path, that of evaluations, so that their spread counts as the error."""
+    """Exchange the axes of random starts (the third) and of evaluations (the first) of a path's overlaps, so that the spread
+    over starts counts as the error.
+    """
     return OverlapPath(
         path.steps,
         *(np.swapaxes(overlaps_of_kind, 0, 2) for overlaps_of_kind in path[1:]),
@@ -411,13 +417,13 @@ def starts_as_evaluations(path: OverlapPath) -> OverlapPath:
 
 
 def mean_start(problem: Problem) -> Overlaps:
-    """Mean initial overlaps of a random signal and an independent random factor."""
+    """Mean initial overlaps (truth, cross, own) of a random signal and an independent random factor."""
     second_moment = np.asarray(problem.prior.second_moment(problem.components))
     return Overlaps(second_moment, 0 * second_moment, second_moment)
 
 
 def _final_overlaps(path: OverlapPath) -> list[list[Overlaps]]:
-    """Overlaps at the end of a run, for every evaluation and initial state, without diverged draws."""
+    """Overlaps at the end of a run, a list over evaluations of lists over initial states, without diverged draws."""
     final_overlaps = []
     for matrices_of_evaluation in zip(
         path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]
@@ -439,7 +445,9 @@ def _final_overlaps(path: OverlapPath) -> list[list[Overlaps]]:
 def _solver_name(
     problem: Problem, set_count: int, starts: Sequence[Overlaps], D: int
 ) -> str:
-    """Description of how the equations were solved, with a note where the randomness of the start matters."""
+    """Description of how the equations were solved with ``set_count`` sets of integration points, with a note where the
+    randomness of the start in D dimensions matters.
+    """
     integration_method = "Monte Carlo"
     if set_count == 1:
         integration_method = "closed form"
@@ -459,7 +467,9 @@ def _ratio_error(
     drawn_metrics: dict[str, Array] | None,
     effective_dimension: float,
 ) -> list[Any]:
-    """Error of a ratio of mean overlaps compared with the mean ratio, from draws or from its order in 1/D."""
+    """Error of a ratio of mean overlaps (a cosine) in place of the mean ratio: its difference to ``drawn_metrics`` from draws
+    or, without them, its order 1 over ``effective_dimension``.
+    """
     ratio = np.asarray(metrics_of_means[metric_name])
     if drawn_metrics is None:
         squared_cosine = ratio**2 if metric_name == "cosine" else ratio
@@ -475,7 +485,9 @@ def _ratio_error(
 def typical_starts(
     problem: Problem, D: int, on_sphere: bool, start_count: int
 ) -> list[Overlaps]:
-    """Initial overlaps of typical runs at dimension D, for random signals and independent random factors."""
+    """Initial overlaps of ``start_count`` typical runs at dimension D, for random signals and independent random factors,
+    ``on_sphere`` scaled to unit mean square.
+    """
     rng = monte_carlo_rng("online descent: typical starts", D)
     overlaps_of_starts = []
     for _ in range(start_count):
@@ -495,7 +507,9 @@ def typical_starts(
 
 
 def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Trajectory:
-    """Predicted trajectory of P components, averaged over starts and evaluations, with the standard error over evaluations."""
+    """Predicted trajectory of P components (steps, samples, MSE, overlap), averaged over the starts and evaluations of a path
+    of overlaps, with the standard error over evaluations.
+    """
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.
     flat_overlaps = [
@@ -533,7 +547,7 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Tra
 
 
 def standard_error(samples: Host) -> Host:
-    """Standard error of the mean over the first axis; 0 for a single sample, which is exact."""
+    """Standard error of the mean of ``samples`` over the first axis; 0 for a single one, which is exact."""
     if len(samples) == 1:
         return np.zeros_like(samples[0])
     return np.asarray(samples.std(axis=0, ddof=1) / np.sqrt(len(samples)))
