@@ -278,7 +278,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         )
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        r"""Squared error of the predicted probabilities, summed over the four entries of y, at overlap Q and error V.
+        r"""Squared error of the predicted probabilities of two tokens, summed over the four entries of the label, at overlap Q
+        and error V (..., 1, 1), by quadrature with a finer and a coarser rule.
 
         With ``m ~ N(0, 3 Q)``, ``u | m ~ N(m, 3 V)`` and the logistic function s, both rows being alike,
 
@@ -318,7 +319,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return by_predictor
 
     def _orthogonal_shift(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """Free direction u (C,) that the label leaves unknown, and the part orthogonal to it of the shift ``z0 - omega``."""
+        """Direction u (C,) of the latents that the label y leaves unknown, and the part orthogonal to it of the shift ``z0 -
+        omega`` (n, 1, C) from the mean to latents z0 that have this label.
+        """
         u, z0 = self._line_of_label(y, omega)
         shift = z0 - omega[..., 0, :]
         projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
@@ -327,7 +330,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return u, (shift - projection * u)[..., None, :]
 
     def _line_of_label(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """Direction u (C,) and a point z0 (n, C) of the line of latents that all have the label y (n, T, T)."""
+        """Direction u (C,) and a point z0 (n, C) of the line ``z0 + c u`` of latents that all have the label y (n, T, T): z0 is
+        ``(y_ab - y_aT + y_Ta) u_ab / beta``. Of ``omega`` only the kind of array matters.
+        """
         xp = namespace(y, omega)
         T = self.tokens
         pairs = site_pairs(self.tokens)
@@ -383,14 +388,18 @@ class RowSoftmax:
         return log_softmax(self.beta * self._rows(z))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient with respect to z of ``sum(cotangent * exp(forward(z)))``."""
+        """Gradient of ``sum(cotangent * exp(forward(z)))`` with respect to the latents z (..., n, 1, C); ``cotangent`` is (...,
+        n, T, T - 1).
+        """
         probabilities = namespace(z).exp(self.forward(z))
         return namespace(z).reshape(
             softmax_vjp(probabilities, cotangent, self.beta), z.shape
         )
 
     def _observed_shift(self, y: Array, omega: Array) -> Array:
-        """Shift of the mean by the label: ``z0 - omega`` minus its mean over each row (n, 1, C)."""
+        """Shift (n, 1, C) of the mean omega by the label y: ``z0 - omega``, where z0 = y / beta has the label, minus its mean
+        over each row.
+        """
         xp = namespace(y, omega)
         logit_shift = y / self.beta - self._rows(omega)
         return xp.reshape(
@@ -406,7 +415,9 @@ class RowSoftmax:
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior given the label: mean ``omega + (I - 1 1^T / (T - 1)) (z0 - omega)``, covariance ``V 1 1^T / (T - 1)``."""
+        """Posterior of ``z ~ N(omega, V I_C)`` given the label y, which latents z0 have: mean ``omega + (I - 1 1^T / (T - 1)) (z0
+        - omega)`` and covariance ``V 1 1^T / (T - 1)``, row by row.
+        """
         mean = omega + self._observed_shift(y, omega)
         second_moment_of_z = None
         if second_moment:
@@ -452,7 +463,9 @@ class MixedAttentionSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents zeta, Gaussian along the free direction; arguments as in ``Channel.posterior``."""
+        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label, Gaussian along the direction ``A^(-1) u`` that
+        it leaves free; arguments as in ``Channel.posterior``.
+        """
         xp = namespace(y, omega, V)
         u, z0 = self.channel._line_of_label(y, omega)
         free_direction = self.apply(self.inverse, u)
@@ -491,7 +504,9 @@ PANEL_NODES = (12, 10)
 
 
 def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
-    """Bayes, plug-in and constant error of the two-token label at overlap q and error v, by ``node_count`` nodes per panel.
+    """Bayes, plug-in and constant error (3,) of the predicted probabilities of two tokens at overlap q, error v and inverse
+    temperature beta, by ``node_count`` nodes per panel, for ``m ~ N(0, 3 q)`` and ``u ~ N(m, 3 v)``, the estimated and true
+    difference of logits.
 
     The formulas are those of ``AttentionSoftmax._two_token_error``.
     """
@@ -520,7 +535,9 @@ def _two_token_errors(q: float, v: float, beta: float, node_count: int) -> Host:
 def _logistic_errors(
     m: Host, deviation: float, beta: float, node_count: int
 ) -> tuple[Host, Host]:
-    """Variance of the logistic function ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``; ``u ~ N(m, deviation^2)``, m (k,)."""
+    """Variance of ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``, each (k,), for the logistic function s, means m (k,) and
+    ``u ~ N(m, deviation^2)``, by ``node_count`` Gauss-Legendre nodes per panel.
+    """
     from scipy.special import expit
 
     nodes, weights = _graded_normal_rule(m, deviation, [1 / beta], node_count)
@@ -542,7 +559,9 @@ def _logistic_errors(
 def _graded_normal_rule(
     center: Host, deviation: float, step_widths: list[float], node_count: int
 ) -> tuple[Host, Host]:
-    """Quadrature nodes x (k, N) and weights for ``N(0, 1)``, graded in ``step_widths`` where ``center + deviation x`` is 0."""
+    """Quadrature nodes x (k, N) and weights for ``N(0, 1)``, for k values of ``center``: panels of ``node_count`` nodes grow, in
+    units of each of ``step_widths``, from the point where ``center + deviation x`` is 0 and the integrand has a step.
+    """
     half_range = 9.0  # leaves out 1e-19
     step_distances = np.outer(
         step_widths, (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

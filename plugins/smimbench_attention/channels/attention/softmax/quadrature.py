@@ -2,8 +2,7 @@
 
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
-frame of their own moments are tried first. All that is compiled is in this file because Numba keeps machine code until the
-file of the outermost function changes.
+frame of their own moments are tried first. What is compiled is in one file: Numba keeps code until the outermost one changes.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from smimbench_attention.channels.attention.softmax.weight import (
 )
 from smimbench_attention.channels.compiling import compiled
 
-# Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
-# largest logarithm of a number whose products and quotients can be formed.
+# Guards of the arithmetic: smallest divisor, largest number whose square is finite, largest logarithm in products and quotients.
 _TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
 
 
@@ -39,9 +37,9 @@ def integrals(
     *,
     try_gauss_hermite: bool = True,
 ) -> Sums:
-    """Posterior integrals over the first layer's indices (a_1, b_1) for the data ``samples`` (n, 6) of samples, cell by cell.
-
-    ``largest_variation`` is the largest of the log-weight in a cell; ``try_gauss_hermite`` allows the Gauss-Hermite rules.
+    """Posterior integrals over the first layer's indices (a_1, b_1), with the ``weight``'s parameters, for ``samples`` (n, 6),
+    the fields of ``Sample``, by cells of the plane in which the log-weight varies by at most ``largest_variation``, or by
+    Gauss-Hermite rules, if ``try_gauss_hermite``, where these agree.
     """
     n = len(samples)
     sums = Sums(np.empty(n), np.empty((n, 4)), np.empty((n, 4, 4)), np.zeros(n))
@@ -62,7 +60,9 @@ def integrals(
 
 
 def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
-    """Approximate posterior means (n, 4) by Gauss-Hermite quadrature around the likeliest point near the start (t, v), (n,)."""
+    """Approximate posterior means (n, 4) of (a_1, b_1, a_2, b_2), by Gauss-Hermite rules around the maximum near the start (t,
+    v).
+    """
     means = np.empty((len(samples), 4))
     rules = tuple(_hermite(count) for count in (1, 8, 10))
     _write_crude_means(samples, weight, start_t, start_v, rules, means)
@@ -100,9 +100,9 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
-    """Log-weight at (a_1, b_1), where attention is p and r and s = p + r + c - 1; and a_2, b_2 there, less their prior means.
-
-    ``a`` and ``b`` are (a_1, b_1) less their prior means, in prior widths; a_2 and b_2 are returned in prior widths as well.
+    """Log-weight at (a_1, b_1), where the first layer's attention is p and r and s = p + r + c - 1; and a_2, b_2 there. ``a``,
+    ``b`` are (a_1, b_1) less their prior means, in prior widths, as are a_2 and b_2. ``prior`` holds the parameters c and so on
+    of ``Weight``.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -122,17 +122,14 @@ def _log_weight(prior, sample, a, b, p, r):
 
 @_inlined
 def _write(row, values):
-    """Copy ``values`` into a row, in place.
-
-    What Numba makes of ``row[:] = values`` has an error message, and takes two seconds longer to compile.
-    """
+    """Copy ``values`` into a row, in place: Numba compiles an error message for ``row[:] = values``, two seconds longer."""
     for index in range(len(row)):
         row[index] = values[index]
 
 
 @_inlined
 def _add_point(sums, weight, values):
-    """Add one point to the 15 sums of the weight, the weight times each variable, and the weight times each pair."""
+    """Add one point to 15 ``sums``: of ``weight``, of it times each of four variables ``values``, and times each pair of them."""
     sums[0] += weight
     moment_index = 5
     for i in range(4):
@@ -145,9 +142,8 @@ def _add_point(sums, weight, values):
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Mean logit t where ``log((p + r) / (2 - p - r)) = log_odds``, logits v apart: ``c_2 x^2 - c_1 x - c_0 = 0``, x = e^t.
-
-    Solved for ``|log_odds|``; the other sign exchanges t and -t.
+    """Mean logit t where ``log((p + r) / (2 - p - r)) = log_odds`` and the logits of p and r differ by v: with x = e^t the root
+    of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t.
     """
     exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
     odds = math.exp(-abs(log_odds))
@@ -159,7 +155,7 @@ def _curve_t(log_odds, v):
 
 @_compiled_function
 def _curve_log_odds(t, v):
-    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant s through logits of mean t and difference v."""
+    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant p + r through logits of mean t and difference v."""
     t = _clipped(t, -_LARGEST_LOG, _LARGEST_LOG)
     half_v = _clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG)
     exp_t, two_cosh = math.exp(-t), math.exp(half_v) + math.exp(-half_v)
@@ -168,7 +164,7 @@ def _curve_log_odds(t, v):
 
 @_compiled_function
 def _prior_mean_point(prior, sample):
-    """Mean t and difference v of the logits of p and r at which the label would put a_2 and b_2 nearest to their prior means."""
+    """Mean t, difference v of the logits of p and r where the label of ``sample`` puts a_2, b_2 nearest to their prior means."""
     c = prior.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
     squared_s = sample.slope / a2
@@ -190,9 +186,9 @@ def _prior_mean_point(prior, sample):
 
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
-    """Cost |f|^2 = -2 log-weight; J^T J (tt, tv, vv) and J^T f for the mean t and the difference v of the logits of p and r.
-
-    The power of s in the weight is left out; f has four entries and the Jacobian J; ``a2_by_s`` is a derivative.
+    """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
+    p and r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives, as
+    ``f_a_by_t``.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -228,9 +224,8 @@ def _normal_equations(prior, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
-    """Minimize the cost over logit mean t, difference v by Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v).
-
-    Returns it and a Gaussian frame of its curvature, a little wider: tails are rarely thinner.
+    """Minimize the cost -2 log-weight over mean t and difference v of the logits of p and r by Levenberg-Marquardt steps (J^T J:
+    tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little wider, as tails are rarely thinner.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -253,7 +248,7 @@ def _minimize_cost(prior, sample, t, v):
 
 @_compiled_function
 def _gaussian_frame(t, v, tt, tv, vv):
-    """Gaussian frame with a given mean (t, v) and covariance (tt, tv, vv)."""
+    """Gaussian ``Frame`` with mean (t, v) and covariance (tt, tv, vv)."""
     deviation_t = math.sqrt(max(tt, _TINY))
     root_vt = tv / deviation_t
     root_vv = math.sqrt(max(vv - root_vt * root_vt, 1e-12 * vv + _TINY))
@@ -262,7 +257,10 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 @_compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, sums):
-    """Gauss-Hermite integrals in a Gaussian frame: log-unit of ``sums``, and the frame of mean (a, b), covariance tt, tv, vv."""
+    """Integrate by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), into ``sums``; return the logarithm of their unit,
+    and the frame with the mean (a, b) and covariance (tt, tv, vv) that was found. Locals a, b are (a_1, b_1) less their prior
+    means, in prior widths.
+    """
     nodes, log_weights = rule
     node_count = len(nodes)
     points = np.empty((node_count * node_count, 5))
@@ -304,10 +302,9 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 @_compiled_function
 def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    """Gauss-Hermite integrals if the weight is nearly Gaussian around ``peak``: whether it is, and the log-unit of the sums.
-
-    It is if two searches for the likeliest point agree and two orders of the rule too; ``fine_sums`` gets the sums. A label that
-    the prior hardly allows is no case for these rules.
+    """Whether the weight is nearly Gaussian around the frame ``peak``, and the log-unit of ``fine_sums``, its integrals by the
+    last of three Gauss-Hermite ``rules``. It is if two searches for the likeliest point agree, two orders of the rule do, and the
+    prior allows the label.
     """
     least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
@@ -334,7 +331,7 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
 
 @compiled
 def _write_crude_means(samples, prior, start_t, start_v, rules, means):
-    """Write to ``means`` (n, 4) posterior means by Gauss-Hermite rules around the likeliest point near (t, v)."""
+    """Write to ``means`` (n, 4) posterior means by Gauss-Hermite ``rules`` around the likeliest point near (start_t, start_v)."""
     sums = np.empty(15)
     for index in range(len(samples)):
         prior_t, prior_v, a2, b2, slope, margin = samples[index]
@@ -351,15 +348,16 @@ def _write_crude_means(samples, prior, start_t, start_v, rules, means):
 
 @_compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, prior):
-    """Upper bound of the log-weight through ``q = 1 / s^2``, where a_2 = slope_size q is within ``slack`` of ``target_a2``."""
+    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, s = p + r + c - 1, when a_2 = slope_size q need
+    only come within ``slack`` of its mean ``target_a2``.
+    """
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
     return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
 
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation of ``_q_log_weight`` above ``threshold`` over s from s_low to s_high; its one maximum is at ``best_q``.
-
+    """Variation of ``_q_log_weight`` above ``threshold`` over s from s_low to s_high, where its one maximum is at q = ``best_q``.
     It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
@@ -388,12 +386,11 @@ def _product_range(low, high, factor_low, factor_high):
 
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
-    """Upper bound of the log-weight in a cell (y, b), and how a_2 makes it vary; y = t off the ridge, s = p + r + c - 1 = q^-1/2.
-
-    The bound holds where the log-weight exceeds ``threshold``, and what is below counts as equally small. In a cell p and r are
-    monotone in both coordinates; s rises with the first and, along the second, has its extremes at the ends or where v is
-    nearest to 0. The label fixes a_2 as a multiple of 1 / s^2, and the weight is unimodal in that number; the range of s that
-    is left, with that of p, bounds b_2.
+    """Upper bound of the log-weight in a ``cell`` (y, b), y = t off the ridge, where it exceeds ``threshold``; and by how much it
+    varies with a_2 along either axis. Names in low, high, lower, upper bound ranges over the cell: p and r are monotone in both
+    coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is nearest to 0. The label
+    fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with that of p, bounds
+    b_2.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -488,9 +485,8 @@ def _upper_bound(prior, sample, cell, threshold):
 
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
-    """Write to ``values`` (k, k, 5) the log-weight and four variables at k times k points (y, b) of a cell; y = t off the ridge.
-
-    ``nodes`` are the k points in [-1, 1] along either axis.
+    """Write to ``values`` (k, k, 5) the log-weight and the four variables at k times k points (y, b) of a ``cell`` (center,
+    half-widths), where y is the distance of t from the ridge; ``nodes`` are the k points in [-1, 1] along either axis.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -511,7 +507,9 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
-    """Write to ``cells`` the equal cells that cover the prior in (y, b), with center and half-widths; return their number."""
+    """Write to ``cells`` the equal cells (center y, b; half-widths), y = t off the ridge, that cover the prior; return their
+    number.
+    """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
     v_high = sample.v + half_width * prior.unit_v
@@ -536,10 +534,9 @@ def _root_cells(prior, sample, accuracy, cells):
 
 @_compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
-    """Integrate over cells of (y, b), halved until the log-weight varies by at most ``largest_variation`` along either axis.
-
-    Returns the logarithm of the unit of ``sums``, and whether the integration was given up. All cells of one depth are looked
-    at before any is halved.
+    """Integrate into ``sums`` over cells of (y, b), halved until the log-weight varies by at most ``largest_variation`` along
+    either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule`` has the nodes of a cell,
+    ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
@@ -652,7 +649,9 @@ def _integrate(
     samples, prior, accuracy, largest_variation, try_gauss_hermite, cell_rule, rules,
     log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
-    """Integrate all samples (n, 6) one by one, with the weight of parameters ``prior``; write the fields of ``Sums`` (n, ...)."""
+    """Integrate all ``samples`` (n, 6) one by one with the weight of parameters ``prior``, by Gauss-Hermite ``rules`` or by cells
+    with the Gauss-Legendre ``cell_rule``; write the fields of ``Sums``, which are the last four arguments.
+    """
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes
     cells = np.empty((max_rows, 4)), np.empty((max_rows, 4)), np.empty((max_rows, 5))

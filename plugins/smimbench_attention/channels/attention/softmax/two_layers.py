@@ -71,11 +71,13 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     tokens = 2
 
     def forward(self, z: Array, *, rng: object = None) -> Array:
-        """Attention log-probabilities (..., n, 2, 2) from the latents (..., n, 2, 3)."""
+        """Attention log-probabilities y (..., n, 2, 2) of the latents z (..., n, 2, 3), without noise; ``rng`` is not used."""
         return log_softmax(self.beta * self._layers(z)[-1])
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
+        """Gradient of ``sum(cotangent * exp(forward(z)))`` with respect to z (..., n, 2, 3), by reverse mode; ``gradient_first``
+        and ``gradient_second`` are those with respect to h_1 and h_2, ``mixing`` is B.
+        """
         xp = namespace(z, cotangent)
         attention, mixing, second_fields, M = self._layers(z)
         gradient_M = softmax_vjp(
@@ -98,7 +100,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         )
 
     def _layers(self, z: Array) -> tuple[Array, Array, Array, Array]:
-        """First layer's attention matrix, mixing matrix B, second-layer fields h_2 and M, each (..., n, 2, 2)."""
+        """First layer's attention softmax(beta h_1), mixing matrix ``B = c I + attention``, second-layer fields h_2 and ``M = B
+        h_2 B^T``, each (..., n, 2, 2), of the latents z (..., n, 2, 3).
+        """
         check_latents(z, 2, 3)
         xp = namespace(z)
         attention = xp.exp(log_softmax(self.beta * self._logit_matrix(z[..., 0, :])))
@@ -192,7 +196,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label."""
+        """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label y (n, 2, 2), for latents
+        ``z ~ N(omega, V (x) I_3)``.
+        """
         from smimbench_attention.channels.attention.softmax.quadrature import integrals
 
         check_latents(omega, 2, 3)
@@ -230,7 +236,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _sampled_information(
         self, samples: int, Q: Array, V: Array
     ) -> tuple[Array, Array]:
-        r"""Sampled information ``E sum_c g_c g_c^T`` of labels and its standard error (2, 2) at one (Q, V), on the host.
+        r"""Sampled information ``E sum_c g_c g_c^T`` of labels and its standard error (2, 2) at one overlap Q and error V, from
+        so many ``samples`` with crude posterior means, corrected by the mean difference to exact ones over few. Products are of
+        scores g, entries 11, 22, 12.
 
         A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
         perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
@@ -269,7 +277,10 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def _label_products(
         self, Q: Array, V: Array, normal_numbers: Array, *, exact: bool
     ) -> tuple[Array, Array]:
-        """Products ``sum_c g_c g_c^T`` of scores g of labels, entries 11, 22, 12 (3, N): exact if asked, and by crude means."""
+        """Products ``sum_c g_c g_c^T``, entries 11, 22 and 12, (3, N), of scores ``g = V^{-1} (E[z | y] - omega)`` of N labels
+        drawn from ``normal_numbers``, at one overlap Q and error V: with exact posterior means, if ``exact``, and with crude
+        ones.
+        """
         from smimbench_attention.channels.attention.softmax.quadrature import (
             crude_means,
             integrals,
@@ -322,7 +333,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
 
 @cache
 def _normal_points(count: int, stream: int) -> Host:
-    """Quasi-random standard normals (``count``, mean or residual, layer, direction) of a random stream, scramble by scramble."""
+    """Quasi-random standard normal numbers (``count``, 2, layers, directions), the 2 being estimate and residual, of the random
+    stream of number ``stream``, scramble by scramble.
+    """
     points_per_scramble = 1 << round(math.log2(max(2, count // ACCURACY.scrambles)))
     points = normal_scrambles(
         8,

@@ -80,7 +80,7 @@ ACCURACY = QuadratureAccuracy()
 
 
 class Weight(NamedTuple):
-    """Parameters of the posterior weight that are common to all samples."""
+    """Parameters of the posterior weight of the first layer's indices (a_1, b_1) that are common to all samples."""
 
     beta: float  # inverse temperature
     skip: float  # c, the weight of the skip connection
@@ -93,7 +93,9 @@ class Weight(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Data of one sample on which its posterior weight depends.
+    """Data of one sample on which its posterior weight depends: prior means of t, v, a_2 and b_2, what the label says (slope,
+    margin), and the log-odds ``ridge`` of the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of (t, v), along which
+    the weight may be long.
 
     ``ridge`` names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be
     long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
@@ -130,7 +132,9 @@ class Sums(NamedTuple):
 def sample_parameters(
     beta: float, skip: float, y: Array, omega: Array, V: Array
 ) -> tuple[Host, Weight]:
-    """Fields (n, 6) of ``Sample`` except the ridge, and the weight, of labels y with latents of means omega and covariance V.
+    """Data ``samples`` (n, 6), the fields of ``Sample`` except the ridge, and the ``Weight`` of labels y (n, 2, 2) whose latents
+    have means omega (n, 2, 3) and covariance V (2, 2) of the layers; ``beta`` is the inverse temperature, ``skip`` the weight c
+    of the skip connection.
 
     Raises
     ------
