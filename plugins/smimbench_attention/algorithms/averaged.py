@@ -30,7 +30,7 @@ from smimbench.theory import limit_point, own_theory, prior_moments
 
 
 class AveragedState(NamedTuple):
-    """States of all students, and the problem, whose symmetry is removed before averaging."""
+    """States of all students (one batched state, or a tuple), and the problem, whose symmetry is removed before averaging."""
 
     students: Any
     problem: Problem
@@ -120,7 +120,7 @@ class Averaged(Algorithm):
 
     @property
     def _is_batched(self) -> bool:
-        """Whether the inner algorithm runs all students together, as one batched state."""
+        """Whether the inner algorithm, the one that is averaged, runs all students together, as one batched state."""
         return takes(self._inner_algorithm.init, "students")
 
     def plan(self, data: Data) -> Plan:
@@ -152,7 +152,7 @@ class Averaged(Algorithm):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         r"""Predict the error of the mean of K students from the theory of a single student, under the conditions of the runs
-        (start, dimension).
+        (start, dimension). ``between_students`` is the overlap of two students.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
 
@@ -239,7 +239,7 @@ class Averaged(Algorithm):
 
 
 def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
-    """Whether two estimates are equal up to rounding and a common sign."""
+    """Whether two estimates are equal up to rounding and one common sign."""
     xp = namespace(estimate)
     largest_difference, largest_sum = (
         xp.max(xp.abs(estimate + sign * other_estimate)) for sign in (-1, 1)
@@ -268,7 +268,9 @@ def mean_signal(problem: Problem, signals: Array) -> Array:
 
 
 def aligned_signals(problem: Problem, signals: Array) -> Array:
-    """Align the signals (K, P, ...) of K students by the symmetry of the channel: to the first one, then to their mean."""
+    """Align the signals (K, P, ...) of K students by the symmetry of the channel: to the first one, then to their mean until
+    nothing changes.
+    """
     xp = namespace(signals)
     symmetry = problem.channel.symmetry
     if symmetry == "none" or signals.shape[0] == 1:

@@ -27,7 +27,8 @@ SAME = 1e-6
 
 
 class LinearObservation(NamedTuple):
-    """Linear combinations of the latents that a label observes, and the variance of their noise; on the host.
+    """Linear combinations of the latents z that a label observes, as rows (k, P C), and the variances (k,) of their noise; on
+    the host.
 
     Attributes
     ----------
@@ -48,7 +49,7 @@ class LinearObservation(NamedTuple):
 
 def linear_observation(problem: Problem) -> LinearObservation | str:
     r"""Linear observation of the latents z that a channel is equivalent to, or the reason why there is none. It is read from
-    posteriors of z at random labels y, for priors N(omega, V).
+    the channel's posteriors of z at random labels y, for priors N(omega, V), which must be Gaussian with one covariance.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
     Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.
@@ -103,7 +104,9 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
 
 
 def additive_noise(problem: Problem) -> Host | None:
-    """Noise variances (P C,) of labels that are the latents z plus noise, with equal variances; None for all other labels."""
+    """Noise variances (P C,) of labels that are the latents z (P components, C sites) plus noise, with equal variances; None
+    for all other labels.
+    """
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     output = np.asarray(predict(problem.channel, z))
@@ -120,7 +123,9 @@ def additive_noise(problem: Problem) -> Host | None:
 
 
 class RidgeAverages(NamedTuple):
-    """Averages over the features that determine the overlaps of ridge regression: of gain, bias and noise.
+    """Averages that determine the overlaps of ridge regression, over features of variance lambda, each learned to the share
+    s: gain ``mean of lambda s``, squares of bias and gain, fitted share of a label, noise gain and the denominator of the
+    error.
 
     The variances lambda of the features have mean 1.
 
@@ -147,7 +152,8 @@ class RidgeAverages(NamedTuple):
 def ridge_averages(
     latents_per_direction: float, penalty: float, feature_variances: Host | None = None
 ) -> RidgeAverages:
-    """Averages that determine ridge regression at a penalty >= 0, with ``latents_per_direction`` observed latents per direction.
+    """Averages over features that determine ridge regression at a penalty >= 0, with ``latents_per_direction`` observed
+    latents for every dimension (alpha times sites), for features of variance 1 or given ones.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
@@ -188,13 +194,13 @@ def ridge_averages(
 def _averages_over_features(
     latents_per_direction: float, penalty: float, feature_variances: Host
 ) -> RidgeAverages:
-    """Averages that determine ridge regression, for features of given variances lambda, learned to ``lambda / (kappa + lambda)``
-    each.
+    """Averages that determine ridge regression, for features of given variances lambda, each learned to the share
+    ``lambda / (kappa + lambda)``; kappa, the effective penalty, is solved for.
     """
     from scipy.optimize import brentq
 
     def excess_latents(log_kappa: float) -> float:
-        """Latents per direction that belong to this kappa, minus the given number."""
+        """Latents per direction that belong to the effective penalty kappa, minus the given number."""
         kappa = np.exp(log_kappa)
         return float(
             penalty / kappa
@@ -240,8 +246,8 @@ def ridge_overlaps(
     penalty: float,
     feature_variances: Host | None = None,
 ) -> Overlaps:
-    """Overlaps in the limit of ridge regression on labels ``z + noise``, for signals of second moment T and noise covariance (P,
-    P), at a penalty >= 0.
+    """Overlaps in the limit of ridge regression on labels ``z + noise``, for signals of second moment T and noise covariance
+    (P, P), at a penalty >= 0, with ``latents_per_direction`` observed latents for every dimension.
 
     Raises
     ------
@@ -293,8 +299,8 @@ class LinearRegression(Algorithm):
     def split_for_validation(
         problem: Problem, data: Data, observation: LinearObservation
     ) -> tuple[LeastSquares, LeastSquares]:
-        """Split the data into a set of samples to learn from and one on which a penalty is chosen, for labels with this linear
-        observation.
+        """Split the data into a training set and a validation set, on which a penalty is chosen, for labels with this linear
+        observation of the latents.
         """
         sample_count = int(data.inputs.shape[0])
         if sample_count < 2:
@@ -318,7 +324,8 @@ class LinearRegression(Algorithm):
 
 
 class LeastSquares:
-    r"""Weighted least-squares loss ``(1/2) sum_i w_i (t_i - (A S)_i)^2`` of a data set, matrix-free.
+    r"""Weighted least-squares loss ``(1/2) sum_i w_i (t_i - (A S)_i)^2`` of a data set as a function of the signal S,
+    matrix-free, with targets t, weights w and A the map from S to the combinations of latents that labels observe.
 
     ``A`` maps a signal to the combinations of latents that labels show; ``w_i`` is the smallest noise over that of the
     entry (1 without noise). Gradients are in the units of the model's ``adjoint``.
@@ -336,8 +343,8 @@ class LeastSquares:
         inputs: Array,
         labels: Array,
     ) -> None:
-        """Compute targets and weights of all samples: observed combinations from the posteriors at labels y, for latents N(omega
-        = 0, V = I), without their shrinkage.
+        """Compute targets and weights of all samples. Targets are the observed combinations of posterior means of the latents
+        at labels y, for priors N(omega = 0, V = I), without their shrinkage.
         """
         xp, device_and_dtype = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs
@@ -376,8 +383,9 @@ class LeastSquares:
     def normal_product(
         self, signal: Array, *, targets: bool = False
     ) -> tuple[Array, Array]:
-        """Product ``A^T w (A S)`` for a signal S, or with ``targets`` ``A^T w (t - A S)``, in units of ``adjoint``, and the
-        weighted sum of squares; g is the residual in the latents z.
+        """Product ``A^T w (A S)`` for a signal S, with A the map to observed combinations and w the weights, or with
+        ``targets`` t ``A^T w (t - A S)``, in units of ``adjoint``, and the weighted sum of squares; g is the residual in the
+        latents z.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """
@@ -399,7 +407,9 @@ class LeastSquares:
         return normal_product, weighted_square
 
     def lipschitz(self, rng: np.random.Generator) -> float:
-        """Upper bound of the eigenvalues of ``A^T w A`` (units of ``adjoint``): 2% above the result of 30 power iterations."""
+        """Upper bound of the eigenvalues of ``A^T w A`` (units of ``adjoint``), the Lipschitz constant of the gradient: 2%
+        above the result of 30 power iterations.
+        """
         xp = namespace(self.inputs)
         initial_vector = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
         unit_vector = xp.asarray(initial_vector, **matching(self.inputs))

@@ -40,8 +40,8 @@ UNEQUAL_PENALTIES = "theory needs one penalty for all components"
 
 
 class RidgeState(NamedTuple):
-    """State of conjugate gradients on the normal equations: deviation from the prior mean, residual, search direction, constants
-    of the run.
+    """State of conjugate gradients on the normal equations: deviation of the estimate from the prior mean, residual, search
+    ``direction``; and constants of the run: least-squares loss, penalty, norm of the right side, prior mean.
 
     The first axis of the arrays counts penalties that are solved for together.
     """
@@ -106,8 +106,8 @@ class Ridge(LinearRegression):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> RidgeState:
-        """Initial state at the prior mean; the penalty lambda is a number, that of theory, or chosen by validation. A remark
-        describes it and the linear observation.
+        """Initial state at the prior mean; the penalty lambda is a number, that of theory, or chosen by validation.
+        ``remark`` describes it and the linear observation of the latents.
         """
         observation, remark = self.observation_and_remark(problem)
         if self.regularisation == "validation":
@@ -168,7 +168,9 @@ class Ridge(LinearRegression):
     def _mismatched_theory(
         self, problem: Problem, assumed: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
-        """Predict ridge regression with the penalty that is best for another, assumed problem."""
+        """Predict ridge regression on a problem at sample ratio alpha, with the penalty that is best for another, ``assumed``
+        problem.
+        """
         is_same_channel = (
             problem.spec["channel"]["name"] == assumed.spec["channel"]["name"]
         )
@@ -189,7 +191,9 @@ class Ridge(LinearRegression):
     def _low_rank_theory(
         self, problem: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
-        """Predict low-rank ridge regression for latents with equal noise, or return why the theory does not apply."""
+        """Predict low-rank ridge regression at sample ratio alpha for latents that are observed with equal noise, or return
+        why the theory does not apply.
+        """
         observation, _ = self.observation_and_remark(problem)
         second_moment, mean_overlap = prior_moments(problem)
         sites = problem.model.sites
@@ -234,7 +238,10 @@ def _common_penalty(penalties: Host) -> float | None:
 
 
 def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPrediction:
-    """Error V of the best linear estimate and its overlap Q, from its fixed point, for one component."""
+    """Error V of the best linear estimate and its overlap Q with the signal at sample ratio alpha, for one component: the
+    fixed point ``1/V = 1/prior variance + kappa alpha I(V)`` with I the information of a label and kappa the model's factor
+    (2 for symmetric matrices).
+    """
     kappa = problem.model.kappa
     prior_overlaps = prior_moments(problem)
     second_moment, mean_overlap = (
@@ -243,7 +250,7 @@ def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPredicti
     prior_variance = second_moment - mean_overlap
 
     def precision_excess(V: float) -> float:
-        """Precision of prior and labels at the error V, minus the precision 1 / V."""
+        """Precision that prior and labels give at the error V, minus the precision 1 / V."""
         Q = np.array([[second_moment - V]])
         information = information_at(problem, Q, np.array([[V]])).value[0, 0]
         return float(1 / prior_variance + kappa * alpha * float(information) - 1 / V)
@@ -298,7 +305,9 @@ def _initial_ridge_state(
 
 
 def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
-    """Take one conjugate-gradient step on the normal equations for every candidate penalty; converged ones stay unchanged."""
+    """Take one conjugate-gradient step on the normal equations for every candidate penalty (first axis); converged ones stay
+    unchanged. Return the relative norm of their residuals as well.
+    """
     xp, direction = namespace(state.residual), state.direction
     signal_axes = tuple(range(1, direction.ndim))
     candidate_shape = (-1, *[1] * len(signal_axes))

@@ -20,8 +20,7 @@ SMALLEST = 1e-9
 
 
 class Calibration(PerComponent):
-    """Squared error that the algorithm claims over its true squared error, ``V_pp D / |S_p - S_hat_p|^2`` for component p of
-    signal S and aligned estimate S_hat in D dimensions, with V (P, P) the claimed error.
+    """Squared error that the algorithm claims over its true squared error, ``V_pp D / |S_p - S_hat_p|^2``.
 
     1 if the claim is right, below 1 if the algorithm is overconfident. Blank for algorithms that claim no error.
     """

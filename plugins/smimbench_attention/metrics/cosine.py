@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cosine(PerComponent):
-    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` of component p of estimate S_hat and signal S, with the
-    symmetry removed; 0 for an estimate that is 0.
-    """
+    """Cosine similarity ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
 
     name = "cosine"
     reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"

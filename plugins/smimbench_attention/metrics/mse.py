@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 class MSE(PerComponent):
-    """Squared error ``|S_p - S_hat_p|^2 / D`` of component p of the estimate S_hat of the signal S in D dimensions, with the
-    symmetry removed; 1 for the prior mean.
-    """
+    """Squared error ``|S_p - S_hat_p|^2 / D`` of each component, with the symmetry removed; 1 for the prior mean."""
 
     name = "mse"
     reference = "the definition; theory is diag(second_moment - Q), arXiv:2506.01582"

@@ -23,8 +23,7 @@ Doubled: the same, unless an algorithm's own theory is that near to Bayes-optima
 
 
 class Nishimori(PerComponent):
-    """Overlap of the estimate with the signal over its self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>`` for component p
-    of estimate S_hat and signal S, from which the prior mean is subtracted.
+    """Overlap of the estimate with the signal over its self-overlap, ``<S_hat_p, S_p> / <S_hat_p, S_hat_p>``.
 
     The prior mean is subtracted from both.
     It is 1 for a posterior mean, above 1 for an estimate that is too short, below 1 for one that is too long. The squared

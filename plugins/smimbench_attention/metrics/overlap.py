@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 class OverlapMetric(PerComponent):
-    """Overlap of the estimate S_hat with the signal S: squared cosine of each component (low rank), or ``tr(S_hat S) / D``
-    (extensive rank).
-    """
+    """Overlap with the signal: squared cosine of each component (low rank), or ``tr(S_hat S) / D`` (extensive rank)."""
 
     name = "overlap"
     reference = "the definition; theory is diag Q (over the second moment for low rank)"

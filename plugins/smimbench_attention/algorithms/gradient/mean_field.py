@@ -109,7 +109,9 @@ ALL_SAMPLES = slice(None)
 
 
 class SimulatedSystem(NamedTuple):
-    """Sizes of the simulated system: samples, batch size, dimension D; label noise for the exact linear limit."""
+    """Sizes of the simulated system: n samples, samples of a batch, dimension D; and, for the exact limit with linear labels,
+    the variance of the label noise (else None).
+    """
 
     samples: int  # number n
     batch: int  # samples of a step
@@ -118,7 +120,7 @@ class SimulatedSystem(NamedTuple):
 
 
 class _GrowingColumns:
-    """A growing set of vectors, stored as columns (rows, count)."""
+    """A growing set of vectors, stored as columns (rows, count), of which ``count`` are in use."""
 
     def __init__(self, vectors: Host) -> None:
         """Store the first vectors (rows, count)."""
@@ -130,7 +132,9 @@ class _GrowingColumns:
         return self._storage[:, : self.count]
 
     def at_samples(self, n: int, samples: slice | Host) -> Host:
-        """Entries (rows, count) of the stored vectors at some of the n samples."""
+        """Entries of the stored vectors at some of the n samples, each of which has the same number of rows: (rows of these
+        samples, count).
+        """
         rows_of_samples = self.columns.reshape(n, len(self._storage) // n, self.count)[
             samples
         ]
@@ -152,7 +156,8 @@ class _GrowingColumns:
 
 
 class Directions:
-    """Orthonormal directions ``p_j`` of samples and the images ``h_k`` of feature directions under the data.
+    """Orthonormal directions ``p_j`` (rows of samples) and images ``h_k`` of orthonormal feature directions under the data,
+    which grow by one of each for every new gradient.
 
     ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
     """
@@ -164,7 +169,9 @@ class Directions:
         system: SimulatedSystem,
         rng: np.random.Generator,
     ) -> None:
-        """Start from normal columns: images h of P teacher and P student vectors, then noise of labels; no directions p yet."""
+        """Start from normal columns: images h of P teacher and P student vectors, then noise of labels; no directions p yet.
+        In the exact limit ``basis`` spans all vectors.
+        """
         self.n, self.D, self.rng = system.samples, system.dimension, rng
         self.rows, self.is_exact = len(normal_columns), system.exact_noise is not None
         if self.is_exact:
@@ -175,8 +182,8 @@ class Directions:
         self.p = _GrowingColumns(normal_columns[:, :0].copy())
 
     def add(self, g: Host, samples: slice | Host) -> bool:
-        """Add the direction of a gradient g at some samples to the basis; return False if it is not new or the features are
-        exhausted.
+        """Add the direction of a gradient g, given at some samples, as a new p_j, with the image h_k of the feature direction
+        that it adds; return False if it is not new or the features are exhausted.
         """
         g_norm = np.linalg.norm(g)
         orthogonal_part = self._orthogonal_part(g, samples)
@@ -207,7 +214,7 @@ class Directions:
     def _orthogonal_part(
         self, vector: Host, samples: slice | Host = ALL_SAMPLES
     ) -> Host:
-        """Part that is orthogonal to all p_j of a vector given at some samples and zero at all others."""
+        """Part (rows,) that is orthogonal to all directions p_j, of a vector given at some samples and zero at all others."""
         orthogonal_part: Host = -(
             self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
         )
@@ -235,8 +242,9 @@ def descend(
     system: SimulatedSystem,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
-    """Simulate descent by a rule in a system of given size; return Gram matrices (steps, R, R) of the R vectors of teacher,
-    student, velocity, and the training loss (steps,).
+    """Simulate descent by a rule from the initial overlaps in a system of given size; return Gram matrices (steps, R, R) of
+    the R vectors of teacher, student, velocity, and the mean training loss (steps,) at the recorded steps. ``vectors`` are
+    their coordinates c in the feature directions.
 
     Parameters
     ----------
@@ -259,13 +267,13 @@ def descend(
     vectors = triangular_root(gram_of([initial_overlaps], rule.momentum))[0][:, : 2 * P]
 
     def latents(fields: Host, coefficients: Host) -> Host:
-        """Latents (samples, P, C) of vectors with the given coefficients in the feature directions, whose images under the data
-        are ``fields``.
+        """Latents (samples, P, C) of P vectors with the given ``coefficients`` in the feature directions, whose images under
+        the data are ``fields`` (samples times C, directions).
         """
         return (fields @ coefficients.T).reshape(-1, C, P).swapaxes(1, 2)
 
     def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
-        """Losses at latents z, and their derivatives with respect to the channel's output."""
+        """Losses at the student's latents z and these labels, and their derivatives with respect to the channel's output."""
         return loss_and_derivative(np, loss, predict(channel, z), labels)
 
     teacher_latents = latents(directions.h.columns, vectors[:P])
@@ -332,8 +340,8 @@ def descend(
 
 
 def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
-    """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) of the R vectors of teacher and
-    student.
+    """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) whose first 2 P vectors are
+    teacher and student; ``roots_of_steps`` are their triangular roots, which turn normal numbers into latents.
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
@@ -362,7 +370,9 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
 
 
 class DrawPlan(NamedTuple):
-    """Plan of random draws of the mean-field dynamics: system, number of draws, initial overlaps, method.
+    """Plan of random draws of the mean-field dynamics: the system's sizes, the number of draws, their initial overlaps
+    ``starts`` (in turn), a name of the method, and whether the limit of large D is drawn or the law at the dimension of the
+    runs.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """
@@ -377,8 +387,8 @@ class DrawPlan(NamedTuple):
 def mean_field_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict descent on reused samples, with its trajectory, under the conditions of the runs (starts, dimension D), or return
-    the reason why there is no theory.
+    """Predict descent on reused samples, with its trajectory, at sample ratio alpha under the conditions of the runs (starts,
+    dimension D), or return the reason why there is no theory. ``draw_plan`` says what is drawn to solve the equations.
 
     With all samples in every step, and labels that leave no sign open, it is the limit. Else the law at the dimension of the
     runs, from their starts: it decides how large the overlap of a random start is, and how random a batch.
@@ -481,7 +491,9 @@ def _descend_all_draws(
     draw_plan: DrawPlan,
     recorded_steps: Sequence[int],
 ) -> tuple[Host, Host]:
-    """Gram matrices (draws, steps, R, R) of vectors and losses (draws, steps) of all draws, at finite D without diverged ones."""
+    """Gram matrices (draws, steps, R, R) of teacher, student and velocity and training losses (draws, steps) of all draws,
+    without diverged ones if they are at finite D.
+    """
     grams_and_losses = []
     for draw in range(draw_plan.draw_count):
         initial_overlaps = draw_plan.starts[draw % len(draw_plan.starts)]
@@ -509,15 +521,15 @@ def _descend_all_draws(
 
 
 def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
-    """Direction of a ``muon`` step, the polar factor of the velocity, in orthonormal coordinates."""
+    """Direction of a ``muon`` step, the polar factor of the velocity (P, K) without its scale, in K orthonormal coordinates."""
     return np.asarray(algorithm.direction(velocity) / max(velocity.shape) ** 0.5)
 
 
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
 ) -> DrawPlan | None:
-    """Plan the draws that give the limit: one exact system for linear labels, else several large ones of dimension D; None if
-    too costly.
+    """Plan the draws that give the limit at sample ratio alpha after a number of steps: one exact system for linear labels,
+    else several large ones of dimension D; None if too costly. P components, C sites.
     """
     P, C = problem.components, problem.model.sites
     second_moment = np.asarray(problem.prior.second_moment(P))
@@ -554,8 +566,8 @@ def _draws_at_dimension(
     steps: int,
     conditions: Conditions,
 ) -> DrawPlan | None:
-    """Plan draws at the dimension of the runs, equally many for every initial state of their conditions; None if they take too
-    long.
+    """Plan draws of the system at the dimension of the runs, equally many for every initial state of their conditions; None
+    if they take too long. A row is a site of a sample, a direction what a gradient adds.
     """
     P, row_count = problem.components, system.samples * problem.model.sites
     direction_count = min(P * steps, row_count)

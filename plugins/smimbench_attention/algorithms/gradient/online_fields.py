@@ -35,7 +35,8 @@ from smimbench_attention.algorithms.least_squares import additive_noise
 
 
 class FieldAccuracy(NamedTuple):
-    """Numerical settings of the theory of online descent; time is measured in latents.
+    """Numerical settings of the theory of online descent: numbers of integration points and draws, and the largest costs,
+    counted in latents that are sampled.
 
     Attributes
     ----------
@@ -96,7 +97,9 @@ ACCURACY = FieldAccuracy()
 
 
 class GradientAverages(NamedTuple):
-    """Mean gradient ``on_teacher W* + on_student W`` and its mean square ``E sum_c g_c g_c^T`` (sets, starts, P, P)."""
+    """Mean gradient ``on_teacher W* + on_student W`` of teacher W* and student W, by its coefficients, and the mean square
+    ``E sum_c g_c g_c^T`` of the derivatives g in the latents, summed over sites c; (evaluations, starts, P, P) each.
+    """
 
     on_teacher: Host
     on_student: Host
@@ -104,7 +107,8 @@ class GradientAverages(NamedTuple):
 
 
 class _IntegrationPoints(NamedTuple):
-    """Integration points: white Gaussian fields ``u`` (n, 2 P, C) and weights, optionally with a mirrored copy.
+    """Integration points: white Gaussian fields ``u`` (n, 2 P, C) of teacher and student, P each, at C sites, with weights
+    (n,); ``mirrored_copies`` is 2 if the second half repeats the first with the student's fields reversed, else 1.
 
     The mirrored copy shares the labels and has ``u_2`` reversed.
     """
@@ -117,7 +121,8 @@ class _IntegrationPoints(NamedTuple):
 def gradient_averages(
     problem: Problem, loss: str, teacher_overlaps: Host, point_count: int | None = None
 ) -> Callable[[Host, Host], GradientAverages]:
-    """Build the function that maps overlaps to the mean gradient of a batch and its mean square.
+    """Build the function that maps overlaps (student with teacher, student with itself) to the mean gradient of a batch and
+    its mean square, for the ``teacher_overlaps`` T (starts, P, P).
 
     Parameters
     ----------
@@ -142,7 +147,10 @@ def gradient_averages(
     gradient_per_latent = 2.0 * sites * identity
 
     def averages(cross_overlap: Host, student_overlap: Host) -> GradientAverages:
-        """Mean gradient and mean square in closed form, for linear labels with ``g = 2 (z - z* - noise)``."""
+        """Mean gradient and mean square in closed form, for linear labels, where the derivative of the loss is
+        ``g = 2 (z - z* - noise)`` for latents z of the student and z* of the teacher; ``residual_square`` is the covariance
+        of ``z - z* - noise``.
+        """
         cross_terms = cross_overlap + transposed(cross_overlap)
         residual_square = student_overlap - cross_terms + label_second_moment
         return GradientAverages(
@@ -160,7 +168,9 @@ def evaluation_count(problem: Problem, loss: str) -> int:
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
-    """Number of sampled latents per evaluation and initial state; 0 if the expectations have a closed form."""
+    """Number of latents sampled in a step for one initial state, over all evaluations; 0 if the expectations have a closed
+    form.
+    """
     if evaluation_count(problem, loss) == 1:
         return 0.0
     latent_count = problem.components * problem.model.sites
@@ -168,12 +178,16 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
 
 
 class _SampledFields:
-    """Mean gradient and mean square as weighted sums over sampled points; see ``gradient_averages``."""
+    """Mean gradient and mean square of the loss's derivatives as weighted sums over sampled fields of teacher and student;
+    see ``gradient_averages``.
+    """
 
     def __init__(
         self, problem: Problem, loss: str, teacher_overlaps: Host, point_count: int
     ) -> None:
-        """Draw points and mean labels once, for the teacher overlaps T of every start."""
+        """Draw ``point_count`` points per latent and mean labels at them once, for the teacher overlaps T (starts, P, P), of
+        root and inverse root ``T^(1/2)`` and ``T^(-1/2)``.
+        """
         self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse_root = _root_and_pseudo_inverse(teacher_overlaps)
@@ -183,7 +197,10 @@ class _SampledFields:
             self.sets.append((point_set, mean_labels, noise_vectors))
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
-        """Mean gradient and its mean square at the overlaps M of student and teacher and Q of the student with itself."""
+        """Mean gradient and its mean square at the overlaps M of student and teacher and Q of the student with itself,
+        (evaluations, starts, P, P) each; student fields are ``teacher_coefficients`` times the teacher's white fields plus
+        ``student_root`` times the student's own.
+        """
         teacher_coefficients = cross_overlap @ self.inverse_root
         student_root, inverse_student_root = _root_and_pseudo_inverse(
             student_overlap - teacher_coefficients @ transposed(teacher_coefficients)
@@ -212,8 +229,9 @@ class _SampledFields:
         mean_labels: Host,
         label_noise: Host | None,
     ) -> tuple[Host, Host]:
-        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points; g is
-        the derivative of the loss in the latents z, ``coefficients`` those of z in the white fields u.
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points and
+        sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has
+        the ``coefficients`` (starts, P, 2 P).
         """
         start_count, P, C = len(coefficients), self.P, self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)
@@ -222,13 +240,13 @@ class _SampledFields:
         output = predict(self.channel, z)
 
         def cotangent(labels: Host) -> Host:
-            """Derivative of the loss with respect to the channel's output, at these labels."""
+            """Derivative of the loss with respect to the channel's ``output`` at the student's latents, for these labels."""
             targets = labels.reshape(output.shape)
             return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:
-            """Gradient g of the loss with respect to the latents (starts, P, points and sites), from the cotangent, its
-            derivative in the output.
+            """Derivative g of the loss with respect to the latents z (starts, P, points and sites), from ``cotangent``, its
+            derivative in the channel's output.
             """
             g = np.asarray(latent_derivatives(self.channel, z, cotangent))
             return (
@@ -254,7 +272,8 @@ class _SampledFields:
     def _labels(
         self, points: _IntegrationPoints, set_index: int
     ) -> tuple[Host, Host | None]:
-        """Mean labels (starts, points, ...) at the points, and random vectors with the covariance of the label noise.
+        """Mean labels (starts, points, ...) at one set of points, and random vectors with the covariance of the label noise,
+        None without noise; ``label_deviation`` is counted from ``reference_labels``, one draw.
 
         Labels are those of the first copy of the points; the vectors are None without noise.
         """
@@ -268,7 +287,7 @@ class _SampledFields:
         rng = monte_carlo_rng("online descent: noise", set_index)
 
         def draw_labels() -> Host:
-            """Random labels of all points, with fresh noise."""
+            """Random labels of all points, with fresh noise, as a user would measure them."""
             labels = self.channel.forward(flat_latents, rng=rng)
             return np.asarray(observable(self.channel, labels), dtype=float)
 
@@ -314,7 +333,9 @@ def _is_noisy(channel: Channel, P: int, C: int) -> bool:
 
 
 def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
-    """Number of integration points of every set; Gauss rules replace random points for one noiseless latent."""
+    """Number of integration points of every set, from ``points_per_latent``; two Gauss rules replace random points for one
+    noiseless latent.
+    """
     latent_count = problem.components * problem.model.sites
     if latent_count == 1 and not _is_noisy(problem.channel, 1, 1):
         return [node_count**2 for node_count in ACCURACY.gauss_nodes]
@@ -325,7 +346,9 @@ def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
 def _points_of_fields(
     problem: Problem, points_per_latent: int
 ) -> list[_IntegrationPoints]:
-    """Sets of integration points: two Gauss rules, or several scrambled Sobol sets."""
+    """Sets of integration points for fields of P components at C sites: two Gauss rules, or several scrambled Sobol sets
+    whose points are mirrored in the student's own fields.
+    """
     P, C = problem.components, problem.model.sites
     point_counts, point_sets = _point_counts(problem, points_per_latent), []
     if len(point_counts) == len(ACCURACY.gauss_nodes):
@@ -361,7 +384,7 @@ def _points_of_fields(
 
 
 def _root_and_pseudo_inverse(matrix: Host) -> tuple[Host, Host]:
-    """Symmetric root (..., P, P) of matrices and its pseudo-inverse."""
+    """Symmetric roots (..., P, P) of positive matrices and the pseudo-inverses of these roots."""
     matrix_root = np.asarray(symmetric_root(matrix))
     return matrix_root, np.linalg.pinv(matrix_root, rcond=1e-5, hermitian=True)
 

@@ -76,7 +76,8 @@ def solve_features(
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
     """Solve the equations of single features for the overlaps of the latents (P components, ``sites`` tokens, label noise of
-    this variance) at given steps, from mean products of the R vectors of teacher, student and velocity.
+    this variance) at given steps, from mean products of the R vectors of teacher, student and velocity. ``feature_fractions``
+    are the shares of the features that have each variance lambda, ``direction_kind`` what the student moves along.
 
     Products of features k weigh ``lambda_k / D``.
 
@@ -113,8 +114,9 @@ def solve_features(
     step_fluctuations = [0.0]
 
     def polar_direction(velocity: Host, metric: Host | None) -> Host:
-        """Map the velocity to its polar factor, for the second moments and for the means on the same axis; ``metric`` holds the
-        inner products of the coordinates.
+        """Map the velocity, in coordinates of given inner products (``metric``), to its polar factor, both for the second
+        moments of features and, stacked behind on the axis of starts, for their means; record the fluctuation of the step
+        length.
         """
         assert metric is not None
         velocity_square = velocity @ metric @ transposed(velocity)
@@ -140,7 +142,9 @@ def solve_features(
         return np.concatenate([inverse_square_root, inverse_square_root]) @ velocity
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Mean products of teacher, student and velocity in every feature after one more step."""
+        """Mean products (K, starts, R, R) of the R vectors of teacher, student and velocity in features of each variance
+        after one more step; ``error_coefficients`` select student minus teacher.
+        """
         error_products = error_coefficients @ gram @ transposed(error_coefficients)
         residual_covariance = (
             np.sum(feature_fraction * feature_variance * error_products, axis=0)
@@ -157,7 +161,9 @@ def solve_features(
         )
 
     def weighted_gram(gram: Host) -> Host:
-        """Overlaps of the latents: the mean products over all features, weighted with their variances."""
+        """Overlaps of the latents: the mean products over all features, weighted with the variances and shares of the
+        features.
+        """
         weighted_products = feature_fraction * feature_variance * gram[:, :start_count]
         return np.asarray(np.sum(weighted_products, axis=0, keepdims=True))
 
@@ -184,8 +190,8 @@ def draw_signs(
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> OverlapPath:
-    """Simulate random draws of ``signsgd`` with P components in D dimensions, for labels with this variance of noise, and return
-    the overlaps of the latents at given steps.
+    """Simulate random draws of ``signsgd`` with P components in D dimensions, for labels ``z + noise`` of this noise variance
+    and features of variances lambda (D,), and return the overlaps of the latents at the recorded steps.
 
     Parameters
     ----------
@@ -211,8 +217,8 @@ def draw_signs(
     degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
-        """Random gradient of one batch for every draw: residuals r of the batch times inputs, by their law given the errors of
-        the student, without drawing inputs.
+        """Random gradient of one batch for every draw: residuals r of the batch times its inputs, by their law given the
+        errors of the student (student minus teacher), without drawing inputs.
         """
         student_errors = vectors[..., P : 2 * P, :] - vectors[..., :P, :]
         scaled_errors = student_errors * (feature_scale / np.sqrt(D))
