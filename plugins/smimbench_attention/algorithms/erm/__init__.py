@@ -36,8 +36,8 @@ LENGTHS = ("posterior", "loss")
 
 
 class ErmState(NamedTuple):
-    """State of ``erm``: the current weights (P, D), on the host, the estimate made of them, the labels as ``targets``, and
-    constants of the run.
+    """State of ``erm``: the current weights (P, D), on the host, the estimate made of them by ``length_factor``, the labels
+    as ``targets``, loss, penalty, and the gradient's norm at zero weights.
 
     ``length_factor`` rescales it to the ``estimate``; ``gradient_norm_at_zero`` is the norm of the gradient at zero.
     """
@@ -114,7 +114,9 @@ class Erm(Algorithm):
     def _loss_penalty_length(
         self, problem: Problem, alpha: float
     ) -> tuple[Loss, float, float]:
-        """Loss, penalty and length factor of the estimate, with defaults that fit the labels."""
+        """Loss, penalty and length factor of the estimate for this problem at sample ratio alpha, with defaults that fit the
+        labels; ``length_rule`` is "posterior" (best length) or "loss" (the minimizer's).
+        """
         has_sign_labels = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if has_sign_labels else "square")]
         length_rule = self.length or ("posterior" if has_sign_labels else "loss")
@@ -129,7 +131,7 @@ class Erm(Algorithm):
         return loss, penalty, best_length_factor(overlaps)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
-        """Initial state with all weights zero, with penalty and length by the settings; a remark states loss and penalty."""
+        """Initial state with all weights zero, with penalty and length by the settings; ``remark`` states loss and penalty."""
         loss, penalty, length_factor = self._loss_penalty_length(
             problem, data.sample_ratio
         )
@@ -152,13 +154,13 @@ class Erm(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: ErmState
     ) -> tuple[ErmState, Info]:
-        """Run ten iterations of L-BFGS."""
+        """Run ten iterations of L-BFGS on the penalized risk and rescale the minimizer to the estimate."""
         from scipy.optimize import minimize
 
         sample_count, weights_shape = int(data.inputs.shape[0]), state.weights.shape
 
         def penalized_risk(flat_weights: Host) -> tuple[float, Host]:
-            """Penalized risk per sample at weights (P D,), and its gradient."""
+            """Penalized risk per sample, and its gradient, at the weights (P, D) as one flat vector."""
             risk, gradient = _empirical_risk(
                 problem, data, state, flat_weights.reshape(weights_shape)
             )
@@ -262,7 +264,7 @@ class Erm(Algorithm):
 
 
 def _rescaled_overlaps(overlaps: Overlaps, length_factor: float) -> Overlaps:
-    """Overlaps after the estimate is multiplied by ``length_factor``."""
+    """Overlaps of signal and estimate after the estimate is multiplied by ``length_factor``."""
     return Overlaps(
         overlaps.truth, length_factor * overlaps.cross, length_factor**2 * overlaps.own
     )
@@ -271,7 +273,9 @@ def _rescaled_overlaps(overlaps: Overlaps, length_factor: float) -> Overlaps:
 def _empirical_risk(
     problem: Problem, data: Data, state: ErmState, weights: Host
 ) -> tuple[float, Host]:
-    """Empirical risk, the loss of latents z and labels y summed over the samples, and its gradient (P, D), on the host."""
+    """Empirical risk at ``weights`` (P, D), the loss of latents z and labels y summed over all samples, and its gradient (P,
+    D), on the host.
+    """
     xp, model, loss = namespace(data.inputs), problem.model, state.loss
     signal = xp.asarray(weights, **matching(data.inputs))
     gradient, risk = xp.zeros_like(signal), 0.0

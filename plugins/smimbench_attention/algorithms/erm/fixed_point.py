@@ -51,7 +51,8 @@ PENALTIES = (1e-12, 1e12)
 
 
 class Minimum(NamedTuple):
-    """Overlaps, losses and errors at the minimum of the risk in the limit.
+    """Overlaps of signal and estimate, mean training and test loss of a sample, and errors of the overlaps, at the minimum of
+    the risk in the limit.
 
     Attributes
     ----------
@@ -69,8 +70,8 @@ class Minimum(NamedTuple):
 
 
 def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
-    """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error, from the overlaps of every evaluation of
-    the integrals.
+    """Factor ``tr M / tr Q`` that rescales an estimate to the smallest squared error, M being its overlap with the signal and
+    Q with itself, summed over the ``overlaps`` of every evaluation of the integrals.
     """
     M = sum(
         float(np.trace(overlaps_of_evaluation.cross))
@@ -84,7 +85,9 @@ def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
 
 
 def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
-    """Reason why convex risk minimization does not apply to a problem with this loss, or with any loss if None; else None."""
+    """Reason why convex risk minimization does not apply to a problem with this loss, or with any loss if None; None where it
+    applies.
+    """
     if problem.model.rank != "low":
         return "erm is for low-rank signals; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
@@ -103,7 +106,8 @@ def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
-    """Minima of the risk in the limit at one penalty > 0, one for every independent evaluation of the integrals.
+    """Minima of the risk in the limit at sample ratio alpha, for the named loss and one penalty > 0: one for every
+    independent evaluation of the integrals.
 
     Raises
     ------
@@ -119,7 +123,9 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
 def _fixed_point_solvers(
     problem: Problem, alpha: float, loss: Loss
 ) -> Sequence[ClosedFormRidge | FixedPoints]:
-    """Solvers of the fixed point at any penalty, one for every independent evaluation of the integrals."""
+    """Solvers of the fixed point at sample ratio alpha and any penalty, one for every independent evaluation of the
+    integrals; one in closed form for ridge regression.
+    """
     noise = additive_noise(problem) if loss.name == "square" else None
     if noise is not None:
         noise_covariance = noise[0] * np.eye(problem.components)
@@ -131,21 +137,23 @@ def _fixed_point_solvers(
 
 
 class ClosedFormRidge:
-    """Closed-form minimum for the square loss on labels ``z + noise``: ridge regression."""
+    """Closed-form minimum for the square loss on labels ``z + noise`` of latents z: ridge regression."""
 
     def __init__(self, problem: Problem, alpha: float, noise_covariance: Host) -> None:
-        """Store the second moment T, the noise and the observed latents per direction, ``alpha`` times the sites."""
+        """Store the signal's second moment T and the noise covariance (P, P), and ``ratio``, the observed latents per
+        direction: the sample ratio alpha times the sites.
+        """
         self.T, self.noise = prior_moments(problem)[0], noise_covariance
         self.sites = problem.model.sites
         self.ratio, self.features = alpha * self.sites, problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
-        """Overlaps of signal and estimate at the minimum of the risk."""
+        """Overlaps of signal and estimate at the minimum of the risk with this penalty."""
         return ridge_overlaps(self.T, self.noise, self.ratio, penalty, self.features)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Exact minimum of the risk at a given penalty, with overlaps T, M and Q; a fitted label keeps ``1 / (1 + v)`` of its
-        residual.
+        """Exact minimum of the risk at a given penalty, with overlaps T (signal with itself), M (estimate with signal) and Q
+        (estimate with itself); a fitted label keeps ``residual_share`` of its residual.
         """
         T, M, Q = overlaps = self.overlaps(penalty)
         test_loss = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
@@ -162,7 +170,10 @@ def order_parameters(
     penalty: float = 0.0,
     feature_variances: Host | None = None,
 ) -> OrderParameters:
-    """Overlaps M, Q and susceptibility V that follow from V, m_hat and Q_hat (3, P, P), without cancellation."""
+    """Overlaps M, Q and susceptibility V of the estimate, as the fixed-point equations give them from ``parameters``: V,
+    m_hat and Q_hat (3, P, P), for signals of second moment T, without cancellation. ``feature_gains`` is
+    ``lambda (penalty + lambda V_hat)^{-1}`` of features of variance lambda.
+    """
     V, m_hat, Q_hat = parameters
     feature_gains, feature_variance = V[None], np.ones((1, 1, 1))
     identity = np.eye(len(T))
@@ -187,11 +198,13 @@ def order_parameters(
 
 
 def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
-    """Stiffness V_hat >= 0 that gives the susceptibility V (P, P): the mean of ``lambda / (penalty + lambda V_hat)``."""
+    """Stiffness V_hat (P, P) of the loss at which the mean of ``lambda / (penalty + lambda V_hat)``, over features of
+    variance lambda, is the susceptibility V.
+    """
     from scipy.optimize import brentq
 
     def scalar_stiffness(v: float) -> float:
-        """Stiffness that gives the susceptibility v, for one component."""
+        """Stiffness of one component that gives the susceptibility v, an eigenvalue of V."""
 
         # Between the curves of equal features and of features that are all learned.
         def excess_susceptibility(log_stiffness: float) -> float:
@@ -215,14 +228,15 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
         )
 
     def stiffness_of_eigenvalues(eigenvalues: Host) -> Host:
-        """Stiffness for every eigenvalue of the susceptibility."""
+        """Stiffness for every one of the eigenvalues of the susceptibility."""
         return np.array([scalar_stiffness(v) for v in eigenvalues])
 
     return np.asarray(spectral_function(V, stiffness_of_eigenvalues))
 
 
 class FixedPoints:
-    r"""Fixed points of one problem as a function of the penalty; known fixed points give the next initial guess.
+    r"""Fixed points of one problem, at one sample ratio, as a function of the penalty; known fixed points, kept in
+    ``solutions``, give the next initial guess.
 
     Features of variance lambda have ``G = (penalty + lambda V_hat)^{-1}``, and means over them,
 
@@ -269,8 +283,8 @@ class FixedPoints:
         return Overlaps(orders.T, orders.M, orders.Q)
 
     def solve(self, penalty: float) -> Host:
-        """Order parameters V, m_hat and Q_hat (3, P, P) at the fixed point of a penalty, by iterations and a root finder in
-        turn.
+        """Solve for the order parameters V (susceptibility), m_hat and Q_hat (information on signal and noise), (3, P, P), at
+        the fixed point of a penalty, by iterations and a root finder in turn.
         """
         parameters, last_relative_change = self._initial_guess(penalty), np.inf
         if self.solutions:
@@ -291,7 +305,9 @@ class FixedPoints:
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Run some damped fixed-point iterations of the order parameters; return the last relative change as well."""
+        """Run some damped fixed-point iterations of the order ``parameters`` V, m_hat and Q_hat (3, P, P); return the last
+        relative change as well.
+        """
         for _ in range(ACCURACY.iterations_per_attempt):
             next_parameters = self._iterate_once(penalty, parameters)
             parameter_changes = np.abs(next_parameters - parameters).max(axis=(1, 2))
@@ -306,11 +322,13 @@ class FixedPoints:
         return parameters, relative_change
 
     def _order_parameters(self, parameters: Host, penalty: float) -> OrderParameters:
-        """Overlaps and susceptibility that follow from V, m_hat and Q_hat."""
+        """Overlaps M, Q and susceptibility V of the estimate that follow from ``parameters``: V, m_hat and Q_hat (3, P, P)."""
         return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
-        """Susceptibility V (P, P) for a stiffness V_hat (P, P)."""
+        """Susceptibility V (P, P) of the estimate for a stiffness V_hat (P, P) of the loss: the mean of
+        ``lambda (penalty + lambda V_hat)^{-1}`` over features of variance lambda.
+        """
         penalty_matrix = penalty * np.eye(self.P)
         if self.features is None:
             return np.asarray(np.linalg.inv(penalty_matrix + V_hat))
@@ -321,7 +339,9 @@ class FixedPoints:
         return np.asarray(np.mean(feature_gains, axis=0))
 
     def _iterate_once(self, penalty: float, parameters: Host) -> Host:
-        """Order parameters V, m_hat and Q_hat after one iteration of the equations."""
+        """Order parameters V, m_hat and Q_hat (3, P, P) after one iteration of the equations from ``parameters``: integrals
+        over latents, times alpha.
+        """
         risk_moments = self.integrals(self._order_parameters(parameters, penalty))
         V_hat, m_hat, Q_hat = (
             self.alpha * risk_moment for risk_moment in risk_moments[:3]
@@ -331,8 +351,8 @@ class FixedPoints:
     def _root_problem(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """Fixed point as a root problem near the order parameters V, m_hat and Q_hat: initial unknowns, map from unknowns to
-        order parameters, residual.
+        """Fixed point as a root problem near the order ``parameters`` V, m_hat and Q_hat (3, P, P): initial unknowns (flat),
+        map from unknowns to order parameters, and residual, a function of the unknowns.
         """
         parameters_are_positive = self.P == 1 and bool((parameters > 0).all())
         parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
@@ -347,7 +367,9 @@ class FixedPoints:
             return np.asarray(unknowns.reshape(parameters.shape) * parameter_scale)
 
         def residual(unknowns: Host) -> Host:
-            """Difference between the unknowns after one iteration and before it; large constants outside the domain."""
+            """Unknowns after one iteration minus the given ones, zero at the fixed point; large constants where V or Q is not
+            positive.
+            """
             trial_parameters = parameters_from(unknowns)
             orders = self._order_parameters(trial_parameters, penalty)
             eigenvalues_of_matrices = (
@@ -395,8 +417,8 @@ class FixedPoints:
         return initial_unknowns.ravel(), parameters_from, residual
 
     def _find_root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Find a nearby fixed point with a root finder, from order parameters V, m_hat and Q_hat; return it (or the input, if
-        none is found) and its residual.
+        """Find a nearby fixed point with a root finder, from order ``parameters`` V, m_hat and Q_hat (3, P, P); return it (or
+        the input, if none is found) and the largest entry of its residual.
         """
         from scipy.optimize import root
 
@@ -417,7 +439,9 @@ class FixedPoints:
         return parameters, initial_residual
 
     def newton_step_errors(self, penalty: float, parameters: Host) -> Overlaps:
-        """Numerical errors of the overlaps: their change in a Newton step from these order parameters to the fixed point."""
+        """Numerical errors of the overlaps: their change in a Newton step from the order ``parameters`` V, m_hat and Q_hat
+        (3, P, P) towards the fixed point at this penalty.
+        """
         unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
         residual, finite_difference = residual_of(unknowns), 1e-5
         jacobian_columns = [
@@ -436,8 +460,8 @@ class FixedPoints:
         return Overlaps(np.zeros_like(self.T), M_error, Q_error)
 
     def _initial_guess(self, penalty: float) -> Host:
-        """Initial guess of V, m_hat and Q_hat at a penalty: power-law extrapolation through the two nearest known points (one
-        component).
+        """Initial guess of V, m_hat and Q_hat (3, P, P) at a penalty: extrapolation by a power law of the penalty through the
+        two nearest known fixed points (one component), or the nearest one.
         """
         log_penalty = float(np.log(penalty))
         nearest_solutions = sorted(
@@ -465,7 +489,8 @@ class FixedPoints:
 
 @functools.lru_cache(maxsize=256)
 def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) -> float:
-    """Penalty that minimizes the predicted MSE, summed over components, of the rescaled estimate.
+    """Penalty that minimizes the predicted MSE, summed over components, of the estimate of the named loss at sample ratio
+    alpha, rescaled by the ``length_rule``.
 
     Parameters
     ----------
@@ -485,8 +510,8 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     failure_reasons = ["the error is not finite"]
 
     def excess_mse_at(log_penalty: float) -> float:
-        """MSE minus the MSE of a zero estimate, ``Q - 2 M`` of the traces, at a log-penalty; infinite where no fixed point is
-        found.
+        """MSE minus that of a zero estimate, ``f (f Q - 2 M)``, at a log-penalty: M and Q are the traces of the estimate's
+        overlaps with signal and itself, f its length factor; infinite where no fixed point is found.
         """
         try:
             overlaps = [

@@ -21,7 +21,8 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class Loss:
-    """Loss ``l(y, z)`` of one label and one latent, convex in z; a sample's loss is the sum over its entries.
+    """Loss ``l(y, z)`` of one label y and one latent z, convex in z; a sample's loss is the sum over its entries. Fields are
+    the functions l, dl/dz and its second derivative in z, and the values of ``y z`` where that jumps.
 
     Attributes
     ----------
@@ -86,7 +87,8 @@ LOSSES = {
 
 
 def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
-    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss, elementwise, for labels y and variances v > 0.
+    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss l, elementwise, for labels y, prior means
+    omega and variances v > 0 of the latents z.
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
@@ -126,7 +128,8 @@ def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
 
 
 def proximal_force(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
-    """Proximal force ``(z - omega) / v`` at the proximal point z of ``proximal_operator``.
+    """Proximal force ``g = (z - omega) / v`` at the proximal point z of a loss, for label y, prior mean omega and variance v
+    of the latent; see ``proximal_operator``.
 
     It equals minus the slope of the loss; of the two the one with less rounding error is taken.
     """
@@ -134,7 +137,8 @@ def proximal_force(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
 
 
 class IntegrationAccuracy(NamedTuple):
-    """Numerical settings of the theory of convex risk minimization.
+    """Numerical settings of the theory of convex risk minimization: panels and points of the integrals, and iterations,
+    tolerances and damping of the fixed point.
 
     Attributes
     ----------
@@ -171,7 +175,8 @@ ACCURACY = IntegrationAccuracy()
 
 class OrderParameters(NamedTuple):
     """Order parameters (P, P) on which the integrals depend: overlaps T, M, Q of signal and estimate, susceptibility V,
-    conditional covariances.
+    covariance of the signal's latents given the estimate's (``conditional_covariance``) and the reverse
+    (``noise_covariance``).
 
     Attributes
     ----------
@@ -194,7 +199,9 @@ class OrderParameters(NamedTuple):
 
 
 class RiskMoments(NamedTuple):
-    """Integrals V_hat, m_hat, Q_hat of the fixed-point equations, and the mean losses of a sample.
+    """Integrals of the fixed-point equations: V_hat ``-E dg/domega``, m_hat ``E dg/dz*``, Q_hat ``E g g^T`` and ``E g z*^T``
+    (P, P) of the proximal force g, latents omega of the estimate and z* of the signal, before the factor alpha; and the mean
+    losses of a sample.
 
     ``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P) are summed over sites.
     """
@@ -208,7 +215,9 @@ class RiskMoments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of the labels y of a problem: ``"signs"`` or ``"numbers"``; None if a label depends on more than one site."""
+    """Type of a problem's labels y, of latents z: ``"signs"`` or ``"numbers"``; None if a label depends on more than one
+    site.
+    """
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
 
@@ -236,8 +245,8 @@ Integrals = Callable[[OrderParameters], RiskMoments]
 
 
 def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
-    """Integrals of a problem and a loss: one by quadrature where possible, otherwise one for each independent scramble of Sobol
-    points.
+    """Integrals of the fixed-point equations of a problem and a loss: one evaluation by quadrature where possible, otherwise
+    one for each independent scramble of Sobol points.
     """
     has_sign_labels = problem.components == 1 and labels_of(problem) == "signs"
     if has_sign_labels and _sites_are_independent(problem):
@@ -247,7 +256,9 @@ def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
 
 
 def _sites_are_independent(problem: Problem) -> bool:
-    """Whether the posterior of one site (of latents N(omega, 1), at labels y) does not depend on the labels of other sites."""
+    """Whether the posterior of one of C sites (of latents N(omega, 1), at labels y of signs) does not depend on the labels of
+    the other sites, which are flipped as a test.
+    """
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")
     omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
@@ -261,7 +272,9 @@ def _sites_are_independent(problem: Problem) -> bool:
 
 
 class SignIntegrals:
-    """Integrals for binary labels of a single latent, by quadrature over omega and a sum over the label."""
+    """Integrals for binary labels of a single latent, by quadrature over omega, the estimate's latent, and a sum over the
+    label.
+    """
 
     def __init__(self, problem: Problem, loss: Loss) -> None:
         """Store channel, loss, number of sites C and the Gauss-Legendre rule of a panel."""
@@ -272,7 +285,8 @@ class SignIntegrals:
     def _nodes(
         self, transition_width: float, extra_edges: list[float]
     ) -> tuple[Host, Host]:
-        """Gauss-Legendre nodes and weights on panels that halve towards zero.
+        """Gauss-Legendre nodes and Gaussian weights on panels of omega, in standard deviations, that halve towards zero down
+        to ``transition_width``, with ``extra_edges`` as further ends of panels.
 
         The smallest panel is as wide as the range of omega over which the label's probability changes.
         """
@@ -303,7 +317,9 @@ class SignIntegrals:
         return np.asarray(self.channel.posterior(labels, prior_means, V).mean)[:, 0, 0]
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters, by quadrature over omega and a sum over the labels y; g is the proximal force."""
+        """Integrals at given order parameters ``orders``, by quadrature over omega (the estimate's latent) and a sum over the
+        labels y; g is the proximal force, ``teacher_mean`` the mean of the signal's latent given omega.
+        """
         M, Q, V, conditional_variance = (
             matrix[0, 0]
             for matrix in (orders.M, orders.Q, orders.V, orders.conditional_covariance)
@@ -378,14 +394,17 @@ class SignIntegrals:
 
 
 class SampledIntegrals:
-    """Integrals for any labels, sampled with randomized Sobol points for z* and omega and with labels drawn once.
+    """Integrals for any labels, sampled with randomized Sobol points for the latents z* of the signal and omega of the
+    estimate, and with labels drawn once.
 
     Neither z* nor its labels move with the overlaps, so that the integrals are as smooth as the loss and a fixed point is found
     to rounding: what is left is the spread between sets of points.
     """
 
     def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
-        """Draw points and labels once, for P components and C sites; ``scramble`` numbers the independent sets of points."""
+        """Draw latents z of the signal, white fields u and labels y once, for P components and C sites; ``inverse`` is that
+        of the signal's second moment, ``scramble`` numbers the independent sets of points.
+        """
         P, C = problem.components, problem.model.sites
         self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
         sobol_points = whitened_points(
@@ -398,7 +417,9 @@ class SampledIntegrals:
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters, by sampling omega and the labels y; g is the proximal force."""
+        """Integrals at given order parameters ``orders``, by sampling omega, the estimate's latents, and the labels y; g is
+        the proximal force, V the susceptibilities.
+        """
         omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
             orders.noise_covariance
         ) @ self.u

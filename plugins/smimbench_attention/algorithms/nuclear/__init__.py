@@ -48,7 +48,9 @@ PENALTY_DECREASE = 0.93
 
 
 class NuclearState(NamedTuple):
-    """State of accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
+    """State of accelerated proximal gradient: estimate, extrapolated point (the estimate plus momentum) and its weight, slope
+    of the loss at the previous estimate, duality gap; and constants of the run.
+    """
 
     estimate: Array
     extrapolated_point: Array
@@ -226,7 +228,9 @@ class Nuclear(LinearRegression):
         )
 
     def _proximal_step(self, state: NuclearState) -> tuple[NuclearState, Array]:
-        """Take one proximal gradient step, along the slope (minus the gradient) of the loss, and compute its relative length."""
+        """Take one proximal gradient step from the extrapolated point, along the slope (minus the gradient) of the loss, and
+        compute its relative length; singular values or eigenvalues shrink by ``singular_value_shrinkage``.
+        """
         xp = namespace(state.extrapolated_point)
         slope_of_loss, _ = state.least_squares.normal_product(
             state.extrapolated_point, targets=True
@@ -234,7 +238,7 @@ class Nuclear(LinearRegression):
         singular_value_shrinkage = state.next_penalty / state.lipschitz
 
         def proximal_map(eigenvalues: Array) -> Array:
-            """Soft threshold of eigenvalues or singular values."""
+            """Soft threshold of eigenvalues (symmetric matrices) or singular values."""
             return soft_threshold(eigenvalues, singular_value_shrinkage, self.positive)
 
         apply_to_spectrum = apply_to_singular_values
@@ -278,8 +282,8 @@ class Nuclear(LinearRegression):
     def _duality_gap(
         self, estimate: Array, slope: Array, state: NuclearState
     ) -> tuple[float, float]:
-        r"""Relative duality gap ``(primal - dual) / primal`` of an estimate, and its rounding error, from the slope (minus the
-        gradient) of the loss at the estimate.
+        r"""Relative duality gap ``(primal - dual) / primal`` of an estimate, a bound on how far the objective is above its
+        minimum, and its rounding error, from the ``slope`` (minus the gradient) of the loss at the estimate.
 
         The residuals times ``s = min(1, tau / |G|)`` are feasible for the dual problem, whose value is below the minimum:
         ``gap = (1 - s)^2 loss + tau |S|_* - s <G, S>``.
@@ -322,8 +326,8 @@ class Nuclear(LinearRegression):
         initial_estimate: Array,
         rng: np.random.Generator,
     ) -> float:
-        """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small, for labels with
-        this linear observation.
+        """Choose the penalty tau with the smallest error on held-out samples, along a path from large to small penalties that
+        begins at ``initial_estimate``, for labels with this linear observation of the latents.
         """
         xp = namespace(data.inputs)
         training_set, validation_set = LinearRegression.split_for_validation(
@@ -372,8 +376,8 @@ def _initial_nuclear_state(
     remark: str = "",
     initial_penalty: float = 0.0,
 ) -> NuclearState:
-    """Initial state at an estimate, with the slope (minus the gradient) and the loss of the zero matrix and the gradient's
-    Lipschitz constant.
+    """Initial state at an estimate, for a penalty that is reached from ``initial_penalty``, with slope (minus the gradient)
+    and loss of the zero matrix and the gradient's Lipschitz constant.
     """
     slope_at_zero, weighted_square = least_squares.normal_product(
         namespace(initial_estimate).zeros_like(initial_estimate), targets=True

@@ -52,7 +52,9 @@ STARTING_POINTS = ("prior-mean", "zero")
 
 
 def _overlap_and_error_at(problem: Problem, origin: str) -> tuple[Host, Host]:
-    """Overlap Q and error V (P, P) of the starting point S_0, which ``origin`` names: the prior mean or zero."""
+    """Overlap Q of the starting point S_0 with the signal and its error V, (P, P) each; ``origin`` names S_0: the prior mean
+    or zero.
+    """
     second_moment, mean_overlap = prior_moments(problem)
     Q = mean_overlap if origin == "prior-mean" else np.zeros_like(second_moment)
     return Q, second_moment - Q
@@ -61,7 +63,8 @@ def _overlap_and_error_at(problem: Problem, origin: str) -> tuple[Host, Host]:
 def one_step_estimate(
     problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
 ) -> Denoised:
-    r"""Run one step of message passing from a start S_0 with error V: ``denoise(R, Qhat)`` of ``R = S_0 + Qhat^{-1} adjoint(g)``.
+    r"""Run one step of message passing from a start S_0, which ``origin`` names, with error V: ``denoise(R, Qhat)`` of the
+    observation ``R = S_0 + Qhat^{-1} adjoint(g)`` with messages g and information Qhat.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
@@ -107,7 +110,9 @@ def one_step_estimate(
 def one_step_theory(
     problem: Problem, alpha: float, origin: str
 ) -> tuple[Host, Host, Host, str]:
-    """Predict ``one_step_estimate`` in the limit: overlap Q (P, P), error V (P, P), numerical error of diag V (P,), method."""
+    """Predict ``one_step_estimate`` from the start that ``origin`` names at sample ratio alpha in the limit: overlap Q (P,
+    P), error V (P, P), numerical error of diag V (P,), and the method of integration. Qhat is the information.
+    """
     information = information_at(problem, *_overlap_and_error_at(problem, origin))
     kappa_alpha = problem.model.kappa * alpha
     Qhat = kappa_alpha * information.value
@@ -210,7 +215,9 @@ class Spectral(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: SpectralState
     ) -> tuple[SpectralState, Info]:
-        """Compute the complete estimate in a single step, with residual 0."""
+        """Compute the complete estimate in a single step, with residual 0: from eigenvectors (low rank) or one step of
+        message passing.
+        """
         sample_count = data.inputs.shape[0]
         if problem.model.rank == "low":
             eigenvector_estimate = spectral_estimate(
@@ -242,7 +249,8 @@ class Spectral(Algorithm):
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
-        """Predict the spectral estimate as D goes to infinity: its overlaps with signal and itself, its error V.
+        """Predict the spectral estimate at sample ratio alpha as D goes to infinity: its overlaps with signal and itself, its
+        error V (P, P).
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """

@@ -28,7 +28,8 @@ SEARCHED_EIGENVALUES = 8
 
 
 class SpectralEstimate(NamedTuple):
-    """Spectral estimate (P, D) with its predicted error V (P, P), outlier eigenvalues and remarks.
+    """Spectral estimate (P, D) with its predicted error V (P, P), remarks for the user, and the outlier eigenvalues of the
+    matrix, None for one that has no real outlier.
 
     ``outliers`` are those of the matrix that was asked for, None where it has no real one.
     """
@@ -46,8 +47,8 @@ def spectral_estimate(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralEstimate:
-    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing, of a matrix of
-    this kind made of label matrices G; V is the predicted error.
+    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing: of the matrix
+    of this kind, made of label matrices ``G = E[z z^T | y] - I``, one for every mode of its theory. V is the predicted error.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
@@ -142,12 +143,14 @@ def spectral_estimate(
 
 
 def _mode_of_same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
-    """Find the mode of another spectral theory whose direction is closest to that of a given mode."""
+    """Mode of a spectral theory whose direction in the space of components is closest to that of a given mode of another
+    theory.
+    """
     if mode.direction is None:
         return theory.modes[0]
 
     def alignment(candidate_mode: Mode) -> float:
-        """Absolute cosine between the directions of two modes; 0 without a direction."""
+        """Absolute cosine between the directions of a candidate mode and the given one; 0 without a direction."""
         if candidate_mode.direction is None or mode.direction is None:
             return 0.0
         return abs(float(candidate_mode.direction @ mode.direction))
@@ -156,7 +159,9 @@ def _mode_of_same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
 
 
 def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
-    """Vector ``adjoint(E[z | y])`` for latents N(omega = 0, V), which gives signs of components where labels depend on them."""
+    """Vector ``adjoint(E[z | y])`` (P, D) of posterior means of the latents z given labels y, for priors N(omega = 0, V),
+    which gives the signs of components where labels depend on them.
+    """
     xp, device_and_dtype, P = (
         namespace(data.inputs),
         matching(data.inputs),
@@ -175,7 +180,8 @@ def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> A
 
 
 class LinearizedMatrices:
-    """The matrices T and K of linearized message passing as linear operators, for one direction or all components.
+    """The matrices ``T = sum_mu X_mu^T [I - (I + G + epsilon I)^{-1}] X_mu`` and ``K = (X X^T - I) G`` of linearized message
+    passing as linear operators, for one direction or all components.
 
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """
@@ -183,7 +189,9 @@ class LinearizedMatrices:
     def __init__(
         self, problem: Problem, data: Data, G: Array, removed_eigenvectors: list[Array]
     ) -> None:
-        """Store the inputs, the label matrices G (n, k, C, k, C) and the eigenvectors to project out."""
+        """Store the inputs, the label matrices G (n, k, C, k, C) of n samples, k components (P of all, or one direction) and
+        C sites, and the eigenvectors to project out.
+        """
         self.model, self.inputs = problem.model, data.inputs
         self.removed_eigenvectors = removed_eigenvectors
         self.xp = namespace(data.inputs)
@@ -193,13 +201,13 @@ class LinearizedMatrices:
         self.chunks = list(sample_chunks(self.model, self.inputs, self.P))
 
     def _multiply_by_sample(self, weights: Array, z: Array) -> Array:
-        """Multiply the latents z of every sample by the weight matrix of that sample."""
+        """Multiply the latents z (n, k, C) of every sample by the weight matrix of that sample, ``weights`` (n, k C, k C)."""
         xp = self.xp
         flat_latents = xp.reshape(z, (self.n, self.P * self.C, 1))
         return xp.reshape(xp.matmul(weights, flat_latents), (self.n, self.P, self.C))
 
     def _project_out(self, signal: Array) -> Array:
-        """Project out of a signal the eigenvectors computed so far."""
+        """Project out of a signal (k, D) the eigenvectors computed so far."""
         for eigenvector in self.removed_eigenvectors:
             coefficients = self.xp.matmul(signal, eigenvector[:, None])
             signal = signal - coefficients * eigenvector[None, :]
@@ -213,7 +221,9 @@ class LinearizedMatrices:
         return self.xp.concat(latents)
 
     def _adjoint(self, z: Array) -> Array:
-        """Map latents z back to a signal (adjoint), with the eigenvectors computed so far projected out."""
+        """Map latents z (n, k, C) back to a signal (k, D) with the adjoint, with the eigenvectors computed so far projected
+        out.
+        """
         signal = sum(
             self.model.adjoint(self.inputs[chunk, ...], z[chunk, ...])
             for chunk in self.chunks
@@ -231,7 +241,9 @@ class LinearizedMatrices:
     def leading_symmetric(
         self, regularisation: float, rng: np.random.Generator
     ) -> tuple[float, Array]:
-        """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
+        """Largest eigenvalue of the symmetric matrix T with this regularisation epsilon, and its eigenvector (k, D), by
+        Lanczos' method from a random vector.
+        """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
         signal_shape, signal_size = (self.P, self.D), self.P * self.D
@@ -240,7 +252,7 @@ class LinearizedMatrices:
         sample_weights = identity - self.xp.linalg.inv(regularized_G)
 
         def multiply_by_T(vector: Host) -> Host:
-            """Product of T with a signal vector, on the host."""
+            """Product of T with a flat signal vector, on the host."""
             signal = self._project_out(self._to_device(vector, signal_shape))
             z = self._multiply_by_sample(sample_weights, self._forward(signal))
             return self._to_host(self._adjoint(z))
@@ -278,7 +290,8 @@ class LinearizedMatrices:
     def leading_asymmetric(
         self, rng: np.random.Generator
     ) -> tuple[float, Array] | None:
-        """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
+        """Largest real eigenvalue of the asymmetric matrix K, and the signal (k, D) of its eigenvector, by Arnoldi's method;
+        None if there is no real one above 1 among those searched.
 
         None if there is no real one above 1 among the ``SEARCHED_EIGENVALUES`` eigenvalues.
         """
@@ -292,7 +305,7 @@ class LinearizedMatrices:
             return None
 
         def weighted_latents(vector: Host) -> Array:
-            """Latents from the host, multiplied sample by sample by G."""
+            """Latents of all samples, from a flat vector on the host, multiplied sample by sample by the label matrices G."""
             return self._multiply_by_sample(self.G, self._to_device(vector, (-1,)))
 
         def multiply_by_K(vector: Host) -> Host:

@@ -90,8 +90,9 @@ def label_matrices(
     rng: np.random.Generator,
     array_like: Array,
 ) -> Array:
-    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of labels, for components of unit second moment, with the arrays'
-    library and type of ``array_like``.
+    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of n labels y, from posteriors of the latents z (P components, C
+    sites) for priors N(omega = 0, V), after components are scaled to unit second moment by ``moment_root`` (P, P); arrays are
+    like ``array_like``.
     """
     xp, device_and_dtype = namespace(array_like), matching(array_like)
     P = len(moment_root)
@@ -118,7 +119,9 @@ def label_matrices(
 
 @dataclass(frozen=True)
 class Mode:
-    """Leading eigenvector ``U`` (P, D) of unit norm in the limit: its outlier and its overlap A with the signal.
+    """Leading eigenvector ``U`` (P, D) of unit norm in the limit: its eigenvalue (NaN if it is no outlier), the direction e
+    of ``U = e v^T`` (None if it has all components), its overlap A with the signal, its Gram matrix, and the strength of the
+    signal in it.
 
     ``U sqrt(D) = A W + noise``, where W is ``M^(-1/2)`` times the signal, M its second moment.
 
@@ -155,7 +158,8 @@ class Mode:
 
 @dataclass(frozen=True)
 class SpectralTheory:
-    """Predicted overlaps and errors of the spectral estimate as D goes to infinity.
+    """Predicted modes (leading eigenvectors) of the matrix, strongest first, and overlaps and errors of the spectral estimate
+    as D goes to infinity.
 
     Attributes
     ----------
@@ -188,8 +192,8 @@ def spectral_theory(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
-    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem from label matrices ``G = E[z z^T | y]
-    - I``, for a matrix of this kind, regularized by epsilon if symmetric.
+    """Predict overlap, error and outliers of the spectral estimate for a low-rank problem at sample ratio alpha, from sampled
+    label matrices ``G = E[z z^T | y] - I``, for the matrix of this kind, regularized by epsilon if symmetric.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``POINT_SETS`` independent scrambles.
@@ -224,7 +228,9 @@ def spectral_theory(
 
 @functools.lru_cache(maxsize=8)
 def _sampled_labels(problem: Problem) -> Host:
-    """Matrices ``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) of randomly drawn labels."""
+    """Label matrices ``G = E[z z^T | y] - I`` (sets, points, P, C, P, C) of labels y of randomly drawn latents z (P
+    components, C sites).
+    """
     P, C = problem.components, problem.model.sites
     moment_root = second_moment_root(problem)
     matrices_of_sets = []
@@ -243,7 +249,9 @@ def _sampled_labels(problem: Problem) -> Host:
 
 @functools.lru_cache(maxsize=8)
 def _common_eigenbasis(problem: Problem) -> Host | None:
-    """Basis (rows e_k) of the P components in which all label matrices G are diagonal, or None if there is none."""
+    """Basis (rows e_k) of the space of P components in which all label matrices G are diagonal up to 1%, or None if there is
+    none.
+    """
     G = _sampled_labels(problem)[0]
     P = G.shape[1]
     if P == 1:
@@ -273,8 +281,9 @@ def _solve_modes(
     regularisation: float,
     moment_root: Host,
 ) -> SpectralTheory:
-    """Predict all modes of a matrix of this kind, and overlaps T, M, Q of signal and estimate, from label matrices G (n, P, C,
-    P, C), direction by direction or jointly.
+    """Predict all modes of the matrix of this kind at sample ratio alpha, and the estimate's overlaps, from label matrices G
+    (n, P, C, P, C): direction by direction of ``eigenbasis``, or jointly if it is None. Q, M, T are self-overlap, overlap
+    with the signal, and its second moment.
     """
     P = G.shape[1]
     if eigenbasis is None:
@@ -305,20 +314,23 @@ def _solve_modes(
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    """Predict the mode of a matrix of this kind along a common eigenvector e of all label matrices G, from the eigenvalues of
-    ``e^T G e`` (C, C), their mean square F and resolvent J at susceptibility chi; q is the squared overlap.
+    """Predict the mode of the matrix of this kind at sample ratio alpha along a common eigenvector e of all label matrices G,
+    from the eigenvalues of ``e^T G e`` (C, C), their mean square F, and resolvents J at the susceptibility chi; q is the
+    squared overlap with the signal.
     """
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
 
     def mean_over_labels(eigenvalue_function: Host) -> float:
-        """Mean over the labels of a function of the eigenvalues, summed over those of a label."""
+        """Mean over the labels of ``eigenvalue_function`` (labels, C), a function of the eigenvalues, summed over those of a
+        label.
+        """
         return float(eigenvalue_function.sum() / len(eigenvalues))
 
     F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
 
     def mode(eigenvalue: float, q: float) -> Mode:
-        """Mode with this eigenvalue and the squared overlap q, along e."""
+        """Mode along e with this eigenvalue and the squared overlap q with the signal."""
         return Mode(eigenvalue, e, np.sqrt(q) * projector, projector, alpha * F)
 
     mode_without_outlier = mode(np.nan, 0.0)
@@ -333,12 +345,14 @@ def direction_mode(
         return mode_without_outlier
 
     def edge_equation(chi: float) -> float:
-        """Function of the susceptibility chi that vanishes where the bulk ends, from the resolvent J."""
+        """Function of the susceptibility chi that vanishes where the bulk of eigenvalues ends, from the resolvents J of the
+        labels.
+        """
         J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
         return alpha * chi**2 * mean_over_labels(J**2) - 1
 
     def outlier_equation(chi: float) -> float:
-        """Function of the susceptibility chi that vanishes at the outlier."""
+        """Function of the susceptibility chi that vanishes at the outlier eigenvalue."""
         resolvent_products = (
             eigenvalues
             * preprocessed_eigenvalues
@@ -361,7 +375,7 @@ def direction_mode(
 
 
 def project_on_direction(G: Array, direction: Array) -> Array:
-    """Matrices G along one direction e: ``e^T G e`` (n, 1, C, 1, C)."""
+    """Label matrices G (n, P, C, P, C) along one direction e (P,) of the components: ``e^T G e`` (n, 1, C, 1, C)."""
     xp = namespace(G)
     contracted_rows = xp.sum(
         G * direction[None, :, None, None, None], axis=1, keepdims=True
@@ -374,8 +388,9 @@ def project_on_direction(G: Array, direction: Array) -> Array:
 def joint_eigenvector_mode(
     G: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    r"""Predict the mode of the leading eigenvector of all P components together, of a matrix of this kind, from label matrices G,
-    the susceptibility matrix X, resolvents J and the overlap A with the signal.
+    r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
+    alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the
+    overlap A with the signal.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -407,7 +422,9 @@ def joint_eigenvector_mode(
         )
 
         def resolvent(X: Host) -> Host:
-            """Resolvents ``J = T (I - X T)^{-1}`` of all labels, with T the preprocessed matrices."""
+            """Resolvents ``J = T (I - X T)^{-1}`` of all labels at the susceptibility X (P, P), with T the preprocessed label
+            matrices.
+            """
             matrix_to_invert = identity - preprocessed_matrices @ np.kron(X, np.eye(C))
             return np.asarray(np.linalg.solve(matrix_to_invert, preprocessed_matrices))
 
@@ -444,8 +461,9 @@ def joint_eigenvector_mode(
 def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
-    """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G of P
-    components and C sites and resolvents J; Q is the overlap without epsilon. None if there is no outlier.
+    """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G
+    of P components and C sites at sample ratio alpha, and ``resolvent``, the function that gives the resolvents J at X; Q is
+    the overlap without epsilon. None if there is no outlier.
 
     It starts from the known solution without epsilon.
 
@@ -468,14 +486,16 @@ def _joint_outlier(
     upper_triangle = np.triu_indices(P)
 
     def X_and_eigenvalue(unknowns: Host) -> tuple[Host, float]:
-        """Symmetric matrix X and eigenvalue from the vector of unknowns."""
+        """Symmetric matrix X (P, P) and eigenvalue from the vector of unknowns, the upper triangle of X and then the
+        eigenvalue.
+        """
         X = np.zeros((P, P))
         X[upper_triangle] = unknowns[:-1]
         return X + np.triu(X, 1).T, float(unknowns[-1])
 
     def residuals(unknowns: Host) -> Host:
-        """Residuals of the equation of X with its resolvents J, and the smallest eigenvalue of that of A, which is zero at the
-        outlier.
+        """Residuals, at these unknowns, of the equation of X with its resolvents J, and the smallest eigenvalue of that of
+        the overlap A, which is zero at the outlier.
         """
         X, eigenvalue = X_and_eigenvalue(unknowns)
         J = resolvent(X)
@@ -498,7 +518,9 @@ def _joint_outlier(
 
 
 def _gaussian_overlap(information: Host) -> Host:
-    """Overlap ``Qhat / (1 + Qhat)`` of a Gaussian signal, elementwise; 0 where the information is negative."""
+    """Overlap ``Qhat / (1 + Qhat)`` of the posterior mean of a Gaussian signal at the information Qhat, elementwise; 0 where
+    that is negative.
+    """
     positive_information = np.clip(information, 0, None)
     return np.asarray(positive_information / (1 + positive_information))
 
