@@ -42,7 +42,8 @@ MAX_FITTED_NODES = 4
 
 
 class Continuation:
-    """Numerical continuation of the curve of fixed points that starts at the prior mean.
+    """Numerical continuation of the curve of fixed points that starts at the prior mean, for components that decouple: Qhat is
+    diagonal, and each learned component a is at a fixed point at the sample ratio ``alpha_a(Qhat)``.
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class Continuation:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Compute the first node of the curve, at the prior mean, where components a with information there start to be
+        """Compute the first node of the curve, at the prior mean, where components a that labels inform about there start to be
         learned.
         """
         self.problem = problem
@@ -133,9 +134,7 @@ class Continuation:
     def _bifurcate(
         self, node: Node, stage: Stage, component: int, error: float
     ) -> None:
-        """Start a new stage at ``node``, where another component becomes unstable and is learned from there on; ``error`` is
-        that of log alpha.
-        """
+        """Start a new stage at ``node``, where another ``component`` becomes unstable; ``error`` is that of log alpha there."""
         self.is_finished = not np.isfinite(node.log_alpha)
         if self.is_finished:
             return
@@ -157,7 +156,7 @@ class Continuation:
     # -- following the curve ------------------------------------------------------------------------------------------
 
     def trace(self, *, until: float | None = None) -> None:
-        """Trace the curve to its end, or until alpha exceeds ``until``."""
+        """Trace the curve of fixed points to its end, or until its sample ratio alpha exceeds ``until``."""
         while not self.is_finished and not (
             until is not None and self._has_passed(until)
         ):
@@ -173,8 +172,9 @@ class Continuation:
         )
 
     def _trace_next_node(self, stage: Stage) -> None:
-        """Add the next node of the curve to a stage, or start the next stage at a bifurcation on the way; the step is
-        shortened where log alpha mismatches its extrapolation from earlier nodes.
+        """Add the next node of the curve to a stage, or start the next stage at a bifurcation (another component becomes
+        unstable) on the way. The step is shortened where log alpha at the node misses its extrapolation from earlier nodes
+        (``mismatch``).
         """
         accuracy, latest_node = self.ratios.accuracy, stage.nodes[-1]
         is_first_step = len(stage.nodes) == 1
@@ -266,17 +266,15 @@ class Continuation:
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:
-        """Tolerated difference of log alpha from its extrapolation at a node: the target, or the error of sampled
-        information.
-        """
+        """Tolerated difference of log alpha at a node from its extrapolation: the target, or the error of sampled information."""
         return max(
             self.ratios.accuracy.target_mismatch,
             float(np.max(node.error[stage.moving_components])),
         )
 
     def _next_node_ahead(self, stage: Stage, origin: Node) -> Node | None:
-        """Next of the nodes computed ahead, if the curve up to it is known accurately enough; otherwise None. ``origin`` is
-        the latest node of the stage.
+        """Next of the nodes already computed farther along the curve, if the curve up to it is accurate enough; else None.
+        ``origin`` is the stage's latest node.
         """
         if not stage.nodes_ahead:
             return None
@@ -294,8 +292,8 @@ class Continuation:
         return None
 
     def _distance_to_bifurcation(self, stage: Stage) -> float:
-        """Extrapolated distance to the next bifurcation, plus a margin, from the last two nodes. A component a becomes
-        unstable where its stability gap vanishes.
+        """Extrapolated distance along the curve to the next bifurcation, plus a margin, from the last two nodes. A component a
+        becomes unstable where its stability gap, log alpha minus its own ``log alpha_a``, rises to 0.
         """
         if len(stage.nodes) < 2:
             return np.inf
@@ -321,10 +319,9 @@ class Continuation:
     def _extrapolated(
         self, stage: Stage, tangent: Host, step: float
     ) -> tuple[Host, Host]:
-        """Extrapolate the curve: expected position after a step, and the direction there.
-
-        Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
-        points at all nodes give them similar errors, which hardly bend it.
+        """Extrapolate the curve by ``step`` from its latest node: expected coordinates x of Qhat, and the direction there. It
+        goes along the ``tangent``, or, where information is sampled, along a curve through the last nodes, which smooths their
+        noise.
         """
         latest_x = stage.nodes[-1].x
         tangent_point = latest_x + step * tangent
@@ -361,8 +358,8 @@ class Continuation:
         )
 
     def _extrapolation_mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
-        """Difference between log alpha at a new node and its extrapolation from earlier nodes. ``origin`` is the latest of
-        these.
+        """Smallest difference between log alpha at a new ``node`` and its extrapolations from earlier nodes; ``origin`` is the
+        latest of these.
         """
         linear_extrapolation = origin.log_alpha + float(
             (origin.jacobian @ (node.x - origin.x))[stage.moving_components].mean()
@@ -393,8 +390,8 @@ class Continuation:
         return float(np.abs(node.log_alpha - np.array(extrapolations)).min())
 
     def _bifurcate_at_start(self, stage: Stage) -> bool:
-        """Start the next stage at once if another component is already unstable where this stage starts. Component a is
-        unstable where its log alpha is lowest.
+        """Start the next stage at once if another component a is already unstable at this stage's first node: its ``log
+        alpha_a`` is below log alpha.
         """
         node = stage.nodes[0]
         unlearned = [
@@ -428,7 +425,8 @@ class Continuation:
         self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
         """Locate the bifurcation between two nodes (``origin`` and ``node``), where another component a becomes unstable, if
-        there is one; positions run from 0 to 1 between them.
+        there is one, and start its stage. Positions run from 0 at origin to 1 at node; alpha regains its largest value so far
+        at ``regain_position``.
         """
         unlearned = (
             a for a in range(len(node.log_ratios)) if a not in stage.learned_components
@@ -448,7 +446,7 @@ class Continuation:
         lengths = (lengths - lengths[-2]) / (lengths[-1] - lengths[-2])
 
         def crossing_position(a: int) -> float:
-            """Position at which the interpolated stability gap of component a vanishes."""
+            """Position at which the interpolated stability gap, log alpha minus ``log alpha_a``, of component a vanishes."""
             stability_gaps = np.array(
                 [point.log_alpha - point.log_ratios[a] for point in fitted_nodes]
             )
@@ -471,7 +469,7 @@ class Continuation:
             return float(np.clip(position, regain_position, 1.0))
 
         def x_at(position: float) -> Host:
-            """Interpolated coordinates x at a position."""
+            """Interpolated coordinates x (P,) of Qhat at a position between the two nodes."""
             if len(stage.moving_components) == 1:
                 return np.asarray(origin.x + position * (node.x - origin.x))
             return self.corrector.step_within_bounds(
@@ -483,11 +481,13 @@ class Continuation:
             )
 
         def stability_gap(point: Node) -> float:
-            """Difference between log alpha and the log ratio of the component that becomes unstable."""
+            """Log alpha minus the ``log alpha_a`` of the component a that becomes unstable, at the node ``point``."""
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:
-            """Positions, gaps and log alphas of the points nearest to the crossing, or of all if noise hides it."""
+            """Positions, stability gaps and log alphas (three rows) of the ``count`` points nearest to the crossing, or of all
+            if sampled.
+            """
             point_rows = np.array(
                 [
                     (position, stability_gap(point), point.log_alpha)
@@ -575,11 +575,9 @@ class Continuation:
         log_alpha_change: float,
         log_ratio_change: float,
     ) -> float:
-        """Numerical error of log alpha at a bifurcation, where another component becomes unstable.
-
-        To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
-        ``slope_a . dx + e_a`` is the same for all of them and for the new one. Along the ``step`` between two nodes they are
-        known to change by ``log_alpha_change`` and ``log_ratio_change``.
+        """Numerical error of log alpha at a bifurcation, where another ``component`` becomes unstable. Errors of the ``log
+        alpha_a`` also move the node's coordinates; over the ``step`` in coordinates, log alpha is known to change by
+        ``log_alpha_change`` and the component's own by ``log_ratio_change``.
         """
         moving_components = stage.moving_components
         components, step = [*moving_components, component], step[moving_components]
@@ -603,8 +601,8 @@ class Continuation:
     def _reaches_perfect_recovery(
         self, stage: Stage, previous_node: Node, node: Node
     ) -> tuple[bool, bool]:
-        """Whether a node is indistinguishable from perfect recovery, and whether it lies beyond it, judged by the gap of log
-        alpha to its threshold.
+        """Whether a ``node`` is indistinguishable from perfect recovery, and whether it lies beyond it, judged by the
+        difference (gap) of its log alpha from that of the perfect-recovery threshold.
         """
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
@@ -620,7 +618,7 @@ class Continuation:
         return is_reached, is_reached and previous_gap * node_gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
-        """Whether the MSE of all components at a node is below the fraction ``largest_share`` of the second moment."""
+        """Whether the MSE of every component at a node is below the fraction ``largest_share`` of its second moment."""
         V = np.diagonal(
             self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
         )
@@ -629,8 +627,8 @@ class Continuation:
         )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
-        """End the curve at perfect recovery; if only some components are recovered, start a stage with the others. Component
-        a is recovered where its Qhat is very large.
+        """End the curve at perfect recovery; if only some components a are recovered (their Qhat_aa is very large), start a
+        stage with the others.
         """
         qhat = self.ratios.qhat(node.x, stage.learned_components)
         newly_recovered = [
@@ -670,7 +668,8 @@ class Continuation:
 
 
 def _gap_root(positions: Host, gaps: Host) -> float:
-    """Position where the stability gap of a component vanishes, from a parabola through computed points."""
+    """Position where the stability gap of a component vanishes, from a parabola through the ``gaps`` at computed ``positions``.
+    """
     roots_inside = [
         root.real
         for root in _polynomial_roots(positions, gaps, min(2, len(gaps) - 1))
@@ -687,5 +686,5 @@ def _gap_root(positions: Host, gaps: Host) -> float:
 
 
 def _polynomial_roots(positions: Host, gaps: Host, degree: int) -> Host:
-    """Roots of the polynomial fitted to gaps (n,) at positions (n,)."""
+    """Roots of the polynomial of this degree fitted to stability gaps (n,) at positions (n,) between two nodes."""
     return np.asarray(np.polynomial.Polynomial.fit(positions, gaps, degree).roots())

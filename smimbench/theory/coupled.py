@@ -69,20 +69,10 @@ PROBED_SHARES = (0.5, 0.8, 0.97)
 
 
 class FixedPoint(NamedTuple):
-    """Fixed point Qhat (P, P) of matrix state evolution, with its residual and numerical error; ``offset`` is the accurate
-    minus the rough map, in log Qhat, where the map is sampled.
-
-    Attributes
-    ----------
-    qhat : ndarray (P, P)
-    relative_error : float
-        Relative error of the information there.
-    residual : float
-        Relative change of Qhat in one more iteration, see ``distance``.
-    method : str
-        How the information was obtained; it says so where iterations were not enough.
-    offset : ndarray (P, P) or None
-        Logarithm of the accurate information less that of the rough one; None where there are no rough values.
+    """Fixed point Qhat (P, P) of matrix state evolution, with the relative error of the information there (``relative_error``),
+    the relative change of Qhat in one more iteration (``residual``), and how the information was obtained (``method``).
+    ``offset`` is the logarithm of the accurate minus that of the rough information, (P, P), or None where there are no rough
+    values.
     """
 
     qhat: Host
@@ -93,20 +83,15 @@ class FixedPoint(NamedTuple):
 
 
 def exponential(matrix: Host) -> Host:
-    """Matrix exponential (P, P) of a symmetric matrix, whose eigenvalues are clipped at 60."""
+    """Exponential (P, P) of a symmetric matrix, such as log Qhat, whose eigenvalues are clipped at 60."""
     return np.asarray(
         spectral_function(matrix, lambda values: np.exp(np.minimum(values, 60.0)))
     )
 
 
 class Recursion:
-    """State-evolution map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio.
-
-    Parameters
-    ----------
-    problem : Problem
-    alpha : float
-        Sample ratio.
+    """State-evolution map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio alpha, with I the information
+    of the labels and kappa a constant of the model.
     """
 
     def __init__(self, problem: Problem, alpha: float) -> None:
@@ -116,7 +101,9 @@ class Recursion:
         self.second_moment = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log_qhat: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
-        """Image (P, P) of log Qhat under the map, and the information there; ``rough`` for finite differences only."""
+        """Image (P, P) of log Qhat under the state-evolution map, and the information I there; ``rough`` for finite differences
+        only.
+        """
         information = information_at(
             self.problem, *overlap_at(self.problem, exponential(log_qhat)), rough=rough
         )
@@ -125,7 +112,9 @@ class Recursion:
         ), information
 
     def step(self, log_qhat: Host) -> Host:
-        """Change of log Qhat in one iteration of the rough map, if its eigenvalues are clearly positive."""
+        """Change of log Qhat (P, P) in one iteration: of the rough map, if the change's eigenvalues are clearly positive, else
+        accurate.
+        """
         if self.has_rough_information:
             image, information = self.image(log_qhat, rough=True)
             if float(np.linalg.eigvalsh(image - log_qhat)[0]) > 5 * _relative_error_of(
@@ -141,24 +130,16 @@ class Recursion:
         target: FixedPoint | None = None,
         offset: Host | None = None,
     ) -> FixedPoint:
-        """Iterate from Qhat = ``start`` (P, P) to a fixed point. Iteration to a ``target`` ends where that is reached;
-        ``offset`` corrects a rough map.
-
-        Parameters
-        ----------
-        residual_tolerance : float
-            Residual that need not be made smaller.
-        target : FixedPoint, optional
-            A fixed point that is known: iterations end early where they come to it.
-        offset : ndarray (P, P), optional
-            That of a fixed point nearby, to begin with.
+        """Iterate the map from Qhat = ``start`` (P, P) to a fixed point, until the residual is below ``residual_tolerance``.
+        Iterations that come to the known fixed point ``target`` end there; ``offset`` (accurate minus rough map) of a fixed
+        point nearby corrects a rough map at first.
         """
         if not self.has_rough_information:
             return self._accelerate(start, residual_tolerance, target)
         return self._iterate_with_corrections(start, residual_tolerance, target, offset)
 
     def nearby(self, fixed_point: FixedPoint, residual_tolerance: float) -> Host:
-        """Find Qhat (P, P) of the fixed point by iterating from a fixed point at a nearby sample ratio."""
+        """Find Qhat (P, P) of the fixed point by iterating from ``fixed_point``, the one at a nearby sample ratio."""
         relative_error = (
             None if fixed_point.offset is None else fixed_point.relative_error
         )
@@ -177,8 +158,8 @@ class Recursion:
         target: FixedPoint | None,
         offset: Host | None,
     ) -> FixedPoint:
-        """Iterate the rough map to a fixed point, correct it by the offset of the accurate map there, and repeat until the
-        accurate residual is small.
+        """Iterate the rough map from Qhat = ``start`` to a fixed point, correct the map there by its offset (accurate minus
+        rough log Qhat), and repeat until the accurate residual is small, or the known fixed point ``target`` is reached.
         """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
@@ -244,10 +225,9 @@ class Recursion:
         offset: Host | None = None,
         stated_error: float | None = None,
     ) -> FixedPoint:
-        """Iterate log Qhat (P, P) with Anderson acceleration from a start to a fixed point. The rough map plus ``offset`` is
-        iterated where an offset is given, else the accurate one.
-
-        With an ``offset`` from rough values, corrected by it; ``stated_error`` is their relative error.
+        """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, or to the known one
+        ``target``. With an ``offset``, the rough map plus offset is iterated, whose relative error is ``stated_error``; else
+        the accurate map.
         """
         upper_triangle = np.triu_indices(len(start))
         log_qhat = symmetric_logarithm(start)
@@ -345,7 +325,7 @@ class Recursion:
 
 
 def _relative_error_of(information: Uncertain) -> float:
-    """Largest relative error among the diagonal entries of the information."""
+    """Largest relative error among the diagonal entries of the information (P, P)."""
     value, error = diagonals(information)
     return float(np.max(error / np.maximum(value, 1e-300)))
 
@@ -353,15 +333,14 @@ def _relative_error_of(information: Uncertain) -> float:
 def is_same_fixed_point(
     target: FixedPoint, log_qhat: Host, relative_error: float
 ) -> bool:
-    """Whether log Qhat (P, P) equals that of a fixed point, within the relative error of the information."""
+    """Whether log Qhat (P, P) equals that of the fixed point ``target``, within 0.3 times the ``relative_error`` of the
+    information.
+    """
     return distance(target.qhat, exponential(log_qhat)) < 0.3 * relative_error
 
 
 def distance(qhat: Host, other_qhat: Host) -> float:
-    """Largest entry of the difference of two Qhat (P, P) in units of the diagonal of the first.
-
-    The logarithms may differ by more: those of eigenvalues that are lost in the noise of the others.
-    """
+    """Largest entry of the difference of two Qhat (P, P), divided by the roots of the two diagonal entries of the first."""
     root_of_diagonal = np.sqrt(np.diagonal(qhat))
     return float(
         np.abs((other_qhat - qhat) / np.outer(root_of_diagonal, root_of_diagonal)).max()
@@ -376,7 +355,7 @@ class SolvedFixedPoint(NamedTuple):
 
 
 class CoupledCurve(Curve):
-    """Fixed points of coupled components, solved at every sample ratio separately."""
+    """Fixed points of components that mix (Qhat is a full matrix), solved at every sample ratio alpha separately."""
 
     def __init__(self, problem: Problem) -> None:
         """Set the problem; fixed points are solved when they are asked for."""
@@ -385,7 +364,9 @@ class CoupledCurve(Curve):
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
-        """Information (P, P) at the prior mean, and the perturbation of Qhat with which the uninformed branch starts."""
+        """Information (P, P) at the prior mean, and the multiple of the identity by which Qhat is perturbed at the uninformed
+        start.
+        """
         information = information_at(
             self.problem, *overlap_at(self.problem, 0 * self.identity)
         )
@@ -396,11 +377,15 @@ class CoupledCurve(Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """Solve for the fixed point of one branch at every sample ratio."""
+        """Solve for the fixed point of one branch (uninformed: from the prior mean; informed: from the signal) at every sample
+        ratio.
+        """
         return [self.solve(alpha, branch).prediction for alpha in alphas]
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """Solve for the fixed points of both branches at every sample ratio, the Bayes-optimal one first."""
+        """Solve for the fixed points of both branches (uninformed, informed) at every sample ratio, the Bayes-optimal one
+        first.
+        """
         return [self._competing(alpha) for alpha in alphas]
 
     def _competing(self, alpha: float) -> list[Prediction]:
@@ -445,12 +430,9 @@ class CoupledCurve(Curve):
         branch: str = "uninformed",
         other_branch: SolvedFixedPoint | None = None,
     ) -> SolvedFixedPoint:
-        """Solve for the fixed point of one branch at one sample ratio. An informed solve may end at the fixed point of the
-        ``other_branch``.
-
-        The error of V is what the numerical error of the information does to it, through the response of V to alpha, plus what
-        is left of the residual. ``other`` is the other branch: where this one arrives at the same fixed point it is not looked
-        at again. Perfect recovery is stable above its threshold: the informed branch is not looked for there.
+        """Solve for the fixed point of one branch at one sample ratio alpha, iterating from the prior mean or, if informed,
+        from near the signal. An informed solve may end at the fixed point of the ``other_branch``, the uninformed one; perfect
+        recovery is returned where it is stable.
         """
         problem, perfect_threshold, is_uninformed = (
             self.problem,
@@ -561,9 +543,7 @@ class CoupledCurve(Curve):
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
         r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V) becomes unstable: the
-        inverse of the leading eigenvalue of the linearized state evolution.
-
-        There ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1.
+        inverse of kappa times the leading eigenvalue of the linearized map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
         """
         response_matrix, response_error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
@@ -588,8 +568,8 @@ class CoupledCurve(Curve):
 def _prediction(
     problem: Problem, alpha: float, fixed_point: FixedPoint, branch: str
 ) -> Prediction:
-    """Prediction at a fixed point, with its error from the response to a small change of alpha. ``nearby_qhat`` is the fixed
-    point there.
+    """Prediction at a fixed point of one branch, with the error of V: the response of V to alpha (from the fixed point
+    ``nearby_qhat`` at a slightly different alpha) times the error of the information, plus what the residual leaves.
     """
     relative_shift = (
         0.01 if fixed_point.offset is None else 0.05
@@ -630,22 +610,19 @@ def _prediction(
 def _climb_to_fixed_point(
     problem: Problem, alpha: float, start: Host, growth: float
 ) -> Host | None:
-    """Iterate upwards from a Qhat below the uninformed fixed point to it; return Qhat just below it, or None at perfect
-    recovery; near perfect recovery Qhat grows by the factor ``growth`` per iteration.
-
-    The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
-    vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
-    Qhat grows by the factor ``growth`` of the linearization, for ever.
-
-    A pass of slow growth takes very many iterations; here each step is at least ``SHORTEST_STEP`` long, and every minimum of the
-    growth on the way is looked at closely.
+    """Iterate upwards from Qhat = ``start`` (P, P), below the uninformed fixed point; return Qhat just below that point, or
+    None at perfect recovery. The map is monotone: all eigenvalues of the change of log Qhat stay positive on the way, and near
+    perfect recovery Qhat grows by the factor ``growth`` per iteration for ever. Steps are at least ``SHORTEST_STEP`` long, and
+    every minimum of the growth on the way is looked at closely.
     """
     from scipy.optimize import minimize_scalar
 
     step_at = Recursion(problem, alpha).step
 
     def growth_between(share: float, start_log: Host, end_log: Host) -> float:
-        """Slowest growth of log Qhat per iteration, at a share of the way between two points."""
+        """Slowest growth (lowest eigenvalue of the change) of log Qhat per iteration, at ``share`` of the way from start_log to
+        end_log.
+        """
         return float(
             np.linalg.eigvalsh(step_at(start_log + share * (end_log - start_log)))[0]
         )

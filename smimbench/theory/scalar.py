@@ -65,9 +65,10 @@ SMALL_QHAT = 4e-4
 
 
 class ScalarCurve(Curve):
-    """Parametric curve alpha(Qhat) of a problem with one component, or with several that share one overlap. Nodes are values
-    of log Qhat, ``nodes_per_decade`` between ``lowest_qhat`` and ``highest_qhat``; ``small_qhats`` give the limit of alpha
-    without overlap, and ``smallest_error`` is a share of the prior variance.
+    """Curve ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` of fixed points over the scalar information Qhat, for one component or
+    several that share one overlap Q. Nodes are values of log Qhat, ``nodes_per_decade`` of Qhat between ``lowest_qhat`` and
+    ``highest_qhat``; ``small_qhats`` give the limit of alpha without overlap, and ``smallest_error`` is a share of the prior
+    variance.
 
     Attributes
     ----------
@@ -85,7 +86,7 @@ class ScalarCurve(Curve):
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
-        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` is how the information is
+        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` says how the information is
         obtained.
         """
         self.problem, self.method = problem, method
@@ -114,12 +115,12 @@ class ScalarCurve(Curve):
         self.log_qhat = self._resolved_nodes(nodes, resolved_end)
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
-        """Nodes of log Qhat, the first ``end`` of them, at which double precision still resolves the MSE."""
+        """The first ``end`` of the ``nodes`` (values of log Qhat), at which double precision still resolves the MSE."""
         return nodes[:end]
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes of the curve, with alpha and its error."""
+        """Nodes (values of log Qhat) of the curve, alpha at each of them, and the error of alpha."""
         return self.log_qhat, *self.alpha_of(self.log_qhat)
 
     nodes = property(lambda self: self._table[0])
@@ -127,7 +128,7 @@ class ScalarCurve(Curve):
     alpha_error = property(lambda self: self._table[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
-        """Overlap Q and error V of one component at log Qhat."""
+        """Overlap Q and error V of one component under the prior's state-evolution map, at values of log Qhat."""
         Q, V = overlap_at(
             self.problem,
             np.exp(np.asarray(log_qhat, dtype=float))[..., None, None] * self.identity,
@@ -135,7 +136,7 @@ class ScalarCurve(Curve):
         return Q[..., 0, 0], V[..., 0, 0]
 
     def _information_at(self, Q: Array, V: Array) -> Uncertain:
-        """Information on one component at overlap Q and error V."""
+        """Information of the labels on one component at scalar overlap Q and error V."""
         matrices = (
             np.asarray(scalars)[..., None, None] * self.identity for scalars in (Q, V)
         )
@@ -152,7 +153,7 @@ class ScalarCurve(Curve):
         return self._information_at(self.prior_mean_overlap, self.prior_variance)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
-        """Sample ratio alpha(Qhat) and its numerical error."""
+        """Sample ratio ``alpha(Qhat)`` whose fixed point has this log Qhat, and its numerical error."""
         information = self._information_at(*self._overlap(log_qhat))
         with np.errstate(divide="ignore", invalid="ignore"):
             alpha = np.exp(log_qhat) / (self.kappa * information.value)
@@ -168,7 +169,8 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
-        """Nodes of log Qhat and their alpha, including turning points, so that alpha is monotonic in between."""
+        """Nodes (log Qhat) and the alpha at each, with the curve's turning points added, so that alpha is monotonic in between.
+        """
         extremum_positions = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, node_alphas = np.hstack(
             [[self.nodes, self.alpha], np.reshape(extremum_positions, (-1, 2)).T]
@@ -181,8 +183,8 @@ class ScalarCurve(Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """Predict the fixed point of one branch at every sample ratio. The position on the curve is log Qhat, infinite
-        beyond its ends.
+        """Predict the fixed point of one branch (uninformed, informed) at every sample ratio. The position on the curve is log
+        Qhat, -inf or inf beyond its ends; ``upper_node`` is the node at the upper end of the interval that holds it.
         """
         requested_ratios = np.asarray(alphas, dtype=float)
         nodes, node_alphas = self._monotonic_nodes
@@ -232,8 +234,8 @@ class ScalarCurve(Curve):
     def _predict_beyond_curve(
         self, alpha: float, beyond_last_node: bool, branch: str
     ) -> Prediction:
-        """Build the prediction at a sample ratio beyond either end of the curve. Below it, the information is that at the
-        prior mean.
+        """Build the prediction at a sample ratio beyond either end of the curve: perfect recovery or the last node if
+        ``beyond_last_node``, else by the information at the prior mean.
         """
         if beyond_last_node:
             Q, V = self._overlap(self.nodes[-1])
@@ -262,7 +264,9 @@ class ScalarCurve(Curve):
     def _predict_on_curve(
         self, alphas: Array, log_qhats: Array, branch: str
     ) -> list[Prediction]:
-        """Build predictions at points of the curve (alpha, log Qhat); errors of V follow from those of log alpha."""
+        """Build predictions at points (alpha, log Qhat) of the curve. The errors of V follow from those of log alpha, through
+        the slopes of log alpha and V in log Qhat.
+        """
         Q, V = self._overlap(log_qhats)
         log_qhat_step = 1e-3
         neighbors = log_qhats + log_qhat_step * np.array([-1.0, 1.0])[:, None]
@@ -313,7 +317,9 @@ class ScalarCurve(Curve):
         relative_error: Array,
         branch: str,
     ) -> Prediction:
-        """Build the prediction at an overlap Q; ``relative_error`` is the error of log alpha there."""
+        """Build the prediction at sample ratio alpha and scalar Q and V, with the ``error`` of V and the ``relative_error`` of
+        alpha.
+        """
         ones_per_component = np.ones(len(self.identity))
         error, ratio_error = (
             float(error) * ones_per_component,
@@ -367,11 +373,9 @@ class ScalarCurve(Curve):
         )
 
     def weak_limit(self) -> Threshold | None:
-        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap, which is
-        held (stays the lowest) up to some Qhat for some priors.
-
-        0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
-        something from the beginning, so that learning starts smoothly at alpha = 0.
+        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap. Some priors
+        hold that overlap up to a positive Qhat (``is_overlap_held``); 0 if labels inform already at a zero prior mean, None if
+        the prior mean has an overlap and learning starts at alpha = 0.
         """
         information, P = self._information_at_prior_mean, self.problem.components
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
@@ -407,7 +411,7 @@ class ScalarCurve(Curve):
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
-        """Relative rounding error of alpha at small overlaps, which are differences of numbers of order 1."""
+        """Relative rounding error of alpha at log Qhat, where a small overlap gain is a difference of numbers of order 1."""
         overlap_gain = np.maximum(
             self._overlap(log_qhat)[0] - self.prior_mean_overlap, np.finfo(float).tiny
         )
@@ -450,7 +454,9 @@ class ScalarCurve(Curve):
 
     @cached_property
     def states_equations(self) -> bool:
-        """Whether labels act as equations for the latents (V I has a limit); not for noisy or rounded labels."""
+        """Whether labels act as equations for the latents (V times the information has a positive limit at V = 0); not if noisy
+        or rounded.
+        """
         equations = self.problem.channel.equations
         if equations is not None:
             return float(equations) > 0
@@ -460,7 +466,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Turning points: local extrema of alpha(Qhat), empty if the branch is unique."""
+        """Local extrema of the curve ``alpha(Qhat)``, between which branches compete; empty if the branch is unique."""
         extrema = [point for _, point in self._extrema]
         has_peak = any(point.is_peak for point in extrema)
         weak_recovery = (
@@ -477,7 +483,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
-        """Positions (log Qhat) and values of the local extrema of alpha."""
+        """Local extrema of ``alpha(Qhat)``: pairs of log Qhat and turning point (alpha with its error, peak or minimum)."""
         is_finite = np.isfinite(self.alpha)
         nodes, alpha, alpha_error = (
             self.nodes[is_finite],
@@ -493,7 +499,9 @@ class ScalarCurve(Curve):
     def _extremum(
         self, nodes: Host, alpha: Host, error: Host, index: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
-        """Refine the local extremum of alpha next to the node of this index; return log Qhat and the turning point."""
+        """Refine the local extremum of alpha next to the node with this ``index``; return its log Qhat and the turning point.
+        ``nodes``, ``alpha`` and ``error`` are the curve's, and ``is_peak`` asks for a maximum.
+        """
         from scipy.optimize import minimize_scalar
 
         sign = -1.0 if is_peak else 1.0
@@ -513,10 +521,8 @@ class ScalarCurve(Curve):
 
 
 class GridCurve(ScalarCurve):
-    """Curve of one overlap whose information is sampled at nodes and interpolated between them. The settings are those of
-    ``ScalarCurve``.
-
-    Sampling costs thousands of times more than a formula. The fit through sampled values of a channel is smooth, and is none.
+    """Curve ``alpha(Qhat)`` of one overlap whose information is sampled at nodes and interpolated between them. The class's
+    settings are those of ``ScalarCurve``, for fewer nodes.
     """
 
     lowest_qhat, highest_qhat, nodes_per_decade = 1e-4, 1e8, 4
@@ -524,14 +530,16 @@ class GridCurve(ScalarCurve):
     small_qhats = 1e-1, 1e-2, 1e-3, 1e-4
 
     def _resolved_nodes(self, nodes: Host, end: int) -> Host:
-        """Nodes of the curve whose information exceeds rounding; beyond them labels no longer change the posterior mean."""
+        """Nodes (log Qhat), the first ``end`` of them, at which V exceeds the smallest V that is resolved, and the point where
+        it falls to that.
+        """
         resolved_nodes, next_node = nodes[:end], nodes[end : end + 1]
         smallest_V = self.smallest_error * self.prior_variance
         if not len(next_node) or self._overlap(next_node)[1][0] >= smallest_V:
             return resolved_nodes
 
         def log_V_over_resolution(x: Host, index: Host) -> Host:
-            """Logarithm of V over the smallest V that is resolved, at log Qhat = x."""
+            """Logarithm of V over the smallest V that is resolved, at log Qhat = x (``index`` is not used)."""
             V: Host = np.maximum(self._overlap(x)[1], 1e-300)
             return np.log(V / smallest_V)
 
@@ -543,8 +551,8 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes with alpha and its error, refined until the interpolation is accurate. The table holds log Qhat, alpha and
-        its error, row by row.
+        """Nodes of the curve, refined until the interpolation of log alpha is accurate: arrays of log Qhat, alpha, and the
+        error of alpha (interpolation included).
         """
         alpha, error = super().alpha_of(self.log_qhat)
         resolved_indices = np.flatnonzero(
@@ -573,7 +581,7 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _interpolants(self) -> tuple[CubicSpline, Callable[[Array], Array]]:
-        """Interpolants of log alpha and of its error over log Qhat."""
+        """Two functions of log Qhat that interpolate between the nodes: log alpha (a cubic spline), and its error."""
         from scipy.interpolate import CubicSpline
 
         is_finite = np.isfinite(self.alpha)
@@ -587,7 +595,7 @@ class GridCurve(ScalarCurve):
         )
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
-        """Sample ratio alpha(Qhat) and its numerical error, interpolated between the nodes."""
+        """Sample ratio ``alpha(Qhat)`` at values of log Qhat and its numerical error, interpolated between the nodes."""
         log_alpha_spline, relative_error_at = self._interpolants
         log_qhat = np.clip(log_qhat, log_alpha_spline.x[0], log_alpha_spline.x[-1])
         alpha = np.exp(log_alpha_spline(log_qhat))
@@ -606,7 +614,9 @@ def scalar_curve(problem: Problem) -> ScalarCurve | None:
 
 
 def shares_overlap(problem: Problem) -> bool:
-    """Whether one overlap suffices: one component, or channel and prior that are invariant under rotations."""
+    """Whether one scalar overlap suffices: one component, or channel and prior that are invariant under rotations of
+    components.
+    """
     if problem.components == 1:
         return True
     identity = np.eye(problem.components)
@@ -617,16 +627,14 @@ def shares_overlap(problem: Problem) -> bool:
 
 
 def limit_of(values: Sequence[float]) -> Threshold:
-    """Extrapolate the limit of a sequence (four or more values at geometric spacing), with an error estimate."""
+    """Extrapolate the limit of a sequence (``values``, four or more, at geometric spacing), with an error estimate."""
     limit, previous_limit = aitken(*values[-3:]), aitken(*values[-4:-1])
     return Threshold(limit, abs(limit - previous_limit) + 1e-12 * abs(limit))
 
 
 def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
-    """Find the interior local extrema of a sequence: pairs of an index and whether it is a maximum. Changes within the
-    ``noise`` of the values do not count.
-
-    From each of them it moves away by more than its noise on both sides.
+    """Find the interior local extrema of a sequence of ``values``: pairs of an index and whether it is a maximum. On both sides
+    the sequence moves away from each by more than the ``noise`` of the two values.
     """
     extrema: list[tuple[int, bool]] = []
     search_direction, extreme_index = 1, 0
@@ -647,9 +655,8 @@ def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative interpolation error (G,) of alpha: distance of each node from the cubic through its four neighbors.
-
-    Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
+    """Relative error (G,) of interpolating alpha between G nodes (log Qhat): an eighth of each node's distance in log alpha
+    from the cubic through its four neighbors, whose gap is twice as wide.
     """
     errors, finite_nodes = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
     log_qhat, log_alpha = nodes[finite_nodes], np.log(alpha[finite_nodes])
@@ -676,7 +683,9 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
 def resolved_count(
     V: Array, log_qhat: Array, prior_variance: float, smallest_error: float
 ) -> int:
-    """Number of nodes up to which V still decreases; beyond them double precision cannot resolve it."""
+    """Number of the leading nodes up to which V (one value per node) still falls as a power of Qhat; beyond them double
+    precision cannot resolve it. ``smallest_error`` is the smallest V allowed, as a share of ``prior_variance``.
+    """
     if not (SMALL_ERROR * prior_variance > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -94,8 +94,9 @@ SAMPLED = TracingAccuracy(
 
 
 class ComponentRatios:
-    """Sample ratios ``alpha_a`` of all components as functions of coordinates x of Qhat, for decoupled components.
-    ``critical_a`` is the largest Qhat at which the overlap of component a still has its lowest value.
+    """Sample ratios ``alpha_a = Qhat_aa / (kappa I_aa)`` at which component a would be at a fixed point, for all components
+    that decouple, as functions of coordinates x of Qhat (about log Qhat_aa). ``critical_a`` is the largest Qhat_aa at which the
+    overlap of component a still has its lowest value.
 
     The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + s) -
     sqrt(s)``, ``l = log(1 + Qhat_aa - critical_a)`` and ``s = COORDINATE_SHIFT``: beyond weak recovery alpha rises steeply at
@@ -146,7 +147,7 @@ class ComponentRatios:
             self.critical_qhat[a] = self._critical_qhat_of(int(a))
 
     def _overlap_gain(self, qhat: float) -> Host:
-        """Increase (P,) of the overlap over its lowest value if all components have this Qhat."""
+        """Increase (P,) of every component's overlap over its lowest value if all components have this scalar ``qhat``."""
         # V keeps its digits where Q - prior_mean_overlap does not
         V = np.diagonal(self.overlap(np.full(len(self.second_moment), qhat))[1])
         overlap_gain: Host = np.maximum(
@@ -155,11 +156,11 @@ class ComponentRatios:
         return overlap_gain
 
     def _critical_qhat_of(self, a: int) -> float:
-        """Largest Qhat at which the overlap of component a still has its lowest value."""
+        """Largest Qhat_aa at which the overlap of component a still has its lowest value, by bisection in log Qhat."""
         from scipy.optimize import brentq
 
         def sign_of_growth(log_qhat: float) -> float:
-            """1 if the overlap of component a has grown at this log Qhat, else -1."""
+            """1 if the overlap of component a is above its lowest value where all Qhat_aa have this logarithm, else -1."""
             Q = self.overlap(np.full(len(self.prior_mean_overlap), np.exp(log_qhat)))[0]
             return 1.0 if Q[a, a] > self.prior_mean_overlap[a] else -1.0
 
@@ -190,11 +191,11 @@ class ComponentRatios:
 
     @property
     def accuracy(self) -> TracingAccuracy:
-        """Numerical settings for tracing the curve of this problem."""
+        """Numerical settings for tracing the curve of this problem: coarser where the information is sampled."""
         return SAMPLED if self.uses_sampling else EXACT
 
     def qhat(self, x: Host, learned_components: Sequence[int]) -> Host:
-        """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
+        """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not among ``learned_components``."""
         qhat_diagonal = np.zeros(x.shape)
         for a in learned_components:
             qhat_diagonal[..., a] = (
@@ -205,7 +206,9 @@ class ComponentRatios:
         return qhat_diagonal
 
     def excess_qhat(self, x: Host) -> Host:
-        """Excess ``Qhat_aa - critical_a`` at coordinate x of a component without information at the prior mean."""
+        """Excess ``Qhat_aa - critical_a`` over the critical value at coordinate x, for components on which labels tell nothing
+        at the prior mean.
+        """
         return np.asarray(np.expm1(x * (x + 2 * np.sqrt(COORDINATE_SHIFT))))
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:
@@ -220,12 +223,10 @@ class ComponentRatios:
     def log_ratios(
         self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
-        """Compute ``log alpha_a`` (P,) and its error: at x if component a is learned, else where it becomes unstable. The
-        rate of a component is its information over Qhat, or the growth of its overlap if it is unlearned. ``rough`` values
-        are for finite differences only.
-
-        Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
-        every overlap.
+        """Compute ``log alpha_a`` (P,) and its error at coordinates x: where component a is at a fixed point if it is learned,
+        else where it becomes unstable. alpha_a is 1 over kappa times a rate: information over Qhat, or for unlearned components
+        the growth of the overlap (susceptibility times response); infinite at rate 0. ``rough`` values are for finite
+        differences only.
         """
         qhat = self.qhat(x, learned_components)
         Q, V = self.overlap(qhat)
@@ -270,7 +271,7 @@ def components_decouple(problem: Problem) -> bool:
         return False
 
     def information_at_qhat(qhat_diagonal: Host) -> Uncertain:
-        """Information at the overlap that a diagonal Qhat (P,) gives."""
+        """Information (P, P) of the labels at the overlap that a Qhat with this diagonal (P,) gives."""
         return information_at(problem, *overlap_at(problem, np.diag(qhat_diagonal)))
 
     if P > 1 and problem.channel.susceptibility is None:
@@ -318,22 +319,9 @@ Interpolant = Callable[..., Host]
 
 @dataclass
 class Node:
-    """Node of a traced curve, one computed fixed point: coordinates x of Qhat, ``log alpha_a`` and its error by component,
-    Jacobian ``d log alpha_a / dx``, and log alpha of the curve.
-
-    Attributes
-    ----------
-    x : ndarray (P,)
-        Coordinates of Qhat.
-    log_ratios, error : ndarray (P,)
-        ``log alpha_a`` of each component and the error of the information in it.
-    jacobian : ndarray (P, P)
-        ``d log_ratios / dx``.
-    log_alpha : float
-    residual : ndarray (P,) or float
-        How far ``log_ratios`` may be from ``log_alpha`` because the corrections ended there.
-    rough_error : ndarray (P,) or None
-        ``log_ratios`` minus their rough estimate from few labels; None where there is none.
+    """Node of a traced curve, one computed fixed point: coordinates x (P,) of Qhat, ``log_ratios`` (log alpha_a of each
+    component a) and their error, ``jacobian`` d log_ratios / dx, and ``log_alpha`` of the curve. ``residual`` is how far
+    log_ratios may be from log_alpha, ``rough_error`` their accurate minus rough values.
     """
 
     x: Host
@@ -346,18 +334,16 @@ class Node:
 
     @property
     def total_error(self) -> Host:
-        """Total numerical error (P,) of ``log_alpha`` according to each component."""
+        """Total numerical error (P,) of the curve's ``log_alpha``, as the log alpha_a of each component gives it."""
         return self.error + self.residual
 
 
 @dataclass(eq=False)
 class Stage:
-    """Stage of a traced curve: the part between two bifurcations, on which the same components are learned. ``step`` is the
-    next step along the curve, and ``direction`` the direction at its start.
-
-    ``new_components`` determine its initial direction. Among the learned components,
-    ``recovered_components`` have reached perfect recovery before the others and keep their coordinates. ``nodes_ahead``, the
-    farthest first, were computed before the nodes that the curve needs on the way to them.
+    """Stage of a traced curve: its ``nodes`` between two bifurcations, on which the same ``learned_components`` are learned.
+    ``new_components`` set its initial direction, ``recovered_components`` have reached perfect recovery and keep their
+    coordinates; ``step`` is the next step along the curve, ``direction`` that at its end, and ``nodes_ahead``, the farthest
+    first, are computed but not yet needed.
     """
 
     learned_components: list[int]
@@ -376,11 +362,13 @@ class Stage:
         ]
 
     def mean_error(self, node: Node) -> float:
-        """Error of ``log_alpha`` at a node, root mean square over the moving components."""
+        """Numerical error of ``log_alpha`` at a node: root mean square, over the moving components, of their total errors."""
         return float(np.sqrt((node.total_error[self.moving_components] ** 2).mean()))
 
     def interpolants(self) -> tuple[Interpolant, Interpolant]:
-        """Two interpolants of x and log alpha over arc length: the one to use, and another to estimate its error."""
+        """Two functions that interpolate (x, log alpha) over arc length along the curve: the one to use, and one to estimate
+        its error.
+        """
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
         positions = arc_lengths(self.nodes)
@@ -399,24 +387,22 @@ class Stage:
 
 @dataclass
 class LocalCubic:
-    """Local interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nearest nodes. Positions ``s`` are arc
-    lengths.
-
-    At the ends it is a parabola through three nodes.
+    """Interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nodes nearest to a position (three at the ends).
+    ``s`` are arc lengths along the curve, and ``values`` are (x, log alpha).
     """
 
     s: Host
     values: Host
 
     def __call__(self, position: float) -> Host:
-        """Interpolate the values at one position."""
+        """Interpolate the values at one ``position`` (an arc length)."""
         next_node = int(np.clip(np.searchsorted(self.s, position), 1, len(self.s) - 1))
         neighbors = slice(max(0, next_node - 2), next_node + 2)
         return interpolated_value(self.s[neighbors], self.values[neighbors], position)
 
 
 def arc_lengths(nodes: list[Node]) -> Host:
-    """Arc lengths (n,) of the nodes, measured from the first node."""
+    """Arc lengths (n,) of n nodes along the polygon through their coordinates x, measured from the first node."""
     x = np.array([node.x for node in nodes])
     return np.concatenate(
         [[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))]
@@ -426,7 +412,7 @@ def arc_lengths(nodes: list[Node]) -> Host:
 def interpolated_value(
     nodes: Host, values: Host | Sequence[float] | Sequence[Host], position: float
 ) -> Host:
-    """Value at ``position`` of the polynomial through all points ``(nodes_k, values_k)``."""
+    """Value at ``position`` of the polynomial through all points ``(nodes_k, values_k)``, where nodes are positions."""
     from scipy.interpolate import krogh_interpolate
 
     return np.asarray(
@@ -443,11 +429,7 @@ def finite_change(start: Host, end: Host) -> Host:
 
 
 class Corrector:
-    """Corrector of the continuation: finds points where the ``alpha_a`` of all moving components agree.
-
-    Parameters
-    ----------
-    ratios : ComponentRatios
+    """Corrector of the continuation: finds coordinates x of Qhat at which the ``log alpha_a`` of all moving components a agree.
     """
 
     def __init__(self, ratios: ComponentRatios) -> None:
@@ -489,7 +471,7 @@ class Corrector:
         return base_log_ratios
 
     def tangent(self, stage: Stage, jacobian: Host) -> Host:
-        """Unit tangent, the forward direction of the curve, at a node with this slope."""
+        """Unit tangent (P,), the forward direction of the curve, at a node with this ``jacobian`` d log alpha_a / dx."""
         moving_components = stage.moving_components
         tangent = np.zeros(len(jacobian))
         if len(moving_components) == 1:
@@ -509,7 +491,9 @@ class Corrector:
     def _correction_system(
         self, moving_components: list[int], jacobian: Host, tangent: Host
     ) -> Host:
-        """Matrix of the linear system for a correction: differences of the Jacobian's rows, and the tangent as last row."""
+        """Matrix of the linear system for a correction of x: differences of the Jacobian's rows to the first (``log alpha_a``
+        must agree), and the tangent as last row (no step along the curve).
+        """
         moving_jacobian = jacobian[np.ix_(moving_components, moving_components)]
         return np.vstack(
             [moving_jacobian[1:] - moving_jacobian[:1], tangent[moving_components]]
@@ -518,7 +502,7 @@ class Corrector:
     def _correction_noise(
         self, moving_components: list[int], error: Host, jacobian: Host, tangent: Host
     ) -> float:
-        """Standard error of a correction across the curve, from the standard error of the log alpha_a."""
+        """Standard error of a correction of x across the curve, from the standard ``error`` (P,) of the log alpha_a."""
         if len(moving_components) < 2:
             return 0.0
         inverse_system = np.linalg.pinv(
@@ -536,7 +520,9 @@ class Corrector:
         jacobian: Host,
         tangent: Host,
     ) -> Host:
-        """Newton step perpendicular to the curve that makes the moving components agree."""
+        """Newton step (P,) in x, perpendicular to the ``tangent``, after which the ``log_ratios`` (log alpha_a) of moving
+        components agree.
+        """
         correction = np.zeros(len(log_ratios))
         if len(moving_components) > 1:
             log_ratio_differences = np.append(
@@ -551,8 +537,8 @@ class Corrector:
         return correction
 
     def step_within_bounds(self, stage: Stage, start: Host, bounded_end: Host) -> Host:
-        """Limit a step so that a learned component moves at most two thirds of the way back to its lowest overlap. The step
-        is from x = ``start`` to ``bounded_end``; component a is bounded if it starts without information.
+        """Limit the step from x = ``start`` to ``bounded_end`` so that a learned component a on which labels tell nothing at
+        the prior mean moves at most two thirds of the way back to its lowest overlap (x_a = 0).
         """
         bounded_components = [
             a
@@ -568,12 +554,9 @@ class Corrector:
     def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Find the point of the curve near ``x``; return it and the largest correction beyond noise. Newton steps use the
-        Jacobian of the node ``origin``, updated on the way or measured again from rough values.
-
-        Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
-        part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
-        node, so that one evaluation with all labels is mostly enough.
+        """Find the point of the curve near ``x``, where the log alpha_a agree; return it and the largest correction of x beyond
+        noise. Newton steps use the Jacobian of the node ``origin``, updated on the way (Broyden) or measured again from rough
+        values; the change by the last correction is not evaluated again but counted in the residual.
         """
         accuracy, moving_components, largest_correction = (
             self.ratios.accuracy,
