@@ -668,7 +668,8 @@ class Continuation:
 
 
 def _gap_root(positions: Host, gaps: Host) -> float:
-    """Position where the stability gap of a component vanishes, from a parabola through the ``gaps`` at computed ``positions``.
+    """Position where the stability gap of a component vanishes, from a parabola through the ``gaps`` at
+    computed ``positions``.
     """
     roots_inside = [
         root.real

@@ -169,7 +169,8 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
-        """Nodes (log Qhat) and the alpha at each, with the curve's turning points added, so that alpha is monotonic in between.
+        """Nodes (log Qhat) and the alpha at each, with the curve's turning points added, so that alpha is
+        monotonic in between.
         """
         extremum_positions = [(x, point.threshold.value) for x, point in self._extrema]
         nodes, node_alphas = np.hstack(

@@ -429,7 +429,8 @@ def finite_change(start: Host, end: Host) -> Host:
 
 
 class Corrector:
-    """Corrector of the continuation: finds coordinates x of Qhat at which the ``log alpha_a`` of all moving components a agree.
+    """Corrector of the continuation: finds coordinates x of Qhat at which the ``log alpha_a`` of all moving
+    components a agree.
     """
 
     def __init__(self, ratios: ComponentRatios) -> None:
