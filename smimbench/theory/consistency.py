@@ -56,8 +56,9 @@ def require_consistent(
     *,
     clock: Callable[[], float],
 ) -> None:
-    """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution; ``kinds``
-    are the kinds of item to test, by default those from third parties.
+    """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution; ``kinds`` are
+    the kinds of item to test, by default those from third parties, ``components`` the number of signal components for the
+    prior, and ``clock`` counts seconds.
 
     Parameters
     ----------
@@ -96,8 +97,8 @@ def require_consistent(
 
 
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
-    r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z, by the
-    mean of likelihood ratios at shifted latents.
+    r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z: over
+    these, likelihood ratios of shifted latents have mean 1.
 
     For any latents ``z`` and ``z'``, whatever the normalization in y,
 
@@ -158,7 +159,9 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
 
 
 def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
-    """Call ``log_likelihood``, check the shape of its values (n,), and return them."""
+    """Call the channel's ``log_likelihood`` on labels y and latents z, check that its n values are numbers or -inf, and return
+    them.
+    """
     with np.errstate(all="ignore"):
         log_likelihoods = np.asarray(
             channel_test.call("log_likelihood", y, z), dtype=float
@@ -175,8 +178,8 @@ def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
 
 
 def _require_prior(prior_test: PriorTest, P: int) -> None:
-    """Test the moments and the denoiser of a prior for signals of P components. Qhat is set so that components are known to
-    different degrees.
+    """Test the moments and the denoiser of a prior for signals of P components, at matrices Qhat of information by which
+    components are known to different degrees.
     """
     signal = prior_test.call(
         "sample", prior_test.rng("signal, form"), P, prior_test.min_draws
@@ -202,7 +205,7 @@ def _require_prior(prior_test: PriorTest, P: int) -> None:
 
 
 def _require_standard_inputs(problem: Problem, seed: int) -> None:
-    """Raise a ProblemError if Gaussian inputs of a plugin do not have mean 0 and variance 1."""
+    """Raise a ProblemError if Gaussian inputs of a third-party package do not have mean 0 and variance 1 in a random instance."""
     inputs = problem.inputs
     if not inputs.gaussian or not _is_third_party(problem, "inputs"):
         return
@@ -221,8 +224,8 @@ def _require_standard_inputs(problem: Problem, seed: int) -> None:
 def require_consistent_at(
     problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]
 ) -> None:
-    """Repeat the consistency test at some of the overlaps and errors (Q, V) to be reported. A third-party prior is tested at
-    the Qhat that gives this overlap.
+    """Repeat the consistency test at some of the ``points`` to be reported, pairs of overlap Q and error V. A third-party prior
+    is tested at the information Qhat that gives this overlap; ``clock`` counts seconds.
 
     Raises
     ------
@@ -270,6 +273,8 @@ def require_consistent_at(
 
 
 def _is_third_party(problem: Problem, kind: str) -> bool:
-    """Whether an item of a problem comes from a third-party package and signals can be drawn from it."""
+    """Whether the problem's item of this ``kind`` (channel, prior, inputs) comes from a third-party package and signals can be
+    drawn from it.
+    """
     theory_only = kind == "prior" and why_theory_only(problem.prior, problem.components)
     return bool(problem.spec.get(kind, {}).get("distribution")) and not theory_only

@@ -45,14 +45,15 @@ NEVER_PERFECT = "with noisy or discrete labels the error never reaches zero"
 
 
 class TurningPoint(NamedTuple):
-    """Turning point of a curve of fixed points: the sample ratio, and whether it is a local maximum."""
+    """Turning point of a curve of fixed points: its sample ratio (``threshold``), and whether that is a local maximum."""
 
     threshold: Threshold
     is_peak: bool
 
 
 class Curve(ABC):
-    """Curve of fixed points of a problem as a function of the sample ratio.
+    """Curve of fixed points of a problem as a function of the sample ratio alpha. Branches are the fixed points reached from
+    the prior mean (uninformed) and from the signal (informed).
 
     Makers give ``predict``, ``turning_points`` and ``segments``; branches, hard phase and free entropy are read here.
     """
@@ -73,7 +74,7 @@ class Curve(ABC):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """Predict the fixed point of one branch at every sample ratio."""
+        """Predict the fixed point of one branch (uninformed or informed) at every sample ratio."""
 
     @abstractmethod
     def thresholds(self) -> Thresholds:
@@ -81,7 +82,9 @@ class Curve(ABC):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Turning points of alpha along the curve, beyond numerical error; empty if the branch is unique."""
+        """Turning points: local extrema of the sample ratio along the curve, beyond numerical error; empty if the branch is
+        unique.
+        """
         raise NotImplementedError
 
     def segments(self) -> list[Segment]:
@@ -97,7 +100,7 @@ class Curve(ABC):
         )
 
     def free_entropy(self, point: Prediction) -> tuple[float, float]:
-        """Free entropy of a fixed point relative to the prior mean, and its numerical error."""
+        """Free entropy of a fixed point (``point``) relative to the prior mean, and its numerical error."""
         if self.states_equations and not point.V.any():
             return float("inf"), 0.0
         return self._potential.at(point.alpha, np.diagonal(point.V))
@@ -118,7 +121,7 @@ class Curve(ABC):
         )
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first.
+        """Predict all competing fixed points (uninformed, informed) at every sample ratio, the Bayes-optimal one first.
 
         One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
         (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
@@ -147,7 +150,9 @@ class Curve(ABC):
         return [list(alphas)] if alphas else []
 
     def hard_phase(self) -> HardPhase | None:
-        """Hard phase: sample ratios where the Bayes-optimal error is below the uninformed branch; None if there is none."""
+        """Hard phase: sample ratios where the Bayes-optimal error is below that of the uninformed branch; None if there is
+        none. It ends at the highest turning point of alpha and starts at the lowest minimum.
+        """
         turning_points = self.turning_points
         peaks = [point.threshold for point in turning_points if point.is_peak]
         if not peaks:
@@ -169,7 +174,9 @@ class Curve(ABC):
         )
 
     def _free_entropy_gap(self, alpha: float) -> tuple[float, float]:
-        """Free entropy of the informed minus that of the uninformed branch, and its error; 0 where the branches meet."""
+        """Free entropy of the informed minus that of the uninformed branch at sample ratio alpha, and its error; 0 where the
+        branches meet.
+        """
         uninformed_prediction, informed_prediction = (
             self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")
         )
@@ -184,8 +191,8 @@ class Curve(ABC):
     def transition(
         self, informed_start: Threshold, uninformed_end: float
     ) -> Threshold | None:
-        """Information-theoretic transition, where the informed branch becomes Bayes-optimal; None if it never does.
-        ``informed_start`` and ``uninformed_end`` bound the hard phase, and lower and upper alpha bracket the transition.
+        """Information-theoretic transition, the alpha where the informed branch becomes Bayes-optimal; None if it never does.
+        It is bracketed between ``informed_start`` and ``uninformed_end``, the sample ratios where these branches start and end.
 
         Parameters
         ----------
@@ -238,8 +245,8 @@ class Curve(ABC):
 
 @dataclass(frozen=True)
 class Segment:
-    """A smooth part of a curve of fixed points, at an odd number of positions along it. Each array holds the values there:
-    position along the curve, log alpha, its error, Qhat (n, P) and V (n, P).
+    """A smooth part of a curve of fixed points, sampled at an odd number n of positions along it. Arrays hold the values there:
+    position along the curve, log alpha and its error (n,), the diagonals of Qhat (n, P) and of V (n, P).
 
     Attributes
     ----------
@@ -257,7 +264,8 @@ class Segment:
 
 
 class Potential:
-    r"""Free entropy along a curve of fixed points relative to the prior mean, by the equal-area rule.
+    r"""Free entropy along a curve of fixed points relative to the prior mean, by the equal-area rule: an integral over the
+    curve of Qhat dV.
 
     ``(1/2) \int \sum_a (kappa alpha I_aa - Qhat_aa) dQ_aa`` is linear in the sample ratio, and on the curve ``kappa I = Qhat /
     alpha(s)``: no normalizer of the channel is needed, and two integrals are all that there is.
@@ -271,7 +279,10 @@ class Potential:
     """
 
     def __init__(self, segments: list[Segment], prior_mean_V: Host) -> None:
-        """Integrate the free entropy over the segments; ``start_area`` is that of the closing piece at the prior mean."""
+        """Integrate the free entropy over the segments: a label term (times 1 / alpha), a prior term, and the error from that
+        of log alpha. ``prior_mean_V`` (P,) is V at the prior mean, and ``start_area`` closes the curve from there to its first
+        point.
+        """
         from scipy.interpolate import CubicSpline
 
         self.segments = []
@@ -307,7 +318,9 @@ class Potential:
             )
 
     def at(self, alpha: float, V: Host) -> tuple[float, float]:
-        """Free entropy at the point of the curve with error V (P,), for a given sample ratio, and its numerical error."""
+        """Free entropy, at sample ratio alpha, of the point of the curve with error V (P,), and its numerical error; ``coarse``
+        integrals use every second position.
+        """
         negative_log_target = -np.log(max(float(V.sum()), 1e-300))
         fine_sum, coarse_sum = self.start_integrals, self.start_integrals
         for negative_log_V, position, fine_integral, coarse_integral in self.segments:
@@ -336,8 +349,8 @@ class Potential:
 def free_entropy_between(
     problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
 ) -> tuple[float, float]:
-    """Free-entropy difference between two values of Qhat (P, P), end minus start, and its error. The gradient is integrated
-    along a path between them.
+    """Difference of the free entropy between two values of Qhat (P, P) at sample ratio alpha, end minus start, and its error.
+    The gradient of the free entropy is integrated along a path between them, at positions 0 to 1.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """
@@ -369,7 +382,8 @@ def free_entropy_between(
 
 
 def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
-    """Index of the node on a curve (n,) where a branch reaches each requested sample ratio (k,); n if it never does.
+    """Index of the node at which a branch reaches each of k requested sample ratios, on a curve with n nodes at these
+    ``ratios``; n if it never does. The uninformed branch takes the first such node, the informed one the last rise.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
@@ -382,7 +396,9 @@ def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
 
 
 def aitken(a: float, b: float, c: float) -> float:
-    """Extrapolate the limit of a sequence from three terms a, b, c by Aitken's method, unless the step is only noise."""
+    """Extrapolate the limit of a sequence from three successive terms a, b, c by Aitken's method; c itself if the last step is
+    only noise.
+    """
     last_step, second_difference = c - b, (c - b) - (b - a)
     if not abs(second_difference) > 1e-13 * abs(c):
         return c
@@ -391,7 +407,7 @@ def aitken(a: float, b: float, c: float) -> float:
 
 
 def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
-    """Prediction of perfect recovery: exactly zero error."""
+    """Prediction of perfect recovery (error V = 0) on one branch at sample ratio alpha."""
     zero_error = np.zeros(problem.components)
     second_moment = prior_moments(problem)[0]
     return Prediction(
@@ -422,7 +438,9 @@ def thresholds_with_reasons(
     hard_phase: HardPhase | None,
     reasons: dict[str, str],
 ) -> Thresholds:
-    """Build the thresholds of a problem, with a reason for each one that does not exist."""
+    """Build the thresholds of a problem, with a reason, from ``reasons`` by name, for each one that does not exist.
+    ``sequential`` are the sample ratios at which components are learned one after the other.
+    """
     thresholds_without_reasons = Thresholds(
         weak_recovery, perfect_recovery, tuple(sequential), hard_phase
     )
@@ -456,7 +474,9 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     kappa = float(problem.model.kappa)
 
     def overlaps_at(qhat: Host) -> tuple[Host, Host, Host]:
-        """Order parameters Q, V and ``diag(V Qhat)`` at a large diagonal Qhat (P,)."""
+        """Overlap Q, error V and ``diag(V Qhat)`` (the number of unknowns left per component) at a large Qhat of diagonal
+        ``qhat`` (P,).
+        """
         Q, V = overlap_at(problem, np.diag(qhat))
         return Q, V, np.diagonal(V) * qhat
 
@@ -479,8 +499,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     component_weights = np.ones(P)
 
     def ratios_at(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio of each component at a small error ``scale``, its relative error, and the number of equations; None
-        without information.
+        """Sample ratio (P,) at which each component would be at a fixed point where Qhat is ``scale`` over its weight, the
+        largest relative error, and the number of equations that labels state; None without information.
         """
         Q, V, _ = overlaps_at(scale / component_weights)
         information = information_at(problem, Q, V)
@@ -533,7 +553,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
 
 
 def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None:
-    """Perfect-recovery threshold of discrete signals: 0 for noiseless labels, None for noisy labels.
+    """Perfect-recovery threshold of discrete signals: 0 if the sample ratio falls as the error (share of unexplained variance)
+    shrinks, as for noiseless labels, else None.
 
     The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
     falls along with it where the information of labels grows as V does not; noise stops that growth, and it rises.
@@ -545,12 +566,12 @@ def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None
     prior_variance = np.diagonal(second_moment - prior_mean_overlap)
 
     def log_unknown_share(log_qhat: float) -> float:
-        """Logarithm of the largest MSE over prior variance of a component."""
+        """Logarithm of the largest MSE over prior variance of a component, at Qhat = exp(log_qhat) times the identity."""
         V = overlap_at(problem, np.exp(log_qhat) * np.eye(P))[1]
         return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 
     def ratio_at(unknown_share: float) -> float:
-        """Sample ratio at the fixed point with this fraction of unexplained variance (``unknown_share``)."""
+        """Sample ratio at the fixed point where this share of the prior variance is unexplained (``unknown_share``)."""
         log_qhat = brentq(
             lambda log_qhat: log_unknown_share(log_qhat) - np.log(unknown_share),
             -np.log(1e9),

@@ -25,7 +25,8 @@ from smimbench.theory.types import Prediction, Threshold, Thresholds
 
 
 class StageCurve:
-    """Stage of a traced curve with its interpolants, sampled on a fine grid.
+    """Stage (part between two bifurcations) of a traced curve of fixed points, with functions that interpolate coordinates x of
+    Qhat and log alpha between its nodes over arc length (``position``), and their values on a fine grid.
 
     Attributes
     ----------
@@ -56,7 +57,9 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Position between ``start`` and ``end`` where the curve crosses a value of log alpha, and its interpolation error."""
+        """Position between ``start`` and ``end`` (arc lengths) where the stage reaches this log alpha, and its interpolation
+        error.
+        """
         from scipy.optimize import brentq
 
         position = brentq(
@@ -69,7 +72,7 @@ class StageCurve:
 
 
 class TracedCurve:
-    """Curve as traced so far, sampled on a fine grid.
+    """Curve of fixed points as traced so far, sampled on a fine grid: stage, position in it, and log alpha of every point.
 
     Attributes
     ----------
@@ -107,7 +110,7 @@ class FixedPointCurve(Continuation, Curve):
     # -- reading the curve --------------------------------------------------------------------------------------------
 
     def _traced_so_far(self) -> TracedCurve:
-        """Curve as far as it has been traced."""
+        """Curve as far as it has been traced, interpolated anew if nodes were added."""
         count = sum(len(stage.nodes) for stage in self.stages)
         if self._traced_curve is None or self._traced_curve.node_count != count:
             self._traced_curve = TracedCurve(
@@ -119,7 +122,9 @@ class FixedPointCurve(Continuation, Curve):
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
     ) -> list[Prediction]:
-        """Predict the fixed point of one branch at every sample ratio; the informed branch needs the complete curve."""
+        """Predict the fixed point of one branch (uninformed, informed) at every sample ratio; the informed one needs the
+        complete curve.
+        """
         return [self._predict_one(float(alpha), branch) for alpha in alphas]
 
     def batches(self, alphas: Sequence[float]) -> list[list[float]]:
@@ -127,8 +132,9 @@ class FixedPointCurve(Continuation, Curve):
         return [[alpha] for alpha in alphas]
 
     def _predict_one(self, alpha: float, branch: str) -> Prediction:
-        """Predict the fixed point of one branch at one sample ratio. Component a may be learned where the error of its
-        coordinate x is nonzero.
+        """Predict the fixed point of one branch at one sample ratio alpha, where the traced curve crosses it. The error of V
+        follows from Qhat at coordinates x plus and minus their error; a component a may be learned where the error of x_a is
+        nonzero.
         """
         self.trace(until=alpha if branch == "uninformed" else None)
         traced_curve = self._traced_so_far()
@@ -206,7 +212,10 @@ class FixedPointCurve(Continuation, Curve):
         interpolation_error: Host,
         curve_derivative: Host,
     ) -> tuple[Host, Host]:
-        """Numerical errors of x at fixed alpha and of log alpha_a at fixed x, from nodes and interpolation."""
+        """Numerical errors (P,) at a ``position`` of a stage: of coordinates x at fixed alpha, and of the log alpha_a at fixed
+        x, from the errors of the nodes around it (Jacobians d log alpha_a / dx interpolated between them) and of the
+        interpolation.
+        """
         node_positions, moving_components = (
             stage_curve.node_positions,
             stage_curve.stage.moving_components,
@@ -252,7 +261,9 @@ class FixedPointCurve(Continuation, Curve):
         return np.minimum(x_error, 2.0), ratio_error
 
     def _unlearned_error(self, stage_index: int, log_alpha: float) -> Host:
-        """Error of x (P,) from a component whose threshold is so close to this log alpha that it may already be learned."""
+        """Error of coordinates x (P,) from a component that may already be learned at this log alpha, because its threshold
+        (start of the stage with this index) is close.
+        """
         x_error = np.zeros(self.problem.components)
         stage = self.stages[stage_index] if stage_index < len(self.stages) else None
         learned_components = (
@@ -286,7 +297,9 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_below_curve(
         self, alpha: float, log_alpha: float, branch: str
     ) -> Prediction:
-        """Predict the fixed point at a sample ratio below the first node of the curve."""
+        """Predict the fixed point of a branch at a sample ratio alpha below the first node of the curve: Qhat is proportional
+        to alpha, or 0.
+        """
         qhat = np.zeros(self.problem.components)
         if not self.ratios.informative_components or not self.stages:
             possible_qhat = self.ratios.excess_qhat(self._unlearned_error(0, log_alpha))
@@ -303,8 +316,8 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_beyond_curve(
         self, alpha: float, log_alpha: float, perfect_log_alpha: float, branch: str
     ) -> Prediction:
-        """Predict the fixed point at a sample ratio beyond the last node of the curve. ``log_alpha`` and
-        ``perfect_log_alpha`` are those of the ratio and of perfect recovery.
+        """Predict the fixed point of a branch at a sample ratio alpha beyond the last node of the curve: Qhat grows as the
+        inverse distance in log alpha to perfect recovery (``perfect_log_alpha``), beyond which recovery is perfect.
         """
         curves = self._traced_so_far().curves
         if not curves:
@@ -337,7 +350,9 @@ class FixedPointCurve(Continuation, Curve):
         branch: str,
         alpha_error: Host | float = 0.0,
     ) -> Prediction:
-        """Build the prediction at Qhat (P,), with the error of V from bounds on Qhat."""
+        """Build the prediction at sample ratio alpha and a diagonal Qhat (P,), with the error of V from other values that Qhat
+        may have (``qhat_bounds``).
+        """
         Q, V = self.ratios.overlap(qhat)
         V_changes = [
             np.abs(np.diagonal(self.ratios.overlap(qhat_bound)[1] - V))
@@ -358,7 +373,9 @@ class FixedPointCurve(Continuation, Curve):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Turning points of alpha along the curve: the largest local maximum and the smallest local minimum."""
+        """Turning points of alpha along the curve: the highest peak before a fall, and the lowest minimum after it; empty
+        without a fold.
+        """
         self.trace()
         if not self._has_fold():
             return []
@@ -374,7 +391,9 @@ class FixedPointCurve(Continuation, Curve):
         return [TurningPoint(peak, True), TurningPoint(minimum, False)]
 
     def _has_fold(self) -> bool:
-        """Whether alpha decreases somewhere along the curve by more than its numerical error."""
+        """Whether alpha decreases somewhere along the curve, or from its highest value to perfect recovery, by more than its
+        numerical error.
+        """
         log_alpha, log_alpha_error = (
             self._traced_so_far().node_log_alpha,
             self._traced_so_far().node_error,
@@ -406,7 +425,7 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def _threshold(self, log_alpha: float) -> Threshold:
-        """Threshold at a value of log alpha, with its error from the nearest node of the curve."""
+        """Threshold at a value of log alpha, with the error of the node whose log alpha is nearest."""
         traced_curve, alpha = self._traced_so_far(), float(np.exp(log_alpha))
         return Threshold(
             alpha,
@@ -424,7 +443,7 @@ class FixedPointCurve(Continuation, Curve):
         return [self._segment(curve) for curve in self._traced_so_far().curves]
 
     def _segment(self, stage_curve: StageCurve) -> Segment:
-        """Convert the curve of a stage to a segment for the free entropy."""
+        """Convert the curve of a stage to a segment (arrays of log alpha, Qhat and V along it) for the free entropy."""
         qhat = self.ratios.qhat(
             stage_curve.values[:, :-1], stage_curve.stage.learned_components
         )

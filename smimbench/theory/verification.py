@@ -71,7 +71,7 @@ def verify_point(
     on_draws: Callable[[int], None] = lambda count: None,
 ) -> list[Check]:
     """Verify every number of a reported theory point by Monte Carlo draws. ``resolve`` is the relative deviation to detect,
-    and ``seconds`` the time allowed.
+    ``seconds`` the time allowed, counted by ``clock``; ``on_draws`` is told how many draws were made.
 
     A first set of draws tells how many are needed; the second one starts with the same draws.
 
@@ -133,7 +133,9 @@ def verify_point(
 
 
 class PointByDraws:
-    """Monte Carlo verification of one theory point, with draws at its overlap."""
+    """Monte Carlo verification of one theory point (a fixed point at one sample ratio), with latents, labels and posteriors
+    drawn at its overlap.
+    """
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class PointByDraws:
 
     @cached_property
     def qhat(self) -> Host:
-        """Conjugate Qhat (P, P) at which the prior's map ``Qhat -> Q`` gives the overlap of the table."""
+        """Information Qhat (P, P) that the prior's state-evolution map takes to the overlap of the theory point."""
         return inverse_map(self.problem, self.Q, self.V, self.learned_components)
 
     def checks(self, draws: int) -> list[Check]:
@@ -191,7 +193,9 @@ class PointByDraws:
     def _posteriors(
         self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
-        """Draw latents and labels in chunks; yield omega, z - omega and the posterior of the labels."""
+        """Draw latents z of overlap Q and error V, and labels, in chunks; yield means omega, z - omega and the labels'
+        posterior.
+        """
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
@@ -214,8 +218,9 @@ class PointByDraws:
             self.on_draws(len(omega))
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
-        """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P), whose means are the information, with ``g = V^-1
-        (<z> - omega)`` and ``h = V^-1 (z - omega)``; the last result is the error of the posterior.
+        """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` over sites c (n, P, P), whose means are the information at
+        overlap Q and error V, with ``g = V^-1 (<z> - omega)`` and ``h = V^-1 (z - omega)``; the last result is the bias by the
+        posterior's error.
         """
         V_inverse = np.linalg.inv(V)
         by_posterior, by_teacher, posterior_error = [], [], 0.0
@@ -236,7 +241,9 @@ class PointByDraws:
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
-        """Entries (rows, columns) of Qhat that are compared; off-diagonal ones only if labels depend on signs."""
+        """Entries (rows, columns) of Qhat that are compared: diagonal ones of learned components, and others if Qhat is not
+        diagonal.
+        """
         learned_components, qhat_diagonal = (
             np.array(self.learned_components),
             np.diagonal(self.qhat),
@@ -254,12 +261,16 @@ class PointByDraws:
 
     @cached_property
     def _response(self) -> Host:
-        """Derivative of the MSE (learned, K) with respect to residuals in the entries of Qhat, by a Newton step."""
+        """Derivative (learned, K) of the MSE of learned components in the residuals of the K compared entries of Qhat (Newton
+        step).
+        """
         rows, columns = self._entries
         channel: Any = self.problem.channel
 
         def information_and_mse(step: Host) -> Host:
-            """Information at the compared entries and MSE, at Qhat shifted by ``step`` in these entries."""
+            """Information at the K compared entries, then the MSE of learned components, at Qhat shifted by ``step`` (K,)
+            there.
+            """
             qhat = self.qhat.copy()
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
             Q, V = overlap_at(self.problem, qhat)
@@ -287,8 +298,8 @@ class PointByDraws:
         return derivatives[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
-        """Check that the point is a fixed point: Qhat against two Monte Carlo means, MSE by a Newton step. The sources are
-        the posterior and the teacher.
+        """Check that the point is a fixed point: its Qhat against Monte Carlo means by the posterior and by the teacher (the
+        two sources), and its MSE by a Newton step from the first. a and b are learned components.
         """
         (by_posterior, by_teacher, posterior_bias), (rows, columns) = (
             self.draw(self.Q, self.V),
@@ -351,8 +362,9 @@ class PointByDraws:
         ]
 
     def _unlearned(self) -> list[Check]:
-        """Check that unlearned components are stable at this sample ratio. Held components have zero response below a
-        critical Qhat, the others may grow at a rate.
+        """Check that unlearned components a are stable at this sample ratio: the factor by which their overlap grows in one
+        iteration is at most 1. Held ones keep their lowest overlap up to a critical Qhat; the others grow at a rate that
+        posteriors give.
         """
         unlearned = [a for a in range(len(self.V)) if a not in self.learned_components]
         if (
@@ -459,8 +471,8 @@ class PointByDraws:
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
     def _signal(self) -> list[Check]:
-        """Check the error of the denoised signal at the printed Qhat; matrices are drawn at two dimensions D and
-        extrapolated in 1/D.
+        """Check the MSE of the signal denoised at the printed Qhat; matrices are drawn at two dimensions D and extrapolated in
+        1/D.
         """
         prior, model, P = (
             self.problem.prior,
@@ -473,7 +485,9 @@ class PointByDraws:
         root = inverse_root(self.qhat, 1e-12)
 
         def squared_errors_of(dimension: int, index: int) -> Host:
-            """Squared errors of the denoised signal in one draw, (P, columns) or (P, 1)."""
+            """Squared errors of the denoised signal in one draw numbered ``index``: (P, D) by entry for vectors, else means (P,
+            1).
+            """
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
             R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
@@ -523,8 +537,8 @@ class PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Check generalization errors with two posterior draws, one of which serves as the truth. Each loss is of two label
-        predictions with independent noise.
+        """Check generalization errors with two posterior draws of the latents, one of which serves as the truth. Each loss is
+        the product of two label differences with independent noise.
         """
         printed_errors = self.point.generalization_error
         if not printed_errors:
@@ -565,7 +579,9 @@ class PointByDraws:
 
 
 def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
-    """Jacobian of a function at zero by central finite differences with these steps, one column per variable."""
+    """Jacobian at zero of a function of K variables, by central differences with these ``steps`` (K,), one
+    column per variable.
+    """
     derivative_columns = [
         (function(step) - function(-step)) / (2 * step_size)
         for step, step_size in zip(np.diag(steps), steps)
