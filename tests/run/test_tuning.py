@@ -417,9 +417,14 @@ def test_a_choice_at_the_end_of_its_range_is_said_wherever_it_is_used(
     tune(capsys, path, results)
     shown = [
         run(capsys, path, results)[1],
-        call(capsys, "show", path, "--results", results)[2],
-        call(capsys, "show", results / "small")[2],
-        call(capsys, "tune", path, "--results", results)[1].replace("\n", " "),
+        *(
+            " ".join("".join(call(capsys, *words)[1:]).split())
+            for words in (
+                ("show", path, "--results", results),
+                ("show", results / "small"),
+                ("tune", path, "--results", results),
+            )
+        ),
     ]
     expected = f"{said}, was chosen: widen its range" if said else ""
     for text in shown:
