@@ -41,11 +41,9 @@ from smimbench_attention.channels.common import (
 
 ROOT2 = math.sqrt(2.0)
 MARGIN_CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
-# Half-width of the fixed grid: beyond, the probability of the likelier answer is 1 to double precision. Doubled: the same
-# nodes are twice as far apart, and the error is 1e-6 in place of 1e-12.
+# Half-width of the fixed grid: beyond, the likelier answer is certain to double precision. Doubled: errors of 1e-6, not 1e-12.
 GRID_HALF_WIDTH = 9.5
-# Overlap over error from which the fixed grid serves every pair of order parameters. Doubled: the Hermite rule, which is the
-# worse one at large overlaps, is used further, with errors of 4e-12.
+# Overlap over error from which the fixed grid serves, not the Hermite rule. Doubled: that rule has errors of 4e-12.
 LEAST_GRID_RATIO = 1.2
 # Nodes along each axis of the grid and of the Hermite rule: the first count is the answer, the second gives the error.
 # Doubled: errors of 1e-14 in place of 1e-12, four times the time.
@@ -56,7 +54,7 @@ HERMITE_NODES = (32, 24)
 def _margins(
     y: Array, omega: Array, V: Array
 ) -> tuple[list[Array], list[Array], Array]:
-    """Signs of the labels of the two rows, margins of the rows in standard deviations, and V (..., 1), in double precision."""
+    """Signs +-1 (n,) of the labels of both rows, margins of the rows in standard deviations, and V (..., 1); float64."""
     xp = namespace(y, omega, V)
     flat_omega = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
@@ -79,7 +77,7 @@ def _margins(
 
 
 def two_token_log_partition(y: Array, omega: Array, V: Array) -> Array:
-    """Log-probability ``log P(y | omega, V)`` of every label: ``log Phi2`` of the margins of its two rows."""
+    """Log-probability ``log P(y | omega, V)`` of two-token labels: bivariate normal ``log Phi2`` of the two margins."""
     (sign_1, sign_2), (margin_1, margin_2), _ = _margins(y, omega, V)
     log_phi2 = log_cdf(margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2)
     return namespace(omega).astype(log_phi2.value, omega.dtype)
@@ -88,7 +86,8 @@ def two_token_log_partition(y: Array, omega: Array, V: Array) -> Array:
 def two_token_posterior(
     y: Array, omega: Array, V: Array, *, second_moment: bool
 ) -> Posterior:
-    r"""Posterior of the three latents of two tokens, in closed form from the gradient A and the Hessian h of ``log Phi2``.
+    r"""Posterior of the three latents ``z ~ N(omega, V I)`` of two tokens given the label y, in closed form from the gradient A
+    and the Hessian H of ``log Phi2`` at the margins kappa of the two rows, whose labels have the signs s.
 
     With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
     :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
@@ -146,7 +145,9 @@ def two_token_posterior(
 
 
 def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
-    """Contribution to the information, ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)``; A_i are slopes of ``log Phi2``."""
+    """Contribution ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` of the labels with the product ``label_sign`` of signs to the
+    information, at the margins of the two rows; A_i are slopes of ``log Phi2``.
+    """
     log_phi2 = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
     slope_1 = log_phi2.h_slope
     slope_2 = log_phi2.k_slope
@@ -157,7 +158,9 @@ def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> A
 
 @cache
 def _margin_grid(count: int) -> tuple[Array, Array, Array]:
-    """Quadratic forms and weighted gains (2, N) of the information at all pairs of ``count`` margins, and the margins' rule."""
+    """For all pairs of ``count`` margins: the quadratic forms (2, N) in their density and the weighted gains (2, N),
+    contributions to the information, for either sign; and the quadrature nodes and weights of a margin.
+    """
     nodes, weights = gauss_legendre(count, -GRID_HALF_WIDTH, GRID_HALF_WIDTH)
     i, j = np.triu_indices(
         count
@@ -182,7 +185,7 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
 
 
 def _information_by_grid(ratio: Array, node_count: int) -> Array:
-    """Information by quadrature on the grid at ``ratio`` (N,), overlap over error, of at least ``LEAST_GRID_RATIO``."""
+    """Information of two tokens times 3 V by a fixed grid of margins, at ``ratio`` (N,) = Q / V >= ``LEAST_GRID_RATIO``."""
     from scipy.special import ndtr
 
     quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
@@ -208,7 +211,7 @@ def _information_by_grid(ratio: Array, node_count: int) -> Array:
 
 
 def _information_by_hermite(ratio: Array, node_count: int) -> Array:
-    """Information by Gauss-Hermite quadrature at ``ratio`` (N,), overlap over error, up to ``LEAST_GRID_RATIO``; exact at 0."""
+    """Information of two tokens times 3 V by Gauss-Hermite rules, at ``ratio`` (N,) = Q / V <= ``LEAST_GRID_RATIO``."""
     nodes, weights = half_plane_hermite(node_count)
     has_rule_weight = weights > 1e-20
     (even_nodes, odd_nodes), weights = (
@@ -269,31 +272,29 @@ def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
 
 
 class Pattern(NamedTuple):
-    """Which rows of a label have their maxima in which columns, and the order in which the maxima are integrated."""
+    """Which rows of a label have their maxima in which columns: ``units`` are the rows that share a maximum, one or two that
+    point at each other, ``maximum_sites`` the site of each unit's maximum, ``inner_sites`` other sites inside a unit,
+    ``shared_sites`` other sites between two units (lower, upper). ``placements`` are pairs (set of units placed so far, as a bit
+    mask; unit placed next), in order.
+    """
 
-    units: tuple[
-        tuple[int, ...], ...
-    ]  # rows that share their maximum: one row, or two that point at each other
-    maximum_sites: tuple[int, ...]  # site that holds the maximum of every unit
-    inner_sites: tuple[
-        tuple[int, ...], ...
-    ]  # sites inside a unit that are not a maximum
-    shared_sites: dict[
-        tuple[int, int], tuple[int, ...]
-    ]  # sites between two units (lower, upper) that are not a maximum
-    # sets as bit masks, after those they are made from
-    placements: tuple[tuple[int, int], ...]  # (set of units placed, unit placed next)
+    units: tuple[tuple[int, ...], ...]
+    maximum_sites: tuple[int, ...]
+    inner_sites: tuple[tuple[int, ...], ...]
+    shared_sites: dict[tuple[int, int], tuple[int, ...]]
+    placements: tuple[tuple[int, int], ...]
 
 
 class Patterns(NamedTuple):
-    """All labels of T tokens, indexed by the code ``sum_a y_a T^a``."""
+    """Patterns of all labels y of T tokens, by their code ``sum_a y_a T^a``: the distinct ones, the index (T^T,) of each label's
+    (-1 for labels that no symmetric matrix has), and the site of the sample behind every site of the pattern (T^T, C), and the
+    reverse.
+    """
 
     distinct_patterns: tuple[Pattern, ...]
-    pattern_of_label: (
-        Host  # (T^T,) index of the pattern; -1 for labels that no symmetric matrix has
-    )
-    sites: Host  # (T^T, C) site of the sample behind every site of the pattern
-    inverse_sites: Host  # (T^T, C) site of the pattern behind every site of the sample
+    pattern_of_label: Host
+    sites: Host
+    inverse_sites: Host
 
 
 def _has_cycle(y: Array) -> Array:
@@ -319,7 +320,7 @@ def check_labels(y: Array) -> None:
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """Representatives (N, T) of the possible labels up to permutations of tokens, and the size of each class."""
+    """Possible labels (N, T) of T tokens, one of each class of those that differ by a permutation, and class sizes."""
     pattern_indices, first_codes, class_sizes = np.unique(
         patterns(tokens).pattern_of_label, return_index=True, return_counts=True
     )
@@ -331,7 +332,7 @@ def label_classes(tokens: int) -> tuple[Host, Host]:
 
 @cache
 def patterns(tokens: int) -> Patterns:
-    """Distinct patterns of the labels of T tokens, and the pattern of every label up to a permutation of tokens."""
+    """Distinct patterns of the labels of T = ``tokens`` tokens, and the pattern of every label up to a permutation of tokens."""
     powers_of_T = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers_of_T % tokens
     is_possible_label = ~_has_cycle(labels)
@@ -362,7 +363,7 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label: units of rows a, b that share a maximum, sites c of maxima and others, and the order of units."""
+    """Pattern of one label: units of rows a that share a maximum, sites c of maxima and others, and the order of the units."""
     T = len(label)
     entry_site = entry_sites(T)
     unit_of_row = [
@@ -412,11 +413,11 @@ def _pattern(label: list[int]) -> Pattern:
 
 
 class RowPosterior(NamedTuple):
-    """Log-probability of the label (n,), and moments of the latents (n, C) in units of the prior."""
+    """Log-probability of labels (n,), and ``E[z - omega] / sqrt(V)`` and ``E[(z - omega)^2] / V`` of latents (n, C)."""
 
     log_partition: Array
-    shift: Array  # E[z - omega] / sqrt(V)
-    square: Array  # E[(z - omega)^2] / V
+    shift: Array
+    square: Array
 
 
 def row_posterior(
@@ -428,14 +429,13 @@ def row_posterior(
     node_count: int = 28,
     window_half_width: float = 7.0,
 ) -> RowPosterior:
-    """Posterior of ``z ~ N(omega, V)`` given labels y, the columns of the row maxima, which form no cycle.
+    """Posterior of ``z ~ N(omega, V I)`` given labels y (n, T), the columns of the row maxima, by nested integrals over the
+    maxima, with ``node_count`` nodes in a window of ``window_half_width`` standard deviations around every row's largest entry;
+    ``omega`` (n, C) and ``V`` () are in double precision.
 
-    ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
-    may miss the posterior.
-
-    ``window_half_width`` is that of the window around every row's largest entry, in its standard deviations, ``node_count`` the
-    number of Gauss-Legendre nodes of a window. Doubled, they leave errors of 1e-6 in place of 2e-5 at small V.
+    may miss the posterior. Doubled, ``window_half_width`` and ``node_count`` leave errors of 1e-6 in place of 2e-5 at small V.
+    The labels form no cycle; the cost grows about threefold with every token.
     """
     xp = namespace(y, omega, V)
     label_patterns = patterns(tokens)
@@ -491,7 +491,7 @@ def row_posterior(
 
 @cache
 def _rule(node_count: int) -> tuple[Host, ...]:
-    """Gauss-Legendre rule of ``node_count`` nodes on [0, 1], and maps from nodal values to integrals below, above, over all."""
+    """Gauss-Legendre nodes on [0, 1], ``node_count`` of them, weights, and matrices to integrals below nodes and above nodes."""
     nodes, weights = gauss_legendre(node_count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
@@ -539,9 +539,8 @@ def _posterior_of_pattern(
     node_count: int,
     half_width: float,
 ) -> RowPosterior:
-    """Posterior of all samples whose labels have the same pattern, by integrals over the row maxima.
-
-    ``scaled_mean`` (n, C) of h in units of sqrt(V), with sites named as in the pattern.
+    """Posterior of n samples whose labels have the same ``pattern``, by integrals over the row maxima, with ``node_count`` nodes
+    in windows of ``half_width``; ``scaled_mean`` (n, C) are means of h over sqrt(V), with sites named as in the pattern.
     """
     xp = namespace(scaled_mean)
     array_options = matching(scaled_mean)
@@ -579,7 +578,7 @@ def _posterior_of_pattern(
     }
 
     def cumulate(integrand: Array, integration_matrix: Array) -> tuple[Array, Array]:
-        """Integrals of a function of the maximum below every node (or above it), and over all nodes."""
+        """Integrals of ``integrand``, a function of a maximum, below or above every node (``integration_matrix``), and in all."""
         cumulative = xp.reshape(
             xp.matmul(
                 xp.reshape(integrand, (sample_count * unit_count, node_count)),
@@ -610,7 +609,7 @@ def _posterior_of_pattern(
     }
 
     def unit_density(unit: int, placed_set: int) -> Array:
-        """Joint density of a unit's maximum, its own entries, and those shared with units placed above it (a bit mask)."""
+        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it (a bit mask)."""
         if (unit, placed_set) not in unit_densities:
             last_unit = placed_set.bit_length() - 1
             shared_cdfs = (
@@ -624,7 +623,9 @@ def _posterior_of_pattern(
     def nested_integrals(
         steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
     ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
-        """Nested integrals over maxima for each set of placed units, and their terms; steps: (source set, target set, unit)."""
+        """Nested integrals over maxima from ``start_set`` on, by set of placed units (a bit mask), and their terms, by target and
+        source set; ``steps`` are (source set, target set, unit).
+        """
         integral_of_set = {start_set: xp.ones_like(maxima)}
         integral_terms: dict[int, dict[int, Array]] = {}
         for source_set, target_set, unit in steps:

@@ -2,7 +2,8 @@
 
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
-frame of their own moments are tried first. What is compiled is in one file: Numba keeps code until the outermost one changes.
+frame of their own moments are tried first. All that is compiled is in one file: Numba keeps machine code until the file of the
+outermost function changes.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ LOG_DROP = 30.0
 
 
 class TokenMoments(NamedTuple):
-    """Moments of ``e = (z - omega) / sqrt(V)``: ``shift`` E[e], ``square`` E[e^2], (n, M), and ``outer`` E[e e^T] or None."""
+    """Moments of ``e = (z - omega) / sqrt(V)``: ``shift`` E[e] and ``square`` E[e^2], (n, M), ``outer`` E[e e^T] or None."""
 
     log_partition: Array
     shift: Array
@@ -95,7 +95,9 @@ def posterior_moments(
 def _block_moments(
     xp: ModuleType, y: Array, scaled_omega: Array, second_moments: bool
 ) -> TokenMoments:
-    """Posterior moments of two groups of tokens, of opposite sign, summed over which of them is positive."""
+    """Posterior moments of ``z ~ N(scaled_omega, I)`` (n, M) given labels y (n, M): tokens that point at the same leader are a
+    group, the two groups have opposite signs, and both choices of the positive one are summed over.
+    """
     n, M = scaled_omega.shape
     token_index = xp.arange(M, dtype=y.dtype, device=array_api_compat.device(y))[
         None, :
@@ -162,7 +164,9 @@ def _group_moments(
     is_leader: Array,
     second_moments: bool,
 ) -> TokenMoments:
-    """Moments of one group of each sample, above zero: ``z ~ N(scaled_omega, I)`` given ``0 < z_m < z_leader`` for other members.
+    """Moments of one group of tokens of each sample, all above zero: ``z ~ N(scaled_omega, I)`` (n, M) given ``0 < z_m <
+    z_leader`` for all other members. ``is_member`` and ``is_leader`` (n, M) are masks of the group's tokens and of its leader,
+    whose value is the largest.
 
     Tokens that are not of the group have zero moments.
     """
@@ -207,7 +211,7 @@ def _log_density(x: Array) -> Array:
 def _truncated_normal(
     xp: ModuleType, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Standard normal variable between ``low`` and ``high``: log-probability, and relative density at both ends."""
+    """Log-probability of a standard normal variable between ``low`` and ``high``, and its density, given that, at both ends."""
     # evaluated on the side where probabilities are small
     is_mirrored = low + high > 0
     mirrored_low = xp.where(is_mirrored, -high, low)
@@ -230,10 +234,12 @@ def _leader_interval(
     is_follower: Array,
     leader_mean: Array,
 ) -> tuple[Array, Array]:
-    """Ends (n,) of the interval of ``t = z_leader - leader_mean``, for a group's leader, beyond which the integrand vanishes."""
+    """Ends (n,) of the interval of ``t = z_leader - leader_mean`` outside of which the integrand over a group's leader vanishes;
+    ``is_member`` and ``is_follower`` (n, M) are masks of the group's tokens and of those that are not its leader.
+    """
 
     def log_integrand(t: Array) -> tuple[Array, Array, Array]:
-        """Logarithm of the integrand over the leader, its slope and curvature."""
+        """Logarithm (n,) of the integrand over the leader at t, its slope and its curvature."""
         upper_bounds = (leader_mean + t)[:, None] - scaled_omega
         log_masses, _, density_at_high = _truncated_normal(
             xp, -scaled_omega, upper_bounds
@@ -287,7 +293,9 @@ def _integrate_interval(
     is_leader: Array,
     second_moments: bool,
 ) -> TokenMoments:
-    """Moments of groups with followers, by Gauss-Legendre quadrature in ``t = z_leader - leader_mean``, over the leader."""
+    """Moments of groups of tokens above zero with followers, those members below the leader, for z ~ N(scaled_omega, I), by
+    Gauss-Legendre quadrature in ``t = z_leader - leader_mean``; ``is_member`` and ``is_leader`` (n, M) are masks.
+    """
     is_follower = is_member & ~is_leader
     leader_mean = xp.sum(xp.where(is_leader, scaled_omega, 0.0), axis=-1)
     lower_end, upper_end = _leader_interval(
@@ -369,7 +377,7 @@ def all_labels(tokens: int) -> Host:
 
 @cache
 def susceptibility_without_overlap(tokens: int) -> float:
-    """Susceptibility ``E sum_mk G_mk^2`` at omega = 0 and V = 1, summed over labels; ``G = E[z z^T | y] - I``."""
+    """Susceptibility ``E sum_mk G_mk^2`` of M tokens at omega = 0 and V = 1, summed over labels y; ``G = E[z z^T | y] - I``."""
     if tokens == 2:
         return 12 / math.pi**2  # the mean of cos^2 and so on over the wedges
     labels = all_labels(tokens)
@@ -380,7 +388,7 @@ def susceptibility_without_overlap(tokens: int) -> float:
 
 @cache
 def small_error_limit(tokens: int) -> float:
-    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0: a sum over planes on which labels change.
+    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0: a sum over the planes of latents on which labels change.
 
     .. math::
 
@@ -400,7 +408,7 @@ def small_error_limit(tokens: int) -> float:
 
 @cache
 def scaled_information(tokens: int) -> ChebyshevFit:
-    """Scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``, a polynomial in ``s = sqrt(V / (Q + V))``.
+    """Polynomial in ``s = sqrt(V / (Q + V))`` for the scaled information ``sqrt(V (Q + V)) (Q + V) / Q * information``.
 
     Integrated for two tokens, else fitted to samples; both ends are exact.
     """
@@ -442,7 +450,8 @@ def scaled_information(tokens: int) -> ChebyshevFit:
 
 
 def sampled_scaled_information(tokens: int, s: float) -> Host:
-    """Estimates (8,) of the scaled information at ``V = s^2, Q = 1 - s^2``, from samples of omega in slabs around planes.
+    """Estimates (8,), one per scramble, of the scaled information ``s / (1 - s^2) * information`` at ``V = s^2``, ``Q = 1 -
+    s^2``, from samples of omega in slabs around the planes on which labels change, with control variates.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
     which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a
@@ -534,7 +543,7 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
 
 
 def _probability_bound(label: Host, scaled_omega: Host) -> Host:
-    """Upper bound (n,) on the probability of labels: that of the least likely inequality, summed over signs."""
+    """Upper bound (n,) on the probability of a ``label`` (M,): that of its least likely inequality, summed over signs."""
     same_group_sign = np.where(label == label[0], 1.0, -1.0)
     leader_margin = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
     is_follower = label != np.arange(len(label))
@@ -550,7 +559,7 @@ def _probability_bound(label: Host, scaled_omega: Host) -> Host:
 
 
 def _sign_information(margin: Host) -> Host:
-    """Mean square of g if only the sign of ``z ~ N(margin, 1)`` is observed: ``phi^2 / (Phi (1 - Phi))`` at the margin."""
+    """Mean square of g if only the sign of ``z ~ N(margin, 1)`` is seen: ``phi^2 / (Phi (1 - Phi))`` at the margin."""
     log_ndtr = special(np).log_ndtr
     return np.asarray(
         np.exp(-margin * margin - log_ndtr(margin) - log_ndtr(-margin)) / (2 * math.pi)
@@ -558,7 +567,7 @@ def _sign_information(margin: Host) -> Host:
 
 
 def _mean_sign_information(ratio: float) -> float:
-    """Mean of ``_sign_information(x / ratio)`` over a standard normal x."""
+    """Mean of ``_sign_information(x / ratio)``, the information of a sign, over a standard normal x."""
     nodes, weights = gauss_legendre(200)
     largest_x = min(10.0, 14.0 * ratio)
     density = normal_density(largest_x * nodes)
@@ -570,7 +579,7 @@ def _mean_sign_information(ratio: float) -> float:
 
 
 def _is_pair_largest(omega: Host, a: int, b: int) -> Host:
-    """Indicator that the mean of tokens a and b is positive and above all other tokens, or negative and below them."""
+    """Indicator (n,) that the mean of omega of tokens a and b is positive and above all others, or negative and below them."""
     pair_mean = (omega[:, a] + omega[:, b]) / 2
     other_tokens = np.delete(omega, [a, b], axis=1) * np.sign(pair_mean)[:, None]
     return np.asarray(
@@ -579,7 +588,7 @@ def _is_pair_largest(omega: Host, a: int, b: int) -> Host:
 
 
 def _probability_pair_largest(tokens: int) -> float:
-    """Mean of ``_is_pair_largest`` where tokens a and b are equal."""
+    """Probability that two equal tokens a and b of standard normal omega are the largest in size."""
     nodes, weights = gauss_legendre(200)
     scaled_nodes = 4 * (nodes + 1)
     return (
@@ -596,7 +605,7 @@ def _probability_pair_largest(tokens: int) -> float:
 
 
 def two_token_information(s: float) -> float:
-    """Scaled information ``V I`` of two tokens at ``s = sqrt(V / (Q + V))``, over distances of omega from two boundaries."""
+    """Information ``V I`` of two tokens at ``s = sqrt(V / (Q + V))``, over distances of omega from two boundaries."""
     omega_deviation = math.sqrt(1 - s * s) / s
     positive_rule = _positive_omega_rule(omega_deviation)
     full_rule = [
@@ -618,7 +627,7 @@ def two_token_information(s: float) -> float:
     def fisher_information(
         squared_omega: Host, probability: Host, squared_gradient: Host
     ) -> float:
-        """Sum over the grid of the squared gradient over the probability, weighted with the law of omega."""
+        """Mean over omega of a label's squared gradient over its ``probability``; ``squared_omega`` is |omega|^2 / V."""
         # |a|^2, and the squared length of the gradient of the probability
         density = np.exp(-squared_omega / (2 * omega_deviation**2)) / (
             2 * math.pi * omega_deviation**2
@@ -641,7 +650,7 @@ def two_token_information(s: float) -> float:
 
 
 def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
-    """Quadrature nodes and weights for positive omega, as far as ``N(0, deviation^2)`` reaches."""
+    """Quadrature nodes and weights for positive omega of the law ``N(0, deviation^2)``, in panels that double in length."""
     panel_edges = [0.0, min(1.0, deviation)]
     while panel_edges[-1] < CERTAIN_DISTANCE * deviation:
         panel_edges.append(2 * panel_edges[-1])
@@ -654,7 +663,7 @@ def _positive_omega_rule(deviation: float) -> tuple[Host, Host]:
 
 
 def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability, its squared gradient for two tokens of opposite sign and scaled means a = (h, k)."""
+    """Square ``|a|^2`` of scaled means a = (h, k), probability that two tokens have opposite signs, and its squared gradient."""
     omega = np.stack([h, k])
     probability_positive = special(np).ndtr(omega)
     probability_negative = special(np).ndtr(-omega)
@@ -670,9 +679,8 @@ def _opposite_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
 
 
 def _equal_sign_label(h: Host, k: Host) -> tuple[Host, Host, Host]:
-    """Square ``|a|^2``, label probability and its squared gradient for two tokens of equal sign, h and k from the boundaries.
-
-    The first is further out: ``h = a_2``, ``k = (a_1 - a_2) / sqrt(2)``.
+    """Square ``|a|^2`` of scaled means a, probability that two tokens have equal signs and the first is further out, and its
+    squared gradient, at the distances ``h = a_2`` and ``k = (a_1 - a_2) / sqrt(2)`` from the boundaries of that label.
     """
     root_2 = math.sqrt(2)
     log_above = log_cdf(h, k, -1 / root_2)
