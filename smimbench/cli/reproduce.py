@@ -195,8 +195,9 @@ def _solve_and_draw(
                     f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
+        xlog = suite.figure.xlog
         answers = solver.answer(
-            line_questions(lines, solver.answers, alphas_by_problem)
+            line_questions(lines, solver.answers, alphas_by_problem, xlog)
         )
     rows, status_counts = results.rows, results.counts
     our_lines = [
@@ -210,7 +211,7 @@ def _solve_and_draw(
         request.remark(
             f"runs that did not end ok: {', '.join(failure_texts)}, of {sum(status_counts.values())}; their points may be missing"
         )
-    chart = figure_chart(suite, answers, rows, lines, our_lines)
+    chart = figure_chart(suite, answers, rows, lines, our_lines, alphas_by_problem)
     folder = settings_folder(suite, store) / "figures"
     return our_lines, draw_figures([chart], folder, request, **drawing)
 

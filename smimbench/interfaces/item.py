@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -124,6 +125,22 @@ class Item:
 
     example: ClassVar[dict[str, Any]] = {}
     """Parameters with which the published checks create the item. Without it: its defaults."""
+    title_words: ClassVar[dict[str, str]] = {}
+    """Words for its name and its parameters in titles of figures: ``{"name": "Softmax attention", "skip": "c"}``. Without it: its
+    name, and Greek letters for parameters that are named after one."""
+
+
+GREEK = {
+    unicodedata.name(letter).removeprefix("GREEK SMALL LETTER ").lower(): letter
+    for letter in "αβγδεζηθικμνξπρστφχψω"
+} | {"lambda": "λ"}
+"""Greek letters by their names."""
+
+
+def title_word(item: object, parameter: str) -> str:
+    """Return the word or symbol for a parameter of an item or a class in titles; without one, its name."""
+    words = getattr(item, "title_words", {})
+    return words.get(parameter) or GREEK.get(parameter, parameter)
 
 
 def has_member(item: object, name: str) -> bool:

@@ -88,6 +88,10 @@ class Metric(Item):
     """Measured at every recorded iteration of every run, cheaply and on the device of the estimate, and no part of a key. Without
     it: measured once, on the final estimate, in suites that list it."""
 
+    bounded: Callable[[Any], bool] | None = None
+    """``bounded(model)``: whether no estimate has a better value than the posterior mean, on average in large dimensions: figures
+    call its theory Bayes-optimal. Without it: they call it predicted."""
+
     theory: Callable[[Any, dict[str, Any]], tuple[list[Any], list[Any]]] | None = None
     """``theory(problem, point)``: predicted values and their errors, two lists as long as that of ``measure``, None where theory
     says nothing. ``point`` is one of the JSON of ``smimbench theory``. Without it: rows and figures show no theory for it."""

@@ -43,6 +43,7 @@ from smimbench.interfaces import (
     is_symmetric,
 )
 from smimbench.interfaces.checks import checked_array
+from smimbench.interfaces.item import Item, title_word
 from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.problem.instance import (
     Instance,
@@ -154,18 +155,20 @@ def without(key: str, table: Parameters) -> Parameters:
     }
 
 
+def _chosen_parameters(spec: Specification, defaults: Parameters) -> Parameters:
+    """Return the parameters that have no default, or differ from it."""
+    return {
+        parameter_name: value
+        for parameter_name, value in spec.items()
+        if parameter_name not in (*CODE_KEYS, "name", "distribution")
+        and (parameter_name not in defaults or value != defaults[parameter_name])
+    }
+
+
 def _parameter_text(spec: Specification, defaults: Parameters) -> str:
     """Write the parameters that differ from their defaults as text ``name=value, ...``."""
-    parameters = {
-        parameter_name: parameter_value
-        for parameter_name, parameter_value in spec.items()
-        if parameter_name not in (*CODE_KEYS, "name", "distribution")
-    }
-    return ", ".join(
-        f"{parameter_name}={parameter_value}"
-        for parameter_name, parameter_value in parameters.items()
-        if parameter_name not in defaults or parameter_value != defaults[parameter_name]
-    )
+    parameters = _chosen_parameters(spec, defaults)
+    return ", ".join(f"{name}={value}" for name, value in parameters.items())
 
 
 class Problem:
@@ -222,6 +225,7 @@ class Problem:
         """Build the items from their names or tables, and fit them to each other."""
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
+        self._items: dict[str, type[Item]] = {}
         self.model = self._make_item("model", model)
         with as_problem_errors("model", ItemError):
             symmetric = is_symmetric(self.model)
@@ -319,6 +323,7 @@ class Problem:
                 )
             item = build(registry_entry.item, kind, item_table, provided)
         self.spec[kind] = specification(registry_entry, item)
+        self._items[kind] = registry_entry.item
         self._defaults[kind] = {
             item_name: parameter.default for item_name, parameter in signature.items()
         }
@@ -370,6 +375,17 @@ class Problem:
             parameters = _parameter_text(spec, self._defaults[item_kind])
             item_texts.append(spec["name"] + (f"({parameters})" if parameters else ""))
         return " ".join(item_texts)
+
+    @property
+    def title(self) -> str:
+        """The channel in words, and parameters without a default, or with another value, by their symbols."""
+        channel_name = str(self.spec["channel"]["name"])
+        words = [self._items["channel"].title_words.get("name", channel_name)]
+        for kind, spec in self.spec.items():
+            for name, value in _chosen_parameters(spec, self._defaults[kind]).items():
+                text = f"{value:g}" if isinstance(value, float) else value
+                words.append(f"{title_word(self._items[kind], name)} = {text}")
+        return ", ".join(words)
 
     @property
     def no_theory(self) -> str | None:

@@ -202,7 +202,8 @@ def draw(
     for series in itertools.chain(*(panel.series for panel in panels)):
         if series.component:
             component_colors[series.component] = series.color
-        colors_by_name.setdefault(series.name, set()).add(series.color)
+        for name in series.columns.get("threshold", [series.name]):
+            colors_by_name.setdefault(name, set()).add(series.color)
     shared_names = [name for name, colors in colors_by_name.items() if len(colors) > 1]
     add_legend_and_note(figure, axes, chart.note, component_colors, shared_names)
     return figure

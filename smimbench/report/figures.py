@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces.item import title_word
 from smimbench.registry.items import Parameters
 from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
@@ -24,10 +26,10 @@ from smimbench.theory.types import LineQuestion, PointsQuestion, ThresholdsQuest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from smimbench.interfaces import Host
+    from smimbench.interfaces import Host, Metric
     from smimbench.problem.problem import Problem
     from smimbench.report.row import Row
-    from smimbench.run.answers import Answers
+    from smimbench.run.answers import Answers, Branches
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.theory.types import Question, TheoryPoint, Threshold, Thresholds
 
@@ -54,15 +56,45 @@ def is_cheap(problem: Problem) -> bool:
 
 
 class LineGrid(NamedTuple):
-    """Sample ratios of a theoretical line: those given, a fine grid, and the thresholds where the curve may jump."""
+    """Sample ratios of a theoretical line.
+
+    Attributes
+    ----------
+    given_alphas : list of float
+        Those of rows and suite.
+    fine_alphas : list of float
+        Many, those of a curve that has been solved.
+    node_alphas : list of float
+        Some, between which what the solved curve lacks is interpolated.
+    jump_alphas : list of float
+        Thresholds where the curve may jump.
+    threshold_alphas : list of float
+        All thresholds, where it may have a kink.
+    """
 
     given_alphas: list[float]
     fine_alphas: list[float]
+    node_alphas: list[float]
     jump_alphas: list[float]
+    threshold_alphas: list[float]
 
 
-def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> LineGrid:
-    """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds."""
+NODES = 8
+"""Nodes between two thresholds; doubled, interpolated errors of prediction change by less than their numerical error."""
+BESIDE_THRESHOLD = 1e-4
+"""Relative distance between a threshold and the points next to it."""
+
+
+def line_grid(
+    answers: Answers,
+    problem: Problem,
+    alphas: Iterable[float],
+    xlog: bool | None = None,
+) -> LineGrid:
+    """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds.
+
+    ``xlog``: whether the axis is logarithmic; default: if the sample ratios span decades.
+    """
     sorted_alphas = sorted(alphas)
     lowest_alpha, highest_alpha = sorted_alphas[0], sorted_alphas[-1]
     if _spans_decades(sorted_alphas):
@@ -77,20 +109,32 @@ def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> Li
             max(lowest_alpha - margin, lowest_alpha / 2),
             highest_alpha + margin,
         )
-    thresholds = threshold_marks(answers.thresholds_or_empty(problem))
-    jump_alphas = [
-        threshold_alpha for threshold_alpha, name in thresholds if "recovery" in name
-    ]
+    marks = threshold_marks(answers.thresholds_or_empty(problem))
+    threshold_alphas = sorted(mark.alpha for mark in marks)
+    jump_alphas = [mark.alpha for mark in marks if "recovery" in mark.name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
-    relative_offsets = 10.0 ** -np.array([1.5, 2, 2.5, 3, 4])
-    factors = 1 + np.concatenate([-relative_offsets, relative_offsets])
+    relative_offsets = [*10.0 ** -np.array([1.5, 2, 2.5, 3]), BESIDE_THRESHOLD]
+    factors = 1 + np.concatenate([np.negative(relative_offsets), relative_offsets])
     alphas_near_jumps = np.outer(jump_alphas, factors).ravel()
     is_drawn = (first_drawn < alphas_near_jumps) & (alphas_near_jumps < last_drawn)
-    evenly_spaced = _evenly_spaced(first_drawn, last_drawn)
-    fine_grid = np.unique(
-        [*evenly_spaced, *sorted_alphas, *alphas_near_jumps[is_drawn]]
+    alphas_near_jumps = alphas_near_jumps[is_drawn]
+    evenly_spaced = _evenly_spaced(first_drawn, last_drawn, xlog)
+    fine_grid = np.unique([*evenly_spaced, *sorted_alphas, *alphas_near_jumps])
+    inner_thresholds = [
+        alpha for alpha in threshold_alphas if first_drawn < alpha < last_drawn
+    ]
+    starts = np.array([first_drawn, *inner_thresholds]) * (1 + BESIDE_THRESHOLD)
+    ends = np.array([*inner_thresholds, last_drawn]) * (1 - BESIDE_THRESHOLD)
+    # Denser towards thresholds, as Chebyshev nodes are.
+    positions = (1 - np.cos(np.pi * np.arange(NODES) / (NODES - 1))) / 2
+    nodes = starts[:, None] + np.outer(ends - starts, positions)
+    return LineGrid(
+        sorted_alphas,
+        fine_grid.tolist(),
+        np.unique([*nodes.ravel(), *sorted_alphas, *alphas_near_jumps]).tolist(),
+        jump_alphas,
+        threshold_alphas,
     )
-    return LineGrid(sorted_alphas, fine_grid.tolist(), jump_alphas)
 
 
 def has_fine_lines(problem: Problem) -> bool:
@@ -133,8 +177,20 @@ def chart_questions(
         grid = line_grid(answers, problem, alphas_by_problem[plan.label])
         if has_fine_lines(problem):
             yield LineQuestion(problem, tuple(grid.fine_alphas))
-        if not all(_is_on_line(answers, problem, metric, grid) for metric in metrics):
+        other_metrics = [
+            metric
+            for metric in metrics
+            if not _is_on_line(answers, problem, metric, grid)
+        ]
+        if other_metrics:
             yield PointsQuestion(problem, tuple(grid.given_alphas))
+        points = stored_or_none(answers.points, problem, grid.given_alphas[:1])
+        has_values = points is not None and any(
+            _theory_of(metric, problem, points[0][0])[0][0] is not None
+            for metric in other_metrics
+        )
+        if has_values and has_fine_lines(problem):
+            yield PointsQuestion(problem, tuple(grid.node_alphas))
 
 
 def _is_on_line(
@@ -166,25 +222,24 @@ def theory_lines(
     metric: str,
     alphas: Iterable[float],
     component_index: int,
+    xlog: bool | None = None,
 ) -> dict[str, Line]:
-    """Compute the theoretical lines of a component by branch: on a fine grid, or interpolated between the sample ratios used.
+    """Compute the theoretical lines of a component by name: on a fine grid, or interpolated between some sample ratios.
 
-    The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start; none where theory is not
-    stored.
+    The lines are ``optimum_name`` and, where it is another one, that of an uninformed start; none where theory is not stored.
     """
     problem = plan.problem
-    grid = line_grid(answers, problem, alphas)
-    is_fine = _is_on_line(answers, problem, metric, grid)
-    if is_fine:
-        line_alphas, points = (
-            grid.fine_alphas,
-            answers.line_or_none(problem, grid.fine_alphas),
-        )
-    else:
-        line_alphas, points = (
-            grid.given_alphas,
-            stored_or_none(answers.points, problem, grid.given_alphas),
-        )
+    grid = line_grid(answers, problem, alphas, xlog)
+    line_alphas, jump_alphas = grid.fine_alphas, None
+    points: list[Branches] | None = None
+    if _is_on_line(answers, problem, metric, grid):
+        points = answers.line_or_none(problem, line_alphas)
+    elif has_fine_lines(problem):
+        line_alphas, jump_alphas = grid.node_alphas, grid.threshold_alphas
+        points = stored_or_none(answers.points, problem, line_alphas)
+    if points is None:
+        line_alphas, jump_alphas = grid.given_alphas, grid.jump_alphas
+        points = stored_or_none(answers.points, problem, line_alphas)
     optimal_points: list[tuple[float, float, float]] = []
     uninformed_points: list[tuple[float, float, float]] = []
     branches_differed = False
@@ -209,30 +264,40 @@ def theory_lines(
                 line_points.append((alpha, value, error or 0.0))
         branches_differed = branches_differ
     lines = {}
-    for branch, line_points in (
-        ("Bayes-optimal", optimal_points),
+    for name, line_points in (
+        (
+            optimum_name(find_metric(metric, problem.model.name), problem),
+            optimal_points,
+        ),
         (UNINFORMED, uninformed_points),
     ):
         if line_points:
             line = Line(*np.array(line_points, dtype=float).T)
-            lines[branch] = line if is_fine else smooth(line, grid.jump_alphas)
+            lines[name] = line if jump_alphas is None else smooth(line, jump_alphas)
     return lines
 
 
-def _evenly_spaced(lowest_alpha: float, highest_alpha: float) -> Host:
+def optimum_name(metric: Metric, problem: Problem) -> str:
+    """Return the name of a line of the Bayes-optimal estimate: it is optimal only in a metric that it bounds."""
+    is_bound = metric.bounded is not None and metric.bounded(problem.model)
+    return "Bayes-optimal" if is_bound else "predicted (posterior mean)"
+
+
+def _evenly_spaced(
+    lowest_alpha: float, highest_alpha: float, xlog: bool | None = None
+) -> Host:
     """Return sample ratios that are evenly spaced on the drawn axis."""
-    spacing = (
-        np.geomspace
-        if lowest_alpha > 0 and _spans_decades([lowest_alpha, highest_alpha])
-        else np.linspace
-    )
+    if xlog is None:
+        xlog = _spans_decades([lowest_alpha, highest_alpha])
+    spacing = np.geomspace if lowest_alpha > 0 and xlog else np.linspace
     return spacing(lowest_alpha, highest_alpha, 120)
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
     """Interpolate a line by monotone cubics without overshoot, with breaks at thresholds.
 
-    Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line.
+    Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line, unless
+    both are next to the threshold.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -241,7 +306,12 @@ def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
     for segment_alphas, *segment_columns in zip(
         *(np.split(column, split_indices) for column in line)
     ):
-        if len(segment_alphas) and segments:
+        if not len(segment_alphas):
+            continue
+        if (
+            segments
+            and segment_alphas[0] > (1 + 4 * BESIDE_THRESHOLD) * segments[-1].alpha[-1]
+        ):
             segments.append(Line(segment_alphas[:1], *np.full((2, 1), np.nan)))
         if len(segment_alphas) > 2:
             fine_alphas = _evenly_spaced(segment_alphas[0], segment_alphas[-1])
@@ -250,7 +320,7 @@ def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
                 for column in segment_columns
             ]
             segments.append(Line(fine_alphas, *interpolated_columns))
-        elif len(segment_alphas):
+        else:
             segments.append(Line(segment_alphas, *segment_columns))
     return Line(*map(np.concatenate, zip(*segments)))
 
@@ -279,19 +349,42 @@ def named_thresholds(
     ]
 
 
+class ThresholdMark(NamedTuple):
+    """Threshold of a figure: its sample ratio, name and numerical error."""
+
+    alpha: float
+    name: str
+    error: float
+
+
 def threshold_marks(
     thresholds: Thresholds, component_name: str = "component"
-) -> list[tuple[float, str]]:
-    """List sample ratios and names of all finite thresholds; of equal ones, only the first."""
-    marks: list[tuple[float, str]] = []
+) -> list[ThresholdMark]:
+    """List all finite thresholds; of equal ones, only the first."""
+    marks: list[ThresholdMark] = []
     for name, threshold in named_thresholds(thresholds, component_name):
         alpha = threshold.value if threshold else 0.0
-        is_new = not any(
-            abs(alpha - marked_alpha) <= 1e-6 * alpha for marked_alpha, _ in marks
-        )
-        if alpha > 0 and is_new:
-            marks.append((alpha, name))
+        is_new = not any(abs(alpha - mark.alpha) <= 1e-6 * alpha for mark in marks)
+        if threshold and alpha > 0 and is_new:
+            marks.append(ThresholdMark(alpha, name, threshold.error))
     return marks
+
+
+def threshold_series(
+    marks: Sequence[ThresholdMark],
+    constant_columns: CsvRow,
+    color: str = "0.5",
+    x_per_alpha: float = 1.0,
+) -> Series:
+    """Make vertical lines at thresholds, which the CSV names."""
+    alphas, names, errors = zip(*marks) if marks else ((), (), ())
+    columns = {
+        "threshold": names,
+        "alpha": x_per_alpha * np.array(alphas),
+        "error": x_per_alpha * np.array(errors),
+    }
+    about = {**constant_columns, "what": "threshold"}
+    return Series("", columns, about, "vertical", color)
 
 
 def theory_series(
@@ -334,7 +427,7 @@ def theory_series(
 # -- a metric -------------------------------------------------------------------------------------------------------------
 
 KEY = (
-    "Solid line, or bars at one or two sample ratios: Bayes-optimal; dashed: theory for the algorithm. "
+    "Solid line, or bars at one or two sample ratios: theory of the Bayes-optimal estimate; dashed: theory for the algorithm. "
     "Marks: mean and standard error over runs; hollow: some runs did not converge; triangles: below the axis. "
     "Only the largest dimension is shown."
 )
@@ -348,26 +441,21 @@ def metric_chart(
     metric: str,
     alphas: Sequence[float] | None = None,
 ) -> Chart | None:
-    """Make the figure of one metric, with a panel per problem and component; None if no problem is selected.
+    """Make the figure of one metric, with a panel per problem; None if no problem is selected.
 
     Parameters
     ----------
     alphas : sequence of float
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
-    looks = looks_of(suite, rows)
+    looks, plans = looks_of(suite, rows), suite.chosen_plans
     rows = largest_dimension_rows(
         row for row in rows if row.metric == metric and row.estimate.mean is not None
     )
-    panels = [
-        _MetricPanel(suite, plan, metric, component, rows)
-        for plan in suite.chosen_plans
-        for component in _components(plan, metric)
-    ]
-    if not panels:
+    if not plans:
         return None
     published_sources: set[str] = set()
-    for plan in suite.chosen_plans:
+    for plan in plans:
         published_sources |= {
             reference.source
             for reference in plan.references
@@ -378,19 +466,96 @@ def metric_chart(
         notes.append(
             f"Crosses: published values: {'; '.join(sorted(published_sources))}."
         )
-    if len(panels) > PANELS:
-        notes.append(f"{len(panels) - PANELS} more panels are not shown.")
+    if len(plans) > PANELS:
+        notes.append(f"{len(plans) - PANELS} more panels are not shown.")
+    rows_by_problem = grouped(rows, lambda row: row.place.problem)
+    titles = problem_titles(suite)
+    panels = [
+        _metric_panel(
+            suite,
+            plan,
+            titles[plan.label],
+            metric,
+            rows_by_problem.get(plan.label, []),
+            answers,
+            looks,
+            alphas,
+        )
+        for plan in plans[:PANELS]
+    ]
     return Chart(
         metric,
         suite.title,
-        [panel.draw(answers, looks, alphas) for panel in panels[:PANELS]],
+        panels,
         " ".join(notes),
         f"{metric_label(metric)} against the sample ratio. {KEY}",
     )
 
 
+def problem_titles(suite: Suite) -> dict[str, str]:
+    """Return titles of problems by label: the label if the suite gives one, otherwise words, if they are of one problem only."""
+    titles = {}
+    for plan in suite.plans:
+        words = plan.problem.title
+        is_unique = [other.problem.title for other in suite.plans].count(words) == 1
+        is_named = plan.label != plan.problem.label
+        titles[plan.label] = plan.label if is_named or not is_unique else words
+    return titles
+
+
+def _metric_panel(
+    suite: Suite,
+    plan: ProblemPlan,
+    title: str,
+    metric: str,
+    rows: Sequence[Row],
+    answers: Answers,
+    looks: Mapping[str, Look],
+    alphas: Sequence[float] | None,
+) -> Panel:
+    """Make the panel of one problem, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of its rows.
+
+    Several components have a color each.
+    """
+    problem = plan.problem
+    metric_item = find_metric(metric, problem.model.name)
+    drawn_alphas = sorted(
+        {row.place.alpha for row in rows} | {*(alphas or plan.alphas)}
+    )
+    if dimensions := sorted({row.place.dimension for row in rows}):
+        smallest_and_largest = map(str, dict.fromkeys([dimensions[0], dimensions[-1]]))
+        title += f", {dimension_letter_of(problem.model)} = {' to '.join(smallest_and_largest)}"
+    thresholds = answers.thresholds_or_empty(problem)
+    component_name, hard_phase = component_word(problem), thresholds.hard_phase
+    marks: list[ThresholdMark] = []
+    if metric_item.direction != "one":  # which is 1 on both sides
+        marks = threshold_marks(thresholds, component_name)
+    panel = Panel(
+        title,
+        "sample ratio α",
+        metric_label(metric),
+        [],
+        plan.label,
+        xlog=_spans_decades(row.place.alpha for row in rows),
+        hard_phase=hard_phase.ends if hard_phase and marks else None,
+    )
+    optimal_lines = []
+    for component in _components(plan, metric):
+        component_series = _ComponentSeries(plan, metric, component, component_name)
+        lines = theory_lines(answers, plan, metric, drawn_alphas, (component or 1) - 1)
+        optimal_lines += [line for name, line in lines.items() if name != UNINFORMED]
+        component_rows = [row for row in rows if row.component == component]
+        panel.series += component_series.series(lines, component_rows, looks)
+    about = {"problem": plan.label, "component": None}
+    panel.series.append(threshold_series(marks, about))
+    if optimal_lines and metric_item.direction == "lower":
+        line = Line(*map(np.concatenate, zip(*optimal_lines)))
+        _scale_errors(panel, line, drawn_alphas, rows, suite.run.target)
+    return panel
+
+
 def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
-    """Return the components (from 1) that have a panel each; None stands for all components together."""
+    """Return the components (from 1) that have a value each; None stands for all components together."""
     problem = plan.problem
     metric_item = find_metric(metric, problem.model.name)
     if problem.components == 1 or not metric_item.per_component:
@@ -398,112 +563,71 @@ def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
     return range(1, problem.components + 1)
 
 
-@dataclass(frozen=True)
-class _MetricPanel:
-    """Panel for a metric of one problem, of one component (from 1) or of all together, with its rows."""
+def _scale_errors(
+    panel: Panel,
+    line: Line,
+    alphas: Sequence[float],
+    rows: Sequence[Row],
+    target: float,
+) -> None:
+    """Choose the vertical scale for errors: logarithmic if they span decades, with a floor if the optimal one is 0."""
+    mean_errors = [row.estimate.mean or 0.0 for row in rows]
+    panel.ylog = _spans_decades([*line.value, *mean_errors])
+    is_zero_error = line.value <= ZERO * target
+    if is_zero_error.any():
+        # Where the optimal error is 0, what is below the target counts as reached.
+        shown_errors = line.value[~is_zero_error & np.isin(line.alpha, alphas)].tolist()
+        for mean, row in zip(mean_errors, rows):
+            if (row.optimum.limit or 0.0) > ZERO * target:
+                shown_errors.append(mean)
+        panel.axis_floor = floor_of(shown_errors, target)
 
-    suite: Suite
+
+@dataclass(frozen=True)
+class _ComponentSeries:
+    """Series for a metric of one problem, of one component (from 1) or of all together (None)."""
+
     plan: ProblemPlan
     metric: str
     component: int | None
-    rows: Sequence[Row]
+    component_name: str
 
     @property
-    def rows_of_panel(self) -> list[Row]:
-        """The rows of this problem and component."""
-        problem_and_component = self.plan.label, self.component
-        return [
-            row
-            for row in self.rows
-            if (row.place.problem, row.component) == problem_and_component
-        ]
+    def color(self) -> str | None:
+        """Color of the component, if there are several."""
+        if self.component is None:
+            return None
+        return COLORS[(self.component - 1) % len(COLORS)]
 
-    def draw(
-        self,
-        answers: Answers,
-        looks: Mapping[str, Look],
-        alphas: Sequence[float] | None,
-    ) -> Panel:
-        """Draw the panel, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of the rows."""
-        plan, problem, rows = self.plan, self.plan.problem, self.rows_of_panel
-        drawn_alphas = sorted(
-            {row.place.alpha for row in rows} | {*(alphas or plan.alphas)}
-        )
-        component_index = (self.component or 1) - 1
-        lines = theory_lines(answers, plan, self.metric, drawn_alphas, component_index)
+    def series(
+        self, lines: Mapping[str, Line], rows: Sequence[Row], looks: Mapping[str, Look]
+    ) -> list[Series]:
+        """Make the series of theory, of the runs and predictions of every algorithm, and of published values."""
         series = []
         for name, line in lines.items():
-            dashes = "--" if name == UNINFORMED else "-"
-            constant_columns = self._constant_columns(name)
-            series.append(theory_series(line, name, "black", dashes, constant_columns))
+            dashes, about = (
+                "--" if name == UNINFORMED else "-",
+                self._constant_columns(name),
+            )
+            series.append(
+                theory_series(line, name, self.color or "black", dashes, about)
+            )
         for name, algorithm_rows in grouped(
             rows, lambda row: row.place.algorithm
         ).items():
-            series.append(self._run_marks(algorithm_rows, looks[name], name))
-            series += self._prediction_series(algorithm_rows, looks[name], name)
+            look = looks[name]._replace(color=self.color or looks[name].color)
+            series.append(self._run_marks(algorithm_rows, look, name))
+            series += self._prediction_series(algorithm_rows, look, name)
         series += self._published_marks()
-        thresholds, component_name = (
-            answers.thresholds_or_empty(problem),
-            component_word(problem),
-        )
-        marks = threshold_marks(thresholds, component_name)
-        vertical_lines = {
-            "threshold": [name for _, name in marks],
-            "alpha": [alpha for alpha, _ in marks],
-        }
-        series.append(
-            Series(
-                "",
-                vertical_lines,
-                self._constant_columns("threshold"),
-                "vertical",
-                "0.5",
-            )
-        )
-        title = plan.label
-        if self.component is not None:
-            title += f", {component_name}\N{NO-BREAK SPACE}{self.component}"
-        if dimensions := sorted({row.place.dimension for row in rows}):
-            smallest_and_largest = map(
-                str, dict.fromkeys([dimensions[0], dimensions[-1]])
-            )
-            title += f", {dimension_letter_of(problem.model)} = {' to '.join(smallest_and_largest)}"
-        panel = Panel(
-            title,
-            "sample ratio α",
-            metric_label(self.metric),
-            series,
-            plan.label,
-            xlog=_spans_decades(row.place.alpha for row in rows),
-            hard_phase=thresholds.hard_phase.ends if thresholds.hard_phase else None,
-        )
-        if "Bayes-optimal" in lines:
-            self._scale(panel, lines["Bayes-optimal"], drawn_alphas)
-        return panel
+        if self.component is None:
+            return series
+        component = f"{self.component_name} {self.component}"
+        return [replace(one_series, component=component) for one_series in series]
 
     def _constant_columns(self, kind: str, algorithm: str = "") -> CsvRow:
         """Return the CSV columns that are constant in this series."""
         about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})
-
-    def _scale(self, panel: Panel, line: Line, alphas: Sequence[float]) -> None:
-        """Choose the vertical scale of a panel: logarithmic for errors that span decades, with a floor if the optimum is 0."""
-        metric_item = find_metric(self.metric, self.plan.problem.model.name)
-        if metric_item.direction != "lower":
-            return
-        target = self.suite.run.target
-        mean_errors = [row.estimate.mean or 0.0 for row in self.rows_of_panel]
-        panel.ylog = _spans_decades([*line.value, *mean_errors])
-        is_zero_error = line.value <= ZERO * target
-        if is_zero_error.any():
-            # Where the optimal error is 0, what is below the target counts as reached.
-            shown_errors = line.value[
-                ~is_zero_error & np.isin(line.alpha, alphas)
-            ].tolist()
-            for mean, row in zip(mean_errors, self.rows_of_panel):
-                if (row.optimum.limit or 0.0) > ZERO * target:
-                    shown_errors.append(mean)
-            panel.axis_floor = floor_of(shown_errors, target)
 
     def _run_marks(self, rows: Sequence[Row], look: Look, name: str) -> Series:
         """Make the marks (mean and standard error) of one algorithm, hollow where a run did not end ok."""
@@ -547,29 +671,33 @@ class _MetricPanel:
         )
         if line_series.kind == "marks":
             return [line_series]
-        style = {"marker": ".", "s": 6, "zorder": 2}
+        style = {"marker": look.marker if self.color else ".", "s": 6, "zorder": 2}
         point_marks = Series(
             "", line._asdict(), constant_columns, "marks", look.color, style, name
         )
         return [replace(line_series, constant_columns=None), point_marks]
 
     def _published_marks(self) -> list[Series]:
-        """Make the crosses at published values."""
+        """Make the crosses at published values, whose colors stand for components."""
+        suffix = f", {self.component_name} {self.component}"
+        references = [
+            reference
+            for reference in self.plan.references
+            if reference.metric == self.metric
+            and reference.component in (None, self.component or 1)
+        ]
         series = []
-        for reference_index, reference in enumerate(self.plan.references):
-            is_of_component = reference.component in (None, self.component or 1)
-            if reference.metric == self.metric and is_of_component:
-                columns = {
-                    "alpha": reference.alpha,
-                    "value": reference.value,
-                    "error": [reference.tolerance] * len(reference.alpha),
-                }
-                style = {"marker": "x+1234"[reference_index % 6], "s": 25, "zorder": 1}
-                label, about = (
-                    reference.label,
-                    self._constant_columns("reference", reference.label),
-                )
-                series.append(Series(label, columns, about, "marks", "#737373", style))
+        for reference, marker in zip(references, itertools.cycle("x+1234")):
+            columns = {
+                "alpha": reference.alpha,
+                "value": reference.value,
+                "error": [reference.tolerance] * len(reference.alpha),
+            }
+            name = reference.label.removesuffix(suffix)
+            style = {"marker": marker, "s": 25, "zorder": 1}
+            about = self._constant_columns("reference", reference.label)
+            color = self.color or "#737373"
+            series.append(Series(name, columns, about, "marks", color, style))
         return series
 
 
@@ -629,10 +757,8 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
         values_and_plans, key=lambda value_and_plan: value_and_plan[0]
     ):
         thresholds = answers.thresholds_or_empty(plan.problem)
-        for alpha, threshold_name in threshold_marks(
-            thresholds, component_word(plan.problem)
-        ):
-            threshold_lines.setdefault(threshold_name, []).append((alpha, varied_value))
+        for mark in threshold_marks(thresholds, component_word(plan.problem)):
+            threshold_lines.setdefault(mark.name, []).append((mark.alpha, varied_value))
     if not threshold_lines:
         return None
     series = []
@@ -649,7 +775,8 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
                 threshold_name, columns, {"what": threshold_name}, "line", color, style
             )
         )
-    ylabel = parameter_name.partition(".")[2]
+    kind, _, name = parameter_name.partition(".")
+    ylabel = title_word(getattr(suite.chosen_plans[0].problem, kind), name)
     panel = Panel(
         suite.title,
         "sample ratio α",

@@ -19,8 +19,11 @@ from smimbench.report.figures import (
     line_grid,
     theory_lines,
     theory_series,
+    threshold_marks,
+    threshold_series,
     varied_parameter,
 )
+from smimbench.report.row import component_word
 from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
@@ -316,6 +319,7 @@ def line_questions(
     lines: Sequence[PublishedLine],
     answers: Answers,
     alphas: Mapping[str, Iterable[float]],
+    xlog: bool,
 ) -> Iterator[Question]:
     """Yield the theory questions of a published figure's lines, at these sample ratios by problem label."""
     for line in lines:
@@ -324,7 +328,7 @@ def line_questions(
         plan = line.plans[0]
         yield ThresholdsQuestion(plan.problem, if_cheap=True)
         if has_fine_lines(plan.problem):
-            grid = line_grid(answers, plan.problem, alphas[plan.label])
+            grid = line_grid(answers, plan.problem, alphas[plan.label], xlog)
             yield LineQuestion(plan.problem, tuple(grid.fine_alphas))
 
 
@@ -400,8 +404,15 @@ def figure_chart(
     rows: Sequence[Row],
     lines: Sequence[PublishedLine],
     ours: Sequence[Line],
+    alphas: Mapping[str, Iterable[float]],
 ) -> Chart:
-    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses."""
+    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses.
+
+    Parameters
+    ----------
+    alphas : mapping
+        Sample ratios by problem label, as for ``line_questions``.
+    """
     figure = suite.figure
     assert figure is not None
     looks, series, published_series = looks_of(suite, rows), [], []
@@ -427,15 +438,13 @@ def figure_chart(
                 )
             )
         else:
-            if line.is_curve and len(points.alpha):
-                alphas, component_index = (
-                    points.alpha / line.x_per_alpha,
-                    line.component_index,
+            theory = {}
+            if line.is_curve:
+                problem_alphas, index = alphas[plan.label], line.component_index
+                theory = theory_lines(
+                    answers, plan, curve.metric, problem_alphas, index, figure.xlog
                 )
-                lines_by_branch = theory_lines(
-                    answers, plan, curve.metric, alphas, component_index
-                )
-                optimal_line = lines_by_branch["Bayes-optimal"]
+            for optimal_line in [*theory.values()][:1]:
                 points = optimal_line._replace(
                     alpha=optimal_line.alpha * line.x_per_alpha
                 )
@@ -455,6 +464,16 @@ def figure_chart(
                     "published", columns, constant_columns, "marks", line_color, style
                 )
             )
+    curve_lines = {line.plans[0].label: line for line in lines if line.is_curve}
+    for label, line in curve_lines.items():
+        problem = line.plans[0].problem
+        marks = threshold_marks(
+            answers.thresholds_or_empty(problem), component_word(problem)
+        )
+        about, color = {"curve": label}, "0.5"
+        if len(curve_lines) > 1:
+            color = colors.get(label, color)
+        series.append(threshold_series(marks, about, color, line.x_per_alpha))
     metric = figure.curves[0].metric
     ylabel = figure.ylabel or (
         "sample ratio α" if metric == "threshold" else metric_label(metric)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from smimbench.registry.registry import (
 )
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
-from smimbench.report.figures import PANELS, is_cheap
+from smimbench.report.figures import PANELS, is_cheap, optimum_name, problem_titles
 from smimbench.report.prediction import optimum_at_limit
 from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
@@ -37,14 +37,7 @@ from smimbench.report.statistics import (
     near_optimum,
     time_near_optimum,
 )
-from smimbench.report.style import (
-    COLORS,
-    PREDICTED,
-    end_marker,
-    floor_of,
-    line_name,
-    looks_of,
-)
+from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, looks_of
 from smimbench.report.verdict import errors_and_optima, on_instance_data
 from smimbench.run.answers import stored_or_none
 from smimbench.run.external import EXTERNAL
@@ -290,8 +283,10 @@ class _LearningPanel:
         self.problem = problem = self.results.suite.problems[problem_label]
         self.components = self.runs[0].values.shape[1]
         self.sample_count = problem.model.sample_count(alpha, dimension)
+        letter = dimension_letter_of(problem.model)
+        title = problem_titles(self.results.suite)[problem_label]
         self.panel = Panel(
-            f"{problem_label}, α = {alpha:.4g}, {dimension_letter_of(problem.model)} = {dimension}",
+            f"{title}, α = {alpha:.4g}, {letter} = {dimension}",
             self.xlabel,
             metric_label(self.metric.name),
             [],
@@ -306,19 +301,21 @@ class _LearningPanel:
         problem_label, alpha, dimension = self.place
         ratio = sample_ratio(problem, alpha, dimension)
         is_error = self.metric.direction == "lower"
-        self._add_optimum(
-            "Bayes-optimal", "--", np.array(_time_range(runs)), [ratio] * 2
-        )
+        optimum = optimum_name(self.metric, problem)
+        self._add_optimum(optimum, "--", np.array(_time_range(runs)), [ratio] * 2)
         if is_error:  # a run that diverges leaves the panel
             largest_start_error = max(float(run.values[0].max()) for run in runs)
             panel.ylog, panel.axis_cap = True, 3.0 * largest_start_error
         if panel.x_column == "samples":
-            line_names = ["every sample once"]
-            columns = {"samples": [self.sample_count], "threshold": line_names}
-            panel.series.append(Series("", columns, None, "vertical", "0.5"))
+            if self.sample_count > 1.01 * _time_range(runs)[0]:
+                columns = {
+                    "samples": [self.sample_count],
+                    "threshold": ["every sample once"],
+                }
+                panel.series.append(Series("", columns, None, "vertical", "0.5"))
             samples, ratios = _fresh_sample_grid(problem, dimension, runs)
             if ratios:
-                self._add_optimum("Bayes-optimal, fresh samples", ":", samples, ratios)
+                self._add_optimum(f"{optimum}, fresh samples", ":", samples, ratios)
         looks = looks_of(self.results.suite)
         runs_by_algorithm = grouped(runs, lambda run: run.algorithm)
         for index, (algorithm, algorithm_runs) in enumerate(runs_by_algorithm.items()):
@@ -342,20 +339,21 @@ class _LearningPanel:
         """Add a line per component, from values (t, P)."""
         place_columns = dict(zip(("problem", "alpha", "dimension"), self.place))
         component_name, components = component_word(self.problem), self.components
-        for component in range(components):
+        for index in range(components):
+            component = ""
             if components > 1:
-                color = COLORS[component % len(COLORS)]
-            legend = line_name(
-                name, component_name, component if components > 1 else None
-            )
+                component = f"{component_name} {index + 1}"
+                color = COLORS[index % len(COLORS)]
             columns = {
-                column: component_values[:, component]
+                column: component_values[:, index]
                 for column, component_values in values.items()
             }
             columns = {self.panel.x_column: times, **columns}
-            identity = {**place_columns, "what": legend}
-            line = Series(legend, columns, identity, "line", color, style, algorithm)
-            self.panel.series.append(line)
+            line = Series(
+                name, columns, None, "line", color, style, algorithm, component
+            )
+            identity = {**place_columns, "what": line.full_name}
+            self.panel.series.append(replace(line, constant_columns=identity))
 
     def _add_optimum(
         self, legend: str, dash_pattern: str, times: Host, ratios: Sequence[float]
@@ -494,7 +492,8 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     density = bin_counts / (len(eigenvalues) * np.diff(edges))
     zero_fraction = 1 - is_nonzero.mean()
     letter = dimension_letter_of(problem.model)
-    title = f"{problem_label}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zero_fraction:.1%}"
+    problem_title = problem_titles(results.suite)[problem_label]
+    title = f"{problem_title}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zero_fraction:.1%}"
 
     def spectrum_series(
         legend: str,

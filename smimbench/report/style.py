@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.files import printable, restored_working_folder
+from smimbench.interfaces.item import GREEK
 from smimbench.registry.registry import BUILT_IN, get_registry
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ WIDTHS = {"column": 3.4, "page": 7.0}
 """Widths of figures in print, in inches; doubled, letters are too small to read in print."""
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 """Inches in each unit of length; points are those in which LaTeX states the width of a column."""
-NARROWEST, WIDEST = 1.5, 40.0
+NARROWEST, WIDEST = 2.0, 40.0
 """Smallest and largest width of a figure, in inches."""
 PANEL_WIDTH = 2.2
 """Width in inches that a panel needs next to others; halved, labels fill it."""
@@ -214,13 +215,32 @@ def escape_for_matplotlib(text: str) -> str:
     return f"\N{ZERO WIDTH SPACE}{escaped}" if escaped.startswith("_") else escaped
 
 
+_GREEK_PARAMETER = re.compile(rf"\b(?:\w+\.)?({'|'.join(GREEK)})\s*=\s*")
+_LONE_LETTER = re.compile(r"[α-ω]|(?<![\w$\\])[A-Za-zΔ](?![^\W²³])")
+_OPERATORS = tuple("=/+-(")
+
+
 def math_text(text: str) -> str:
-    """Escape a text for Matplotlib, with Greek letters, and letters before " = " or after " / ", in math italics."""
-    spaced = re.sub(" ([=/]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
+    """Escape a text for Matplotlib, with symbols in math italics.
+
+    Symbols are Greek letters, parameters named after one that have a value (``rho = 0.3``), and lone letters next to an
+    operator, a parenthesis or an exponent.
+    """
+    text = _GREEK_PARAMETER.sub(lambda match: f"{GREEK[match[1]]} = ", text)
+    text = escape_for_matplotlib(text)
+
+    def italic(match: re.Match[str]) -> str:
+        """Return a letter as a formula if it is a symbol."""
+        before, after = text[: match.start()].rstrip(), text[match.end() :].lstrip()
+        is_symbol = before.endswith(_OPERATORS) or after.startswith(
+            (*_OPERATORS[:-1], ")", "²", "³")
+        )
+        return f"${match[0]}$" if is_symbol or match[0] in GREEK.values() else match[0]
+
     return re.sub(
-        r"[α-ω]|\b[A-Za-zΔ]\b(?=\N{NO-BREAK SPACE}=)|(?<=/\N{NO-BREAK SPACE})[A-Za-z]\b",
-        r"$\g<0>$",
-        escape_for_matplotlib(spaced),
+        " ([=/]) ",
+        "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}",
+        _LONE_LETTER.sub(italic, text),
     )
 
 
@@ -251,9 +271,8 @@ def new_figure(
         figure = Figure(layout=None if without_layout else "constrained")
         FigureCanvasAgg(figure)
     figure.set_facecolor("white")
-    figure.set_size_inches(
-        width_inches, 0.4 + rows * min(2.7, 0.78 * width_inches / columns)
-    )
+    panel_height = min(2.7, max(1.8, 0.78 * width_inches / columns))
+    figure.set_size_inches(width_inches, 0.4 + rows * panel_height)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[panel_count:]:
         axis.set_visible(False)
@@ -336,7 +355,6 @@ def add_legend_and_note(
         gray_entry.set_color(LEGEND_GRAY)
         entries[label] = gray_entry
     width_inches = figure.get_figwidth()
-    note_text = textwrap.fill(math_text(note), int(16.5 * width_inches))
     labels = [
         textwrap.fill(label, max(12, int(17 * width_inches - 8))) for label in entries
     ]
@@ -349,11 +367,13 @@ def add_legend_and_note(
             entries.values(),
             labels,
             ncol=column_count,
-            handlelength=2.4,
-            title=note_text or None,
+            handlelength=2.0,
+            columnspacing=1.5,
+            title=math_text(note) or None,
             title_fontproperties={"size": 8},
             **position,
         )
+        _break_lines(legend.get_title(), 0.95 * figure.bbox.width)
         extent = legend.get_window_extent()
         if extent.width <= figure.bbox.width or column_count == 1:
             break
@@ -389,11 +409,19 @@ def make_room_for_labels(figure: Figure) -> None:
 def _break_lines(label: Text, length: float) -> None:
     """Break a horizontal or vertical text into lines that are at most ``length`` pixels long."""
     words = " ".join(label.get_text().split("\n"))
-    for character_count in range(len(words), 4, -1):
-        label.set_text(textwrap.fill(words, character_count, break_long_words=False))
+    character_count = len(words)
+    while character_count > 4:
+        is_plain = "$" not in words
+        lines = textwrap.fill(words, character_count, break_long_words=is_plain)
+        label.set_text(lines)
         extent = label.get_window_extent()
-        if max(extent.width, extent.height) <= length:
+        text_length = max(extent.width, extent.height)
+        if text_length <= length:
             return
+        # The letters of a text are not equally wide: this many at most fit.
+        character_count = min(
+            character_count - 1, int(1.2 * character_count * length / text_length)
+        )
 
 
 def _thin_ticks(axis: Axis) -> None:

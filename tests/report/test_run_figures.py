@@ -111,7 +111,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
 def problem_error(problem, n):
     """Where it is 0, the line runs along the end of the axis."""
     return pytest.approx(
-        max(TheorySolver().points(problem, [n / D**2])[0][0].mse[0], 1e-4), rel=1e-9
+        max(TheorySolver().points(problem, [n / D**2])[0][0].mse[0], 1e-3), rel=1e-9
     )
 
 
@@ -124,11 +124,14 @@ def test_components_have_a_line_each(tmp_path, drawn):
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {
-        f"{name}, component {k}"
-        for name in ("sgd", "sgd, predicted", "Bayes-optimal")
-        for k in (1, 2)
-    } == set(lines_of(axis)) - {"every sample once"}
+    names = {"sgd", "sgd, predicted", "Bayes-optimal"}
+    lines = [line for line in axis.lines if line.get_label() in names]
+    colors = {line.get_color() for line in lines}
+    assert len(lines) == 2 * len(names)
+    assert len(colors) == 2
+    legend = drawn[0].legends[0]
+    entries = {text.get_text() for text in legend.get_texts()}
+    assert names | {"component 1", "component 2"} <= entries
 
 
 def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):

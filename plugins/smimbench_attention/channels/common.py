@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import array_api_compat
 import numpy as np
@@ -90,6 +90,11 @@ class SoftmaxChannel(Channel):
     """Base class of channels whose labels are log-probabilities."""
 
     name = "softmax"
+    title_words: ClassVar[dict[str, str]] = {
+        "name": "Softmax attention",
+        "layers": "L",
+        "skip": "c",
+    }
     version = 2
 
     def observable(self, y: Array) -> Array:
@@ -124,6 +129,7 @@ class HardmaxChannel(Channel):
 
     tokens: int
     name = "hardmax"
+    title_words: ClassVar[dict[str, str]] = {"name": "Hardmax attention"}
     version = 2
     components = 1
     _maximum_tokens: int

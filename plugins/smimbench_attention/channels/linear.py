@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -39,6 +40,7 @@ class LinearChannel(Channel):
 
     noise: float  # variance
     name = "linear"
+    title_words: ClassVar[dict[str, str]] = {"name": "Linear labels", "noise": "Δ"}
     version = 1
     reference = "derived, checked by tests/channels/test_linear.py"
 

@@ -10,7 +10,7 @@ from smimbench.theory import prior_moments
 from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Claims
+    from smimbench.interfaces import Array, Claims, Model
     from smimbench.problem import Problem
 
 
@@ -21,6 +21,10 @@ class Cosine(PerComponent):
     reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
     label = "cosine"
     unit = "the direction of the signal"
+
+    def bounded(self, model: Model) -> bool:
+        """Whether the posterior mean is best: always."""
+        return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Cosine between aligned estimate and signal, both in ``claims``, for each component (P,); 0 where either of them is

@@ -8,7 +8,7 @@ from smimbench.interfaces import Capabilities, Metric, NotMeasured
 from smimbench.theory import measured_error
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Claims, Uncertain
+    from smimbench.interfaces import Array, Claims, Model, Uncertain
     from smimbench.problem import Instance, Problem
 
 MEMORY = "generalization errors"
@@ -79,6 +79,10 @@ class BayesError(_PredictionError):
     name = "generalization_error_bayes"
     label = "Bayes generalization error"
     kind = "bayes"
+
+    def bounded(self, model: Model) -> bool:
+        """Whether the Bayes predictor is best: always."""
+        return True
 
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims

@@ -9,7 +9,7 @@ import numpy as np
 from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Claims
+    from smimbench.interfaces import Array, Claims, Model
     from smimbench.problem import Problem
 
 
@@ -22,6 +22,10 @@ class MSE(PerComponent):
     unit = "error of the prior mean"
     direction = "lower"
     in_trajectory = True
+
+    def bounded(self, model: Model) -> bool:
+        """Whether the posterior mean is best: always."""
+        return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Squared error (P,) of every component of the aligned estimate in ``claims``."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench_attention.metrics.component import PerComponent
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Claims
+    from smimbench.interfaces import Array, Claims, Model
     from smimbench.problem import Problem
 
 
@@ -19,6 +19,10 @@ class OverlapMetric(PerComponent):
     label = "overlap"
     unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
     in_trajectory = True
+
+    def bounded(self, model: Model) -> bool:
+        """Whether the posterior mean is best: for the squared cosine of low rank; other estimates may be longer."""
+        return model.rank == "low"
 
     def theory(
         self, problem: Problem, point: dict[str, Any]

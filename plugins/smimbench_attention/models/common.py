@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
 import numpy as np
@@ -28,6 +28,7 @@ class TokenModel(Model):
     tokens: int
     version = 1
     capabilities = Capabilities()
+    title_words: ClassVar[dict[str, str]] = {"tokens": "T"}
     _host_chunk_bytes: int  # of a chunk of samples
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 

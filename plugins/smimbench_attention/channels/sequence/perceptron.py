@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -214,6 +215,7 @@ class Sign(_SignChannel):
     tokens: int = 1
 
     name = "sign"
+    title_words: ClassVar[dict[str, str]] = {"name": "Sign labels"}
     reference = "arXiv:1708.03395"
     noise = 0.0
 
@@ -242,6 +244,7 @@ class Probit(_SignChannel):
     noise: float = 1.0  # variance Delta
 
     name = "probit"
+    title_words: ClassVar[dict[str, str]] = {"name": "Probit labels"}
 
     def __post_init__(self) -> None:
         """Check the number of tokens and that the noise is positive."""
