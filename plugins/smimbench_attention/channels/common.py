@@ -57,7 +57,9 @@ class AttentionChannel(Channel):
         return array_like(site_scales(self.tokens, self.symmetric), like)
 
     def _logit_matrix(self, z: Array) -> Array:
-        """Assemble the symmetric attention logits h (..., T, T) from the latents (..., C) of one component."""
+        """Assemble the symmetric matrix h (..., T, T) of attention logits from the latents z (..., C) of one component, one per
+        pair of tokens.
+        """
         xp = namespace(z)
         entry_to_site = xp.asarray(
             entry_sites(self.tokens), device=array_api_compat.device(z)
@@ -68,7 +70,7 @@ class AttentionChannel(Channel):
         )
 
     def _latent_gradient(self, gradient: Array) -> Array:
-        """Convert a gradient with respect to the logits h (..., T, T) into one with respect to the latents (..., C).
+        """Convert ``gradient`` (..., T, T), with respect to the logits h, into the one with respect to the latents (..., C).
 
         It is the transpose of ``_logit_matrix``.
         """
@@ -139,7 +141,7 @@ class HardmaxChannel(Channel):
         check_whole("tokens", self.tokens, 2, self._maximum_tokens)
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
-        """Log-likelihood (n,) of labels: 0 where the latents produce exactly this label, otherwise minus infinity."""
+        """Log-likelihood (n,) of labels y: 0 where the latents z produce exactly this label, otherwise minus infinity."""
         xp = namespace(z)
         is_same_label = xp.all(self.forward(z) == y, axis=-1)
         return xp.where(
@@ -171,7 +173,7 @@ def identity_like(size: int, like: Array) -> Array:
 
 
 def normal_density(x: Array) -> Array:
-    """Probability density of the standard normal law."""
+    """Probability density of the standard normal law at x."""
     return namespace(x).exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
@@ -198,7 +200,7 @@ def concatenate_tuples(batches: Sequence[T]) -> T:
 
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
-    """Replace the rows where ``mask`` is true in every array of a named tuple, along the first axis."""
+    """Copy of the named tuple ``target`` of arrays in which the rows where ``mask`` (n,) is true are those of ``replacement``."""
     replaced_indices = places_at_mask(mask)
     updated_fields = []
     for array, replacement_rows in zip(target, replacement):

@@ -9,7 +9,7 @@ from numba import njit
 
 
 def compiled(function: Callable[..., object]) -> Callable[..., object]:
-    """Compile a function at its first call, without the interpreter lock and without checks for division by zero.
+    """Compile ``function`` with Numba at its first call, without the interpreter lock and without checks for division by zero.
 
     The machine code is kept for the next process. Where no folder can be written to, each process compiles again.
     """
@@ -27,7 +27,7 @@ inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 
 @inline
 def exp(x):
-    """Exponential of |x| <= 700 in a form that compilers can vectorize; relative error 2e-16."""
+    """Exponential of x, for |x| <= 700, in a form that compilers can vectorize; relative error 2e-16."""
     shifted_exponent = (
         x * 1.4426950408889634 + 6755399441055744.0
     )  # 1.5 * 2^52: adding it rounds to the nearest integer
@@ -58,7 +58,7 @@ def exp(x):
 
 @inline
 def bounded_log(x):
-    """Logarithm of x clipped to [exp(-700), exp(700)], accurate to 1e-15."""
+    """Logarithm of x, with x clipped to [1e-304, 1e304], accurate to 1e-15."""
     x = min(max(x, 1e-304), 1e304)
     root_half = np.int64(
         0x3FE6A09E667F3BCD

@@ -70,7 +70,7 @@ class LinearChannel(Channel):
         }
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Scale standard normal ``draws`` to the standard deviation of the label noise."""
+        """Scale standard normal ``draws`` to the standard deviation of the label noise, for labels of the latents z."""
         raise NotImplementedError
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
@@ -143,7 +143,8 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form; the gain multiplies ``y - omega``.
+        r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label y, in closed form: ``V (V + Delta I)^{-1}`` is the gain, by
+        which ``y - omega`` is multiplied in the mean.
 
         .. math::
 
@@ -166,12 +167,15 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return Posterior(mean, covariance, second_moment_of_z)
 
     def mixed(self, A: Host) -> MixedLinear:
-        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
+        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites, with the mixing matrix
+        A (M, M).
+        """
         unit_scales = np.ones(self.tokens)
         return MixedLinear(self, A, unit_scales, self.noise * unit_scales)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-density of the label with respect to Lebesgue measure on its P M entries.
+        """Log-density (n,) of the label y with respect to Lebesgue measure on its P M entries, for latents ``z ~ N(omega, V (x)
+        I_M)``.
 
         ``log Z = sum_m log N(y_m; omega_m, V + noise I)``; y and omega (n, P, M), V (P, P), result (n,).
         ``V + noise I`` must be positive definite.
@@ -211,7 +215,9 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return self.tokens
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
-        """Gain ``V (V + noise I)^{-1}`` of the label in the posterior mean, and the posterior covariance (P, P)."""
+        """Gain ``V (V + noise I)^{-1}`` by which ``y - omega`` is multiplied in the posterior mean, and the posterior covariance,
+        both (P, P).
+        """
         xp = namespace(V)
         if self.noise == 0:
             return identity_like(self.components, V), xp.zeros_like(V)
@@ -220,7 +226,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return gain, symmetric(covariance)
 
     def _marginal(self, V: Array) -> Array:
-        """Covariance ``V + noise I`` (P, P) of the label around ``omega``."""
+        """Covariance ``V + noise I`` (P, P) of a token's label around the mean ``omega`` of its latents."""
         return V + self.noise * identity_like(self.components, V)
 
 
@@ -301,7 +307,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label y, in closed form.
 
         With the noise in units of z, ``nu_c = N_c / (1 + delta_c)``,
 
@@ -329,13 +335,15 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return Posterior(mean, covariance, second_moment_of_z)
 
     def mixed(self, A: Host) -> MixedLinear:
-        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites."""
+        """Linear channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over sites, with the mixing matrix
+        A (C, C).
+        """
         return MixedLinear(
             self, A, np.array(site_scales(self.tokens)), np.array(self._noise(A))
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-density of the label y with respect to Lebesgue measure on its C entries.
+        """Log-density (n,) of the label y with respect to Lebesgue measure on its C entries, for latents ``z ~ N(omega, V I_C)``.
 
         ``log Z = sum_c log N(y_c; sqrt(1 + delta_c) omega_c, (1 + delta_c) V + N_c)``; y (n, C), omega (n, 1,
         C), V (1, 1), result (n,).
@@ -379,7 +387,8 @@ class AttentionLinear(LinearChannel, AttentionChannel):
 
 
 class MixedLinear(MixedChannel, LinearChannel):
-    r"""Linear channel ``y_c = s_c (z_c + sqrt(N_c) xi_c)`` of latents ``z = A zeta`` that are correlated over sites.
+    r"""Linear channel ``y_c = s_c (z_c + sqrt(N_c) xi_c)`` of latents ``z = A zeta`` that are correlated over sites c, with known
+    scales s_c, noise variances N_c and standard normal noise xi; a mode is a direction of zeta that is observed by itself.
 
     With ``N = N_0 r`` and the singular values ``diag(r)^(-1/2) A = U diag(w) W^T``, the modes ``W^T zeta`` are observed one by
     one, with noise of the variance ``nu = N_0 / w^2``: ``information = sum (V + nu I)^(-1)``.
@@ -395,7 +404,9 @@ class MixedLinear(MixedChannel, LinearChannel):
     def __init__(
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
-        """Decompose the mixing matrix, rows over noise deviations, into singular values and modes; ``scales`` give labels."""
+        """Decompose the matrix ``mixing`` = A, its rows over the standard deviations of ``noise``, into singular values and
+        modes; ``scales`` are the factors s of the labels.
+        """
         super().__init__(channel, mixing)
         relative_deviations = (
             np.sqrt(noise / noise.max()) if noise.max() > 0 else np.ones(len(noise))
@@ -410,7 +421,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         self._mean_square = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
     def _gains(self, V: Array) -> tuple[Array, Array, Array]:
-        """Noise variances nu (C, 1, 1) of the modes, ``(V + nu I)^(-1)``, and gains ``V (V + nu I)^(-1)`` (..., C, P, P)."""
+        """Noise variances nu (C, 1, 1) of the modes, the inverse marginals ``(V + nu I)^(-1)``, and the gains ``V (V + nu
+        I)^(-1)``, both (..., C, P, P).
+        """
         xp = namespace(V)
         mode_noise = array_like(self._noise, V)[:, None, None]
         identity = identity_like(V.shape[-1], V)
@@ -427,7 +440,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Gaussian posterior of the whitened latents zeta given the label; arguments as in ``Channel.posterior``."""
+        """Posterior of the whitened latents zeta ~ N(omega, V (x) I), Gaussian mode by mode, given the label y; arguments as in
+        ``Channel.posterior``.
+        """
         xp = namespace(y, omega, V)
         modes = array_like(self._modes, omega)
         observed_modes = self.apply(self._to_modes, xp.reshape(y, omega.shape))
@@ -459,7 +474,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         return Posterior(mean, xp.mean(covariance, axis=0), second_moment_of_zeta)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``sum_c (V + nu_c I)^(-1)`` (..., P, P) of the labels about the latents, the same for every Q."""
+        """Information ``sum_c (V + nu_c I)^(-1)`` (..., P, P) of the labels about the latents, nu_c the noise of mode c, the same
+        for every Q.
+        """
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(
             namespace(V).sum(self._gains(V)[1], axis=-3), 0.0, "closed form"

@@ -59,7 +59,7 @@ class _SignChannel(Channel):
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
-        """Logarithm of the probability of the labels, given the latents, (n,)."""
+        """Logarithm (n,) of the probability of the labels y, +1 and -1, given the latents z, both (n, 1, M)."""
         xp = namespace(z)
         if self.noise == 0:
             log_probabilities = xp.where(
@@ -78,7 +78,9 @@ class _SignChannel(Channel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        """Posterior of ``z ~ N(omega, V)`` given the labels y, +1 and -1; y and omega are (n, 1, M), V (1, 1). ``rng`` is not
+        needed.
+        """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
             raise ValueError(
@@ -99,14 +101,16 @@ class _SignChannel(Channel):
         return Posterior(mean, covariance, raw_second_moment(mean, token_covariance))
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-probability ``log P(y | omega, V)`` (n,) of the labels."""
+        """Log-probability ``log P(y | omega, V)`` (n,) of the labels y (n, 1, M), for latents ``z ~ N(omega, V)``."""
         xp = namespace(y, omega, V)
         return xp.sum(
             special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1)
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u ~ N(0, Q / (V + Delta)); (..., 1, 1), host."""
+        """Information ``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]`` of the labels (..., 1, 1), on the host, where Delta is
+        the noise and ``u ~ N(0, Q / (V + Delta))`` the margin of a sign.
+        """
         Q, V = np.broadcast_arrays(
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
@@ -132,7 +136,8 @@ class _SignChannel(Channel):
         return Uncertain(information, 1e-12 * information, "quadrature")
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        r"""Squared error of the predicted mean labels, summed over tokens; ``Q`` and ``V`` (..., 1, 1), results (...).
+        r"""Squared error of the predicted mean labels, summed over tokens, at overlap Q and error V, (..., 1, 1), by predictor,
+        as differences of angles; a share is a part of the variance of the latent with noise, of the estimate or of the truth.
 
         Mean labels f of latents of variances s, t and covariance c have
         ``E[f f'] = (2 / pi) arcsin(c / sqrt((s + Delta) (t + Delta)))``. The errors are differences of such angles, none of
@@ -252,11 +257,11 @@ class Probit(_SignChannel):
         check_number("noise", self.noise, positive=True)
 
     def predict(self, z: Array) -> Array:
-        """Mean label of the latents z, between -1 and 1."""
+        """Mean label of the latents z, ``2 Phi(z / sqrt(Delta)) - 1``, Delta the variance of the noise."""
         return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))`` with respect to z."""
+        """Gradient of ``sum(cotangent * predict(z))`` with respect to the latents z."""
         density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(
             2 * math.pi * self.noise
         )
@@ -264,7 +269,9 @@ class Probit(_SignChannel):
 
 
 def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
-    """Normal hazard ``r = phi(u) / Phi(u)``, and the variance ``1 - r (u + r)`` of a normal number t given ``t > -u``."""
+    """Normal hazard ``r = phi(u) / Phi(u)`` at u, and the variance ``1 - r (u + r)`` of a standard normal number t given ``t >
+    -u``; ``xp`` is the array namespace.
+    """
     # erfcx factors out the tail, so that very unlikely labels keep their digits.
     clipped_u = clip(u, None, 5.0)
     by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-clipped_u / math.sqrt(2))
@@ -288,7 +295,9 @@ def _angle_difference(
     angle_2: tuple[Array, Array],
     squared_sine_difference: Array,
 ) -> Array:
-    """Difference of two angles up to pi / 2 from the squares of sine and cosine of each, and the difference of squared sines."""
+    """Difference of two angles up to pi / 2, each given by the squares of its sine and its cosine, from these and the difference
+    ``squared_sine_difference`` of the squared sines, without loss of digits.
+    """
     sine_1, cosine_1, sine_2, cosine_2 = (
         np.sqrt(square) for square in (*angle_1, *angle_2)
     )
@@ -299,6 +308,6 @@ def _angle_difference(
 
 
 def _sign_information(u: Array) -> Array:
-    """Information ``phi(u)^2 / (Phi(u) Phi(-u))`` of a sign with margin u."""
+    """Information ``phi(u)^2 / (Phi(u) Phi(-u))`` of the sign of a normal number of mean u and variance 1 about its mean."""
     log_ndtr = special(np).log_ndtr
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))

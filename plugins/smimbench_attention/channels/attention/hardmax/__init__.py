@@ -144,7 +144,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the positions of the row maxima.
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given labels y, the columns of the row maxima, which are integrated or sampled
+        by Gibbs chains.
 
         ``y`` (n, T), integers, ``omega`` (n, 1, C), ``V`` (1, 1), positive, ``second_moment`` (n, 1, C, 1, C). ``rng`` is for
         the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
@@ -208,7 +209,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         )
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
-        """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries.
+        """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries, at overlap Q and error
+        V, by predictor.
 
         ``Q`` and ``V`` (..., 1, 1), results (...). ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the
         argmax of the estimated indices; ``"constant"``: the best matrix that ignores the input.
@@ -258,7 +260,8 @@ def diagonal_win_probability(tokens: int) -> float:
 def disagreement(
     tokens: int, q: Array, v: Array, *, replicas: bool
 ) -> tuple[Array, Array]:
-    r"""Probability (N,) that the argmax of a row differs between two correlated matrices at overlap q and error v, and its error.
+    r"""Probability (N,) that the argmax of a row differs between two correlated matrices of T = ``tokens`` tokens at overlap q
+    and error v (N,), and its error: two draws from the posterior if ``replicas``, else a draw and the estimate.
 
     A row holds one entry of variance 2 (its diagonal) and T - 1 of variance 1, all independent. The copies
     are two draws from the posterior (``replicas``, correlation :math:`\rho = q / (q + V)`) or a draw and the
@@ -292,9 +295,8 @@ def disagreement(
 
 
 def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> float:
-    """Probability that the argmax differs between two correlated rows of logits; ``angle`` is half the angle between them.
-
-    ``node_count`` nodes along the first axis.
+    """Probability that the argmax of a row of T = ``tokens`` logits differs between two correlated copies, whose correlation is
+    cos(2 ``angle``), by ``node_count`` nodes along the first axis of a Gauss-Hermite rule.
     """
     (mean_coordinate, difference_coordinate), quadrature_weights = half_plane_hermite(
         node_count
@@ -319,7 +321,9 @@ def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> f
 def _probability_both_below(
     mean_coordinate: Array, difference_coordinate: Array, angle: float, scale: float
 ) -> Array:
-    """Normal probability ``Phi2(scale a, scale b; cos(2 angle))`` at a, b = cos(angle) mean +- sin(angle) difference."""
+    """Normal probability ``Phi2(scale a, scale b)`` at correlation cos(2 angle), where a, b = cos(angle) m +- sin(angle) d, m is
+    ``mean_coordinate`` and d ``difference_coordinate``.
+    """
     from scipy.special import ndtr, owens_t
 
     cosine = math.cos(angle)

@@ -32,7 +32,9 @@ _FAR_TAIL = -30.0  # probabilities below Phi(_FAR) are formed relative to the de
 
 
 class ChainMoments(NamedTuple):
-    """Averages over the sweeps of every chain, in units of the prior's standard deviation."""
+    """Averages over the sweeps of every Gibbs chain, for the shift e = (z - omega) / sqrt(V) of the latents: ``shift`` of e and
+    ``square`` of e^2, both (chains, n, C), ``outer`` of e e^T (chains, n, C, C), or None.
+    """
 
     shift: Array  # (chains, n, C) of (z - omega) / sqrt(V)
     square: Array  # (chains, n, C) of its squares
@@ -99,7 +101,9 @@ def truncated_normal(
 def _truncated_tail(
     low: Array, high: Array, uniform: Array
 ) -> tuple[Array, Array, Array]:
-    """Draw from a standard normal on ``[low, high]``, high far below 0, from ``uniform``; also return mean and second moment."""
+    """Draw from a standard normal on ``[low, high]``, where high is far below 0, by inversion of ``uniform`` numbers in (0, 1);
+    also return mean and second moment.
+    """
     xp = namespace(low)
 
     def mills_ratio(t: Array) -> Array:
@@ -149,7 +153,7 @@ def _round_schedule(tokens: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
-    """Symmetric matrices (T, T, n) from the values (n, C) of their independent entries."""
+    """Symmetric matrices (T, T, n) from the values ``site_values`` (n, C) of their independent entries, for T = ``tokens``."""
     xp = namespace(site_values)
     entry_to_site = xp.asarray(
         entry_sites(tokens), device=array_api_compat.device(site_values)
@@ -205,7 +209,9 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
 
 
 class _Round(NamedTuple):
-    """Matrix entries that a Gibbs sampler updates together: one for each pair of rows, without a common row."""
+    """Matrix entries that a Gibbs sampler updates together, each given by a pair of rows (row, partner), without a common row; a
+    row on the diagonal is its own partner.
+    """
 
     sites: list[int]  # of the entries
     rows: Array  # smaller row of every pair
@@ -218,7 +224,9 @@ class _Round(NamedTuple):
 
 
 def _prepare_round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
-    """Prepare a round of Gibbs updates, given each row's partner, for labels (T, n) and prior means (n, C) of the entries."""
+    """Prepare a round of Gibbs updates of n matrices: ``partner`` is each row's partner, so that the entries (row, partner) are
+    updated, ``labels`` (T, n) are the columns of the row maxima, and ``mean`` (n, C) the prior means of the entries.
+    """
     xp = namespace(mean)
     T = len(partner)
     device = array_api_compat.device(mean)
@@ -260,7 +268,9 @@ def chain_moments(
     start: Array | None = None,
     second_moments: bool = False,
 ) -> ChainMoments:
-    r"""Moments of ``z ~ N(omega, V)`` given labels y, the columns of the row maxima, from independent Gibbs chains.
+    r"""Moments of ``z ~ N(omega, V I)`` given labels y, the columns of the row maxima, from independent Gibbs ``chains`` that
+    average over so many ``sweeps`` after ``burn_in`` sweeps; h are the matrix entries, z scaled by ``h_per_z`` to logits over
+    sqrt(V).
 
     Every entry is bounded by the rest of its two rows: from below by a row whose maximum it is, from above by
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of
@@ -363,7 +373,10 @@ def chain_moments(
 
 
 class MatrixMoments(NamedTuple):
-    """Posterior of the latents in units of the prior."""
+    """Posterior of the latents in units of the prior: ``shift`` E[z - omega] / sqrt(V) and ``variance`` Var(z) / V, (n, C),
+    ``outer`` the second moment E[(z - omega)(z - omega)^T] / V, (n, C, C), or None, and ``square_error`` (n,), the mean squared
+    numerical error of ``shift``.
+    """
 
     shift: Array  # (n, C) E[z - omega] / sqrt(V)
     variance: (
@@ -383,7 +396,9 @@ def exact_moments(
     rng: np.random.Generator,
     second_moments: bool,
 ) -> MatrixMoments:
-    """Posterior moments by nested integrals over row maxima; Gibbs chains for the few labels unlikely under ``omega`` (n, C)."""
+    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T), by nested integrals over row maxima; by
+    Gibbs chains for the few labels that are unlikely under ``omega``.
+    """
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
     variance = mean_square - shift**2
@@ -420,7 +435,9 @@ def exact_moments(
 def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
-    """Covariance between sites, (n, C, C), as the finite difference ``1 + d shift / d omega``, with ``variance`` as diagonal."""
+    """Covariance of the latents between sites, over V, (n, C, C), as the response ``1 + d shift / d omega`` of their mean shift,
+    a finite difference; ``variance`` (n, C) is its diagonal.
+    """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)
     step_in_deviations, prior_deviation = (
@@ -458,7 +475,9 @@ def gibbs_moments(
     second_moments: bool,
     sweeps: int = SWEEPS,
 ) -> MatrixMoments:
-    """Posterior moments given labels y from two Gibbs chains, started near ``omega`` (n, C); their difference is the error."""
+    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T), from two Gibbs chains of so many
+    ``sweeps``, started near ``omega``; the difference of the chains gives the error.
+    """
     xp = namespace(y, omega, V)
     batch_size = max(1, (1 << 17) // (2 * tokens**2)) * (
         1 if array_api_compat.is_numpy_namespace(xp) else 64

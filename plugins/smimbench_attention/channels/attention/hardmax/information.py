@@ -43,7 +43,8 @@ EXACT = 5
 
 
 def small_error_constant(tokens: int) -> float:
-    r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel as V -> 0, from ties of two entries b, b' of a row.
+    r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel of T = ``tokens`` tokens as V -> 0: a sum over ties of
+    two entries b, b' of a row, on the diagonal or off it.
 
     .. math::
 
@@ -81,7 +82,9 @@ def small_error_constant(tokens: int) -> float:
 def information_curve(
     tokens: int, samples: int, q: Array, v: Array
 ) -> tuple[Array, Array]:
-    """Information (N,) at overlap q and error v, and its standard error, infinite at v = 0, from ``samples`` labels per node."""
+    """Information (N,) at overlaps q and errors v, (N,), and its standard error, from polynomials fitted to estimates at nodes,
+    each from so many ``samples``; both are infinite at v = 0.
+    """
     variance = q + v
     root_error_fraction = np.sqrt(
         np.where(v > 0, v / np.where(variance > 0, variance, 1.0), 1.0)
@@ -94,7 +97,9 @@ def information_curve(
 
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
-    """Chebyshev polynomials fitted to ``s (Q + V) information`` at nodes ``s = sqrt(V / (Q + V))``."""
+    """Chebyshev polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information``, fitted to estimates at nodes, each from
+    so many ``samples``.
+    """
     nodes = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     known_values = {0: small_error_constant(tokens)}
@@ -116,7 +121,9 @@ def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
 
 
 def _without_overlap(tokens: int) -> float:
-    """Information without overlap: at the prior mean omega = 0 with V = 1, where the posterior depends on the label only."""
+    """Information of T = ``tokens`` tokens without overlap, at the prior mean omega = 0 with V = 1, where the posterior depends
+    on the label only: a sum over classes of labels.
+    """
     labels, class_sizes = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
     posterior = row_posterior(
@@ -134,7 +141,9 @@ def _without_overlap(tokens: int) -> float:
 def _sampled_information(
     tokens: int, error_fraction: float, samples: int, random_stream: int
 ) -> Array:
-    """Sampled estimates (SCRAMBLES,) of the information at ``V = error_fraction``, ``Q = 1 - V``.
+    """Estimates (SCRAMBLES,) of the information of T tokens at ``V = error_fraction``, ``Q = 1 - V``, from so many ``samples`` of
+    omega and z, with control variates for near ties: a row's two largest logits by the estimate omega, and whether the true z
+    order them likewise.
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
@@ -200,7 +209,9 @@ def _sampled_information(
 def _gibbs_squares(
     y: Array, omega: Array, z: Array, V: float, T: int, rng: np.random.Generator
 ) -> Array:
-    """Unbiased ``V sum_c g_c^2`` (n,): the product of the shifts of two Gibbs chains that start from the true latents z."""
+    """Unbiased estimates (n,) of ``V sum_c g_c^2``, g the score of a label y (n, T) at omega (n, C): products of the shifts of
+    two Gibbs chains that start from the true latents z; ``T`` is the number of tokens.
+    """
     chain_options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
     shifts = [
@@ -215,7 +226,7 @@ def _gibbs_squares(
 
 
 def _hazard_square(margin: Array) -> Array:
-    """Square of the normal hazard ``phi(k) / Phi(k)`` at the margin k."""
+    """Square of the normal hazard ``phi(k) / Phi(k)`` at the margin k, in standard deviations."""
     from scipy.special import erfcx
 
     return (math.sqrt(2 / math.pi) / erfcx(-margin / math.sqrt(2))) ** 2
@@ -233,7 +244,9 @@ def _tie_information(margin: Array) -> Array:
 
 
 def _mean_tie_information(tokens: int, V: float) -> float:
-    """Mean of ``_tie_information`` over the distance of the two largest entries of one row, ``omega ~ N(0, 1 - V)``."""
+    """Mean of ``_tie_information`` at the gap of the two largest entries of a row of omega ~ N(0, 1 - V), summed over pairs of
+    entries, whose variances are 2 on the diagonal and 1 off it; ``distances`` are gaps in standard deviations.
+    """
     from scipy.special import ndtr
 
     estimate_variance = 1 - V

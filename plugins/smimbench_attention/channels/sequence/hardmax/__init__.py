@@ -81,7 +81,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
+        """Posterior of ``z ~ N(omega, V (x) I_M)`` given labels y, the columns of the row maxima.
 
         ``y`` (n, M), integers, ``omega`` (n, 1, M), ``V`` (1, 1), positive, ``second_moment`` (n, 1, M, 1, M). ``rng`` is not
         used. ValueError if a label cannot come from any latents.
@@ -111,7 +111,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     def _moments(
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> tuple[Array, TokenMoments]:
-        """Posterior moments in units of ``sqrt(V)``, and ``sqrt(V)``, of labels y for ``z ~ N(omega, V)``."""
+        """Prior deviation ``sqrt(V)``, and the posterior moments of ``z ~ N(omega, V)`` given labels y, in units of it."""
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         leader_of_second_group = xp.max(

@@ -161,7 +161,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_M)`` given the label.
+        """Posterior of the latents ``z ~ N(omega, V (x) I_M)`` given the label y, for means omega (n, L, M) and covariance V (L,
+        L) of the layers.
 
         The label fixes ``u`` up to its sign, so ``z_L = +- B^{-1} u`` is integrated out with the Jacobian
         ``1 / |det B|`` and an integral over the other layers remains: adaptive quadrature for two layers of
@@ -199,7 +200,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return channel
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-density ``log Z_out`` (n,) of the label, in the coordinate ``u`` modulo sign.
+        """Log-density ``log Z_out`` (n,) of the label y for ``z ~ N(omega, V (x) I_M)``, in the coordinate ``u``, its network
+        output modulo sign.
 
         ``Z_out = p(u) + p(-u)``, ``p`` the Lebesgue density of ``u(z)`` under ``z ~ N(omega, V (x) I)``; its
         integral over half of ``R^M`` is 1. The density of ``y`` differs by a Jacobian of ``y`` alone. The
@@ -214,7 +216,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def _moments(
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> LayerMoments:
-        """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
+        """Posterior moments of ``z ~ N(omega, V (x) I_M)`` given labels y, for two layers or more, in float64, whole second
+        moments if ``second_moments``; NaN where omega or V are not finite, as in a diverged run.
+        """
         xp = namespace(omega)
         y = xp.astype(y, xp.float64)
         if self.layers > 2:
@@ -258,7 +262,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         )[0]
 
     def _check_digits(self, y: Array) -> None:
-        """Raise ParameterError for labels that double precision cannot resolve, as many layers without skip make them alike."""
+        """Raise ParameterError if double precision cannot resolve many of the labels y, as many layers without skip connection
+        make tokens alike.
+        """
         lost_labels = int(
             namespace(y).sum(namespace(y).astype(network.is_unresolved(y), y.dtype))
         )
