@@ -44,7 +44,8 @@ CURVE_NODES = 25
 
 
 def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
-    r"""Generalization errors at the overlap of a Bayes-optimal estimate. They are cached by Q and V.
+    r"""Generalization errors, by kind of predictor (bayes, plugin, constant), at overlap Q and error V of a Bayes-optimal
+    estimate: by closed forms or sampled. They are cached by Q and V.
 
     Parameters
     ----------
@@ -73,12 +74,16 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
 
 
 def _closed_errors(formulas: Errors) -> Errors:
-    """Convert errors in closed form to floats, without negative rounding. ``formulas`` are keyed by the kind of predictor."""
+    """Convert generalization errors in closed form, by kind of predictor (bayes, plugin, constant), to floats, without negative
+    rounding.
+    """
     return _not_negative({kind: _to_float(formulas[kind]) for kind in KINDS})
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
-    """Generalization errors at overlap Q and error V by Monte Carlo, even if the channel has closed forms."""
+    """Generalization errors, by kind of predictor, at overlap Q and error V by Monte Carlo, even if the channel has closed
+    forms.
+    """
     return _errors_of_samples(
         problem, np.block([[Q + V, Q], [Q, Q]]), V, VANISHING_ESTIMATE
     )
@@ -87,8 +92,9 @@ def sampled_errors(problem: Problem, Q: Array, V: Array) -> Errors:
 def measured_error(
     problem: Problem, truth: Array, cross: Array, gram: Array, V: Array | None
 ) -> Errors:
-    """Generalization errors of an actual estimate, from its overlaps with the teacher: the teacher's self-overlap
-    (``truth``), the estimate's overlap with it (``cross``) and the estimate's self-overlap (``gram``).
+    """Generalization errors, by kind of predictor, of an actual estimate from its overlaps (P, P): the teacher's self-overlap
+    (``truth``), that of estimate and teacher (``cross``), and the estimate's self-overlap (``gram``). V is the error that the
+    estimate claims; None: no Bayes prediction.
 
     Parameters
     ----------
@@ -107,7 +113,7 @@ def measured_error(
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors:
-    """Generalization errors whose uncertainty includes the numerical error (P,) of the diagonal of V.
+    """Generalization errors at overlap Q and error V whose uncertainty includes the numerical error (P,) of the diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
@@ -117,7 +123,9 @@ def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors
 def curve_errors(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array], V_errors: Sequence[Array]
 ) -> list[Errors]:
-    """Generalization errors along a curve of one component; a long curve is interpolated."""
+    """Generalization errors along a curve of one component, at lists of overlaps Q, errors V and numerical errors of V; if the
+    curve has many points they are interpolated.
+    """
     if len(Q) <= CURVE_NODES:
         return [point_errors(problem, *point) for point in zip(Q, V, V_errors)]
     interpolated_errors = _errors_along_curve(problem, Q, V)
@@ -130,7 +138,9 @@ def curve_errors(
 def _add_error_of_V(
     problem: Problem, errors: Errors, Q: Array, V: Array, V_error: Array
 ) -> Errors:
-    """Add to the errors what the numerical error of V changes in them, to first order."""
+    """Add to the uncertainties of generalization errors at Q and V how much they change if V grows by its numerical error
+    ``V_error``.
+    """
     V_shift = np.diag(
         np.minimum(np.broadcast_to(V_error, len(V)), np.maximum(np.diagonal(Q), 0.0))
     )
@@ -152,8 +162,8 @@ def _add_error_of_V(
 def _errors_along_curve(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array]
 ) -> list[Errors]:
-    """Generalization errors along a curve, without the uncertainty from the error of V. They are interpolated in the root of
-    V between Chebyshev nodes.
+    """Generalization errors at points (Q, V) along a curve of one component, without the uncertainty from the error of V. They
+    are interpolated in the square root of V between Chebyshev nodes.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -213,7 +223,7 @@ def _to_float(uncertain: Uncertain) -> Uncertain:
 
 
 def _not_negative(errors: Errors) -> Errors:
-    """Set errors that are negative within noise to 0; keep clearly negative ones, so that they are noticed."""
+    """Set generalization errors that are negative within noise to 0; keep clearly negative ones, so that they are noticed."""
     rounding_error = 1e-14 * max(abs(entry.value) for entry in errors.values())
     return {
         kind: entry._replace(value=0.0)
@@ -226,8 +236,9 @@ def _not_negative(errors: Errors) -> Errors:
 def _errors_of_samples(
     problem: Problem, joint_overlaps: Array, V: Array, noise_scale: float = 0.0
 ) -> Errors:
-    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. The
-    latents are those of the truth, of the estimate (omega) and of two posterior draws.
+    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. Latents
+    are drawn of the truth, of the estimate (omega, with noise of ``noise_scale``) and of two posterior draws around omega;
+    every label is predicted twice, with independent noise.
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
@@ -280,7 +291,7 @@ def _errors_of_samples(
 
 
 def _product(label: Array, other_label: Array) -> float:
-    """Mean inner product of two arrays of labels."""
+    """Mean over samples of the inner product of two arrays of labels (n, ...)."""
     flat_label, flat_other_label = (
         np.asarray(labels, dtype=float).reshape(len(labels), -1)
         for labels in (label, other_label)
@@ -289,7 +300,8 @@ def _product(label: Array, other_label: Array) -> float:
 
 
 def _variances(means: Array, squares: Array) -> list[float]:
-    """Jackknife values of ``E |y|^2 - |E y|^2`` from the means of y and of its square in independent scrambles.
+    """Jackknife values of the variance ``E |y|^2 - |E y|^2`` of labels y, from the ``means`` of y and of its square
+    (``squares``) in independent scrambles (sets of random points).
 
     The square of a mean is biased by its variance; the product of the means of two scrambles is not.
     """
@@ -303,7 +315,9 @@ def _variances(means: Array, squares: Array) -> list[float]:
     def unbiased_variance(
         mean_sum: Array, squared_norms: Array, squares: Array, n: int
     ) -> float:
-        """Unbiased value of the variance from n scrambles."""
+        """Unbiased variance of labels y from n scrambles: the sum of their means, the squared norms of these means, and the
+        mean squares.
+        """
         return float(
             squares.sum() / n
             - (mean_sum @ mean_sum - squared_norms.sum()) / (n * (n - 1))

@@ -27,7 +27,8 @@ def is_sampled(method: str) -> bool:
 
 
 class Nodes:
-    """Cache of the information and the susceptibility of a problem at every (Q, V) evaluated so far.
+    """Cache of the information and the susceptibility of a problem's labels at every pair of overlap Q and error V evaluated so
+    far (a node).
 
     Parameters
     ----------
@@ -49,7 +50,9 @@ class Nodes:
         evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]]
         | None = None,
     ) -> None:
-        """Start with the stored nodes that ``read`` returns; ``evaluate`` computes and stores new ones."""
+        """Start with the stored nodes (values by key) that ``read`` returns; ``evaluate`` computes a new one and says whether
+        it was stored.
+        """
         self._read, self._evaluate = read, evaluate
         self._alpha: float | None = None
         self._tell: Callable[[int, float | None], None] | None = None
@@ -83,8 +86,9 @@ class Nodes:
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
-        """Return ``evaluate(Q, V)`` from the cache, or compute and store it; Q and V (..., P, P) are a batch of overlaps q
-        and errors v. ``kind`` is 'information' or 'susceptibility'.
+        """Return ``evaluate(Q, V)`` from the cache, or compute and store it. Q and V (..., P, P) are overlaps and errors; if
+        values are sampled, the matrices q, v of a batch are nodes of their own. ``kind`` is 'information' or 'susceptibility',
+        or either after 'rough '.
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
@@ -113,7 +117,9 @@ class Nodes:
         V: Array,
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
-        """Return one node from the cache, or compute and store it."""
+        """Return ``evaluate(Q, V)``, the information or susceptibility (``kind``) at Q and V, from the cache, or compute and
+        store it.
+        """
         key, is_stored = self.key(kind, Q, V), True
         node = self.evaluated.get(key)
         if (
@@ -132,7 +138,7 @@ class Nodes:
 
     @staticmethod
     def key(kind: str, Q: Array, V: Array) -> str:
-        """Cache key of a node, equal only for bitwise equal arguments."""
+        """Cache key of the information or susceptibility (``kind``) at Q and V, equal only for bitwise equal arguments."""
         content = f"{kind} {Q.shape} ".encode() + Q.tobytes() + V.tobytes()
         return hashlib.sha256(content).hexdigest()[:24]
 
@@ -145,7 +151,8 @@ def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
 def channel_information(
     channel: Channel, model: Model, Q: Array, V: Array
 ) -> Uncertain:
-    r"""Information ``I(Q) = E \sum_c g_c g_c^T`` of the labels on their latents.
+    r"""Information ``I(Q) = E \sum_c g_c g_c^T`` (..., P, P) of the labels on latents of overlap Q and error V, with ``g = V^-1
+    (<z> - omega)`` of each site c: by the channel's own method, or sampled.
 
     ``omega ~ N(0, Q (x) I_C)`` and ``z | omega ~ N(omega, V (x) I_C)``.
 
@@ -177,7 +184,7 @@ def channel_information(
 
 
 def offers_rough(problem: Problem) -> bool:
-    """Whether the channel states how many labels suffice for finite differences."""
+    """Whether the channel states how many labels give a rough sampled information, good enough for finite differences."""
     sampling = problem.channel.sampling
     return sampling is not None and sampling.rough_labels is not None
 
@@ -185,8 +192,8 @@ def offers_rough(problem: Problem) -> bool:
 def information_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Information (..., P, P) of a problem's labels at Q and V, with its error in the same shape. ``rough`` values are for
-    finite differences only.
+    """Information (..., P, P) of a problem's labels at overlap Q and error V, with its error in the same shape. ``rough``
+    values, from few labels, are for finite differences only.
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
@@ -209,8 +216,8 @@ def information_at(
 def susceptibility_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Susceptibility (P, P): slope of the information of components without overlap, from the channel or sampled. ``rough``
-    values are for finite differences only.
+    """Susceptibility (P, P) at overlap Q and error V: slope of the information on components without overlap, in their overlap;
+    from the channel or sampled. ``rough`` values are for finite differences only.
     """
     channel_susceptibility = problem.channel.susceptibility
 
@@ -237,8 +244,9 @@ def susceptibility_at(
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
-    r"""Linearized state evolution at overlap Q and error V: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}``
-    (P, P, P, P) and its error, with ``G = V^-1 <z z^T> V^-1 - V^-1`` from labels y of latents z.
+    r"""Linearized state evolution at overlap Q and error V: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P,
+    P, P, P) of the information I over sites k, l, and its error, with ``G = V^-1 <z z^T> V^-1 - V^-1`` from labels y of latents
+    z.
 
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """
@@ -278,7 +286,9 @@ def _cached_evaluation(
     evaluate: Callable[[Array, Array], Uncertain],
     rough: bool,
 ) -> Uncertain:
-    """Return the information or susceptibility at Q and V, accurate or rough, from the cache of nodes if it is there."""
+    """Return the information or susceptibility (``kind``) at Q and V from the cache of nodes, or compute it: by ``evaluate``,
+    or if ``rough`` by the channel from few labels.
+    """
     channel: Any = problem.channel
 
     def rough_estimate(q: Array, v: Array) -> Uncertain:
@@ -297,13 +307,13 @@ def _cached_evaluation(
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
-    """Overlap Q and error V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
+    """Overlap Q and error V (..., P, P) under the prior's state-evolution map, at information ``qhat`` (..., P, P)."""
     prior_overlap = problem.prior.overlap(qhat)
     return np.asarray(prior_overlap.Q), np.asarray(prior_overlap.V)
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
-    """Relative error of V at ``qhat`` (P, P) as stated by the prior; 0 if the prior states none."""
+    """Relative error of V at information ``qhat`` (P, P) as stated by the prior; 0 if the prior states none."""
     stated_error = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
     return float(
         stated_error(np.asarray(qhat, dtype=float))
@@ -313,7 +323,7 @@ def overlap_error_at(problem: Problem, qhat: Array) -> float:
 
 
 def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
-    """Second moment of the signal and self-overlap of the prior mean, (P, P) each."""
+    """Second moment of the signal and overlap of the prior mean with itself, (P, P) each."""
     P, prior = components or problem.components, problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
         prior.mean_overlap(P), dtype=float
@@ -330,8 +340,9 @@ def diagonals(uncertain: Uncertain) -> tuple[Host, Host]:
 def inverse_map(
     problem: Problem, Q: Host, V: Host, learned: Sequence[int] | Host
 ) -> Host:
-    """Invert the prior's map: find Qhat (P, P) that gives overlap Q and error V; 0 for unlearned components. The unknowns
-    are the free entries of log Qhat on the learned components.
+    """Invert the prior's state-evolution map: find the information Qhat (P, P) that gives overlap Q and error V; 0 for
+    components that are not ``learned``. The unknowns are the diagonal or, if Q is not diagonal, all entries of log Qhat on the
+    learned components.
     """
     from scipy.optimize import root
 
@@ -347,7 +358,7 @@ def inverse_map(
     prior_variance_block = (second_moment - prior_mean_overlap)[learned_block]
 
     def qhat_matrix(log_entries: Host) -> Host:
-        """Qhat (P, P) from the free entries of its logarithm."""
+        """Qhat (P, P) from the free (unknown) entries of its logarithm; 0 for components that are not learned."""
         log_matrix = np.zeros_like(prior_variance_block)
         log_matrix[free_entries] = log_entries
         log_matrix = log_matrix + np.triu(log_matrix, 1).T
@@ -356,7 +367,9 @@ def inverse_map(
         return qhat
 
     def log_odds(Q: Host, V: Host) -> Host:
-        """Coordinate that increases with Q over the real line: log Q at small Q, -log V at small V."""
+        """Entries of ``log(Q - overlap of the prior mean) - log V`` on learned components: they increase with Q from -inf to
+        inf.
+        """
         coordinate_matrix: Host = symmetric_logarithm(
             (Q - prior_mean_overlap)[learned_block]
         ) - symmetric_logarithm(V[learned_block])
@@ -368,7 +381,7 @@ def inverse_map(
     )  # exact for Gaussian signals
 
     def residual(log_entries: Host) -> Host:
-        """Log-odds at these entries of log Qhat minus those asked for."""
+        """Log-odds (see ``log_odds``) at these entries of log Qhat minus those of the Q and V asked for."""
         return (
             log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target_log_odds
         )
@@ -388,7 +401,7 @@ def inverse_map(
 
 
 def _increasing_root(residual: Callable[[float], float], start: float) -> float:
-    """Find the root of an increasing scalar function, such as a residual, between bounds that grow from ``start``."""
+    """Find the root of an increasing function of one number (``residual``) between bounds that grow from ``start``."""
     from scipy.optimize import brentq
 
     lower_bound, upper_bound = start - 1.0, start + 1.0

@@ -45,8 +45,8 @@ Failures = dict[str, str]
 
 
 class ItemTest:
-    """Base class of the tests of one item: compares the values of its methods with means over random draws. ``min_draws``,
-    ``max_draws`` and ``seconds`` limit the draws.
+    """Base class of the tests of one item (channel or prior): compares the values of its methods with means over random draws.
+    ``min_draws`` and ``max_draws`` limit the number of draws, ``seconds`` their time.
 
     Identities are tested with ``min_draws`` to ``max_draws`` draws, as time allows.
     """
@@ -61,13 +61,15 @@ class ItemTest:
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem whose item is tested; ``share`` is the share of the usual time to spend."""
+        """Set the problem whose item is tested; ``clock`` counts seconds, and ``share`` is the share of the usual time to
+        spend.
+        """
         self.problem, self.clock, self.seed, self.share = problem, clock, seed, share
         self.item = getattr(problem, self.kind)
         self.name = problem.spec[self.kind]["name"]
 
     def rng(self, purpose: str, *index: int) -> np.random.Generator:
-        """Random generator whose seed depends on the purpose of the draws."""
+        """Random generator seeded by the purpose of the draws, the integers ``index`` and the test's seed."""
         seed = [self.seed] if self.seed > 0 else []
         return monte_carlo_rng(f"consistency: {purpose}", *index, *seed)
 
@@ -81,7 +83,7 @@ class ItemTest:
         return method_result
 
     def fail(self, complaint: str) -> ProblemError:
-        """Create a ProblemError that names the item."""
+        """Create a ProblemError that names the item, with the ``complaint`` about it."""
         advice = (
             f"no theory is computed from it (details: 'smimbench check {self.name}')"
         )
@@ -95,8 +97,9 @@ class ItemTest:
         allowance: float,
         remark: str = "",
     ) -> Failures:
-        """Error messages for those means that differ significantly from 0, by fault; ``place`` says at which overlap they
-        were drawn.
+        """Error messages, by fault, for those ``means`` (with standard errors, by the fault that they would show) that differ
+        from 0 by more than ``largest_z`` errors and ``allowance``. ``place`` says at which overlap they were drawn, ``remark``
+        ends each message.
         """
         failures = {}
         for fault, (mean, error) in means.items():
@@ -116,8 +119,8 @@ class ItemTest:
         error: Array,
         allowed_difference: Array,
     ) -> None:
-        """Raise a ProblemError if a formula differs from random draws by more than is allowed. ``quantity`` names the
-        number, ``stated`` is the formula's value and ``drawn`` that of the draws.
+        """Raise a ProblemError if a formula (``stated``) differs from random draws (``drawn``, with standard ``error``) by more
+        than ``allowed_difference``. ``quantity`` names the number.
         """
         excess_difference = np.abs(stated - drawn) - allowed_difference
         if not (excess_difference <= 0).all():
@@ -132,7 +135,9 @@ class ItemTest:
     def require_finite(
         self, quantity: str, numbers: object, shape: tuple[int, ...]
     ) -> Host:
-        """Convert to an array and raise a ProblemError unless it is finite and has this shape."""
+        """Convert ``numbers`` to an array and raise a ProblemError, naming the ``quantity``, unless it is finite and has this
+        shape.
+        """
         array = np.asarray(numbers, dtype=float)
         if array.shape != shape or not np.isfinite(array).all():
             description = (
@@ -146,7 +151,9 @@ class ItemTest:
     def value_and_error(
         self, quantity: str, formula: object, shape: tuple[int, ...]
     ) -> tuple[Host, Host]:
-        """Value and error of a closed form that the item returned as ``Uncertain``."""
+        """Value (of this shape) and error of a closed form that the item returned as ``Uncertain``; ``quantity`` names it in
+        messages.
+        """
         if not isinstance(formula, Uncertain):
             type_name = type(formula).__name__
             raise self.fail(
@@ -159,7 +166,8 @@ class ItemTest:
     def run_growing(
         self, failures_of: Callable[[int, str], tuple[Failures, object]]
     ) -> tuple[Array, float]:
-        """Run a test with growing sample size; return its samples and the seconds per draw.
+        """Run a test, ``failures_of(draws, suffix of the seed)``, with a growing number of draws until its time is used; repeat
+        it if it fails. Return its last samples and the seconds per draw.
 
         What fails again with other draws is raised, in a fixed order: an item is always refused in the same words.
         """
@@ -185,8 +193,8 @@ class ChannelTest(ItemTest):
     """Test of a channel: its posterior, information and generalization errors."""
 
     def check(self, Q: Host, V: Host, draw_index: int) -> None:
-        """Test the channel at an overlap Q and error V; ``point`` selects the random draws. ``place`` describes the overlap
-        in messages.
+        """Test the channel at an overlap Q and error V; ``draw_index`` selects the random draws, and ``place`` describes the
+        overlap in messages.
         """
         second_moments = np.diagonal(prior_moments(self.problem)[0])
         unknown_share = float(np.max(np.diagonal(V) / second_moments))
@@ -202,7 +210,9 @@ class ChannelTest(ItemTest):
             self._check_errors(Q, V, place)
 
     def _check_information(self, Q: Host, V: Host, place: str, is_fast: bool) -> None:
-        """Test the information in closed form against sampled information."""
+        """Test the channel's information at overlap Q and error V against sampled information, if its posterior ``is_fast``.
+        ``place`` describes the overlap.
+        """
         P = self.problem.components
         formula = self.call("information", Q, V)
         formula_value, error = self.value_and_error("information", formula, (P, P))
@@ -223,7 +233,9 @@ class ChannelTest(ItemTest):
         )
 
     def _check_errors(self, Q: Host, V: Host, place: str) -> None:
-        """Test generalization errors in closed form against sampled ones."""
+        """Test the channel's generalization errors at overlap Q and error V against sampled ones. ``place`` describes the
+        overlap.
+        """
         formulas = self.call("generalization_error", Q, V)
         sampled = sampled_errors(self.problem, Q, V)
         constant_error = abs(sampled["constant"].value)
@@ -248,8 +260,9 @@ class ChannelTest(ItemTest):
     def _failures(
         self, Q: Host, V: Host, place: str, draw_index: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
-        r"""Failures of the posterior's tests, with the drawn latents z and their means omega; u and h are standard normal,
-        and a test is a product f of zero mean with the error of the posterior mean.
+        r"""Failures of the posterior's tests on ``count`` labels, and the drawn latents ``z = omega + V^{1/2} h`` with their
+        means ``omega = Q^{1/2} u``, where u and h are standard normal. A test is the mean of products whose mean must vanish:
+        of the error of the posterior mean with a function f of what is known.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -300,7 +313,7 @@ class ChannelTest(ItemTest):
         }
 
         def site_average(a: Array, b: Array) -> Array:
-            """Means over the sites of products of a and b (n, P, C), (n, P)."""
+            """Means over the C sites of products of a and b (n, P, C): one number (n, P) per sample and component."""
             return np.asarray(np.einsum("npc,npc->np", a, b) / C)
 
         zero_mean_controls = [
@@ -380,7 +393,9 @@ class ChannelTest(ItemTest):
     def _posterior(
         self, y: Array, omega: Array, V: Array, draw_index: int
     ) -> tuple[Posterior, Array | None]:
-        """Call the posterior and check its shapes; return it, and its second moment if theory uses it."""
+        """Call the posterior for labels y and latents of mean omega and covariance V, and check its shapes; return it, and its
+        second moment if theory uses it.
+        """
         item, rng = self.item, self.rng("posterior", draw_index)
         uses_moment = item.information is None or item.susceptibility is None
         posterior = self.call(
@@ -406,7 +421,9 @@ class ChannelTest(ItemTest):
     def _require_independent(
         self, z: Array, omega: Array, V: Array, draw_index: int
     ) -> None:
-        """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls."""
+        """Raise a ProblemError if labels or posteriors of a sample depend on other samples or on earlier calls. z are latents
+        of mean omega and covariance V, and ``draw_index`` selects the random numbers.
+        """
         half_count = len(z) // 2
         if not is_noisy(self.item, z):
             labels_of_half, half_of_labels = (
@@ -419,7 +436,9 @@ class ChannelTest(ItemTest):
                 )
 
         def mean(count: int, purpose: str = "alone") -> tuple[Array, float]:
-            """Posterior mean of the first ``count`` samples, and its stated error."""
+            """Posterior means of the first ``count`` samples (the first half of them is returned), and their stated error;
+            ``purpose`` seeds.
+            """
             y = self.item.forward(z, rng=self.rng("labels", draw_index))
             rng = self.rng(purpose, draw_index)
             posterior = self.item.posterior(y[:count], omega[:count], V, rng=rng)
@@ -453,8 +472,8 @@ SECOND_MOMENT_FAULT = "second_moment differs from that of drawn signals"
 
 
 class PriorTest(ItemTest):
-    """Test of a prior: its moments, its denoiser and its state-evolution map. The limits of the draws are those of
-    ``ItemTest``.
+    """Test of a prior: its moments, its denoiser and its state-evolution map. ``seconds`` limits the time, and ``signal_draws``
+    is the number of signals; the dimension grows instead of the number of draws.
 
     As many vectors are drawn as time allows, or ten matrices. With five draws, chance is beyond ``LARGEST_Z`` standard errors
     once in 250 comparisons; with ten, once in 5,000.
@@ -482,7 +501,9 @@ class PriorTest(ItemTest):
         self.allowance = 3.0 / self.signal_draws if self.is_low_rank else 3.0
 
     def check(self, Qhat: Host, place: str, draw_index: int) -> None:
-        """Test the prior at a Qhat (P, P); ``point`` selects the random draws."""
+        """Test the prior at an information Qhat (P, P), which ``place`` describes in messages; ``draw_index`` selects the
+        random draws.
+        """
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", draw_index)
         (claimed_errors, dimension), _ = self.run_growing(failures_of)
         P, second_moment = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
@@ -512,7 +533,9 @@ class PriorTest(ItemTest):
         )
 
     def _unit(self, Qhat: Host) -> Host:
-        """Unit (P,) of squared errors: the prior variance for vectors, the error of the best linear estimate for matrices."""
+        """Unit (P,) of squared errors at information Qhat: the prior variance for vectors, the error of the best linear
+        estimate for matrices.
+        """
         variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
         if not self.is_low_rank:
             variance = np.linalg.inv(np.linalg.inv(variance) + Qhat)
@@ -521,8 +544,9 @@ class PriorTest(ItemTest):
     def _failures(
         self, Qhat: Host, place: str, draw_index: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
-        r"""Failures of the prior's tests, the stated error (draws, P) in units of ``_unit``, and the dimension; R is a noisy
-        observation, and a test is a product f of zero mean with the error of the estimate.
+        r"""Failures of the prior's tests, the stated errors (draws, P) in units of ``_unit``, and the dimension. R is a noisy
+        observation of a signal at information Qhat, and a test is the mean of products whose mean must vanish: of the
+        estimate's error with a function f of R.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -541,7 +565,9 @@ class PriorTest(ItemTest):
         constant = np.ones_like(prior_mean) if self.is_low_rank else prior_mean
 
         def product(factor: Array, summand: Array) -> Array:
-            """Inner products (draws, P) of a factor, such as an error, with a summand, over groups of entries."""
+            """Inner products (draws, P) of the components of ``factor``, such as an error, with the sum of the components of
+            ``summand``; for vectors over 5 groups of entries, each counted as a draw.
+            """
             summand_total = summand.sum(0)
             if self.is_low_rank:
                 # A mean over a few entries is as good a sample as an entry.
@@ -625,7 +651,9 @@ class PriorTest(ItemTest):
         return failures, (np.array(claimed_errors), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
-        """Call the denoiser, check shapes and data types, and return its estimate and error."""
+        """Call the denoiser on observation R at information Qhat, check shapes and data types, and return its estimate and
+        error V.
+        """
         P = len(Qhat)
         denoiser_output = self.call("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
@@ -645,7 +673,7 @@ def standard_error_of(samples: Array) -> Array:
 
 
 def _stated_error(posterior: object) -> float:
-    """Relative error of the mean that a sampled posterior states; 0 if none."""
+    """Relative error of the posterior mean that a sampled posterior states; 0 if none."""
     error = getattr(posterior, "error", 0.0)
     return float(error) if math.isfinite(error) else 0.0
 
@@ -653,7 +681,9 @@ def _stated_error(posterior: object) -> float:
 def _means(
     test_values: dict[str, Array], zero_mean_controls: Sequence[Array] = ()
 ) -> Means:
-    """Means (P,) and standard errors of samples (n, P), with less variance by samples (n, P) whose means are exactly 0."""
+    """Means (P,) and standard errors of test values (n, P), by name, with their variance reduced by regression on
+    ``zero_mean_controls`` (n, P), whose means are exactly 0.
+    """
     samples = np.stack(list(test_values.values()))
     _, n, P = samples.shape
     controls = (

@@ -45,7 +45,8 @@ NODES_PER_PART = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """Curve of fixed points of a problem, by the appropriate solver; computed once per problem. ``make`` builds it.
+    """Curve of fixed points of a problem by the solver that fits it (one overlap, decoupled or coupled components); computed
+    once per problem. ``make`` builds it.
 
     Raises
     ------
@@ -55,7 +56,9 @@ def curve_of(problem: Problem) -> Curve:
     problem.require_theory()
 
     def make() -> Curve:
-        """Build the curve of fixed points by the appropriate solver."""
+        """Build the curve of fixed points by the first solver that fits: one shared overlap, decoupled components, coupled
+        components.
+        """
         return (
             scalar_curve(problem) or fixed_point_curve(problem) or CoupledCurve(problem)
         )
@@ -66,7 +69,8 @@ def curve_of(problem: Problem) -> Curve:
 def solve(
     problem: Problem, alphas: Sequence[float], branch: str = "uninformed"
 ) -> list[Prediction]:
-    """Predict the fixed point of one branch at several sample ratios.
+    """Predict the fixed point of one branch (uninformed: from the prior mean; informed: from the signal) at several sample
+    ratios.
 
     Parameters
     ----------
@@ -91,8 +95,8 @@ def thresholds(problem: Problem) -> Thresholds:
 def independent_parts(
     problem: Problem, alphas: Sequence[float]
 ) -> list[tuple[str, list[float]]]:
-    """Split the theory of a problem into independent parts for ``solve_part``: nodes of a curve, or sample ratios. A part is
-    its kind and numbers.
+    """Split the theory of a problem at sample ratios ``alphas`` into independent parts for ``solve_part``. A part is its kind
+    and numbers: 'nodes' and values of log Qhat of a sampled curve, or 'ratio' and a sample ratio; empty if it cannot be split.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
@@ -111,7 +115,9 @@ def independent_parts(
 
 
 def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) -> None:
-    """Evaluate one independent part of a problem's theory and store it in the problem's ``Nodes``."""
+    """Evaluate one independent part of a problem's theory (nodes of a curve, or sample ratios) and store it in the problem's
+    ``Nodes``, the cache of the information.
+    """
     kind, values = independent_part
     if kind == "nodes":
         information_at(
@@ -128,8 +134,8 @@ def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) 
 def theory_point(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
 ) -> TheoryPoint:
-    """Combine a prediction and its generalization errors to a reported theory point. ``errors`` are keyed by the kind of
-    predictor.
+    """Combine a prediction and its generalization ``errors``, keyed by kind of predictor (bayes, plugin, constant), to a
+    reported theory point.
     """
     overlap_matrix = np.asarray(prediction.Q)
     combined_point = TheoryPoint(
@@ -212,8 +218,8 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
 
 
 def scores(overlaps: Overlaps) -> dict[str, Host]:
-    r"""Compute MSE and squared cosine (P,) from aligned overlaps, with diagonals T of the signal, M of signal and estimate,
-    and Q of the estimate; leading axes are a batch.
+    r"""Compute MSE, cosine and squared cosine (..., P) from aligned overlaps. T, M and Q are the diagonals of the overlap of
+    the signal with itself, of signal and estimate, and of the estimate with itself.
 
     ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
     with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
@@ -245,8 +251,9 @@ def limit_point(
     V: Host | None = None,
     prediction: bool = True,
 ) -> AlgorithmPrediction:
-    """Build the prediction for an algorithm that is not Bayes-optimal, from its overlaps in the limit, for every evaluation
-    and start; ``uncertain`` are errors of the overlaps.
+    """Build the prediction at sample ratio alpha for an algorithm that is not Bayes-optimal, from its overlaps in the limit of
+    infinite dimension, one for every evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the
+    algorithm claims, and ``prediction`` asks for generalization errors.
 
     Parameters
     ----------
@@ -325,8 +332,9 @@ def limit_point(
 def _generalization_errors(
     problem: Problem, overlaps: Overlaps, V: Host | None
 ) -> JsonObject:
-    """Generalization errors and their uncertainties, for overlaps of evaluations and starts (E, S, P, P). T, M and Q are the
-    overlaps of truth, cross and estimate, and V the claimed error.
+    """Generalization errors and their uncertainties, by kind of predictor, as means over overlaps of E evaluations and S starts
+    (E, S, P, P). T, M and Q are the overlaps of truth, of truth and estimate, and of the estimate; V is the error that the
+    algorithm claims.
     """
     start_count = overlaps.truth.shape[1]
     sampled_overlaps = [
@@ -367,7 +375,8 @@ def _generalization_errors(
 def own_theory(
     algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Prediction of an algorithm's own ``theory`` method, or the reason why there is none.
+    """Prediction at sample ratio alpha by an algorithm's own ``theory`` method, for runs under these ``conditions``; or the
+    reason why there is none.
 
     Parameters
     ----------

@@ -38,9 +38,10 @@ def per_component(values: Sequence[float] | Host) -> float | list[float]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of state evolution at one sample ratio: overlap, MSE and numerical errors. Fields: sample ratio, overlap Q,
-    error V, numerical errors of V and of alpha, branch, how the information was obtained (``method``), and free entropy
-    relative to the prior mean.
+    """Prediction of state evolution at one sample ratio alpha: overlap Q and error V (P, P) of the Bayes-optimal estimate.
+    ``error`` and ``alpha_error`` are the numerical errors of V's diagonal and of alpha, ``branch`` is the fixed point's
+    (uninformed, informed, unique), ``method`` says how the information was obtained, and ``free_entropy`` is relative to the
+    prior mean.
 
     Attributes
     ----------
@@ -81,8 +82,9 @@ PER_COMPONENT = ("mse", "mse_error", "alpha_error")
 
 @dataclass(frozen=True, eq=False)
 class TheoryPoint:
-    """Theory point: a fixed point of state evolution at one sample ratio with all reported numbers. Fields whose name ends
-    in ``_error`` are numerical errors; ``method`` says how numbers were obtained.
+    """Fixed point of state evolution at one sample ratio alpha with all reported numbers: ``mse`` (P,), ``overlap`` (P, P),
+    generalization errors by kind of predictor, free entropy. Fields whose name ends in ``_error`` are numerical errors;
+    ``method`` says how numbers were obtained.
 
     Attributes
     ----------
@@ -169,8 +171,9 @@ HARD_PHASE = ("spinodal", "information_theoretic", "algorithmic")
 
 @dataclass(frozen=True)
 class HardPhase:
-    """Hard phase: range of sample ratios in which an informed and an uninformed branch compete. It starts at the spinodal,
-    the informed branch is optimal from the information-theoretic threshold, and algorithms fail up to the algorithmic one.
+    """Hard phase: range of sample ratios in which an informed and an uninformed branch of fixed points compete. It starts at
+    the spinodal; the informed branch is optimal from the information-theoretic threshold on, and algorithms fail up to the
+    algorithmic one.
 
     Attributes
     ----------
@@ -196,7 +199,7 @@ class HardPhase:
 
 @dataclass(frozen=True)
 class Bifurcation:
-    """Bifurcation: the sample ratio ``alpha`` at which a component starts to be learned.
+    """Bifurcation: the sample ratio ``alpha``, with its error, at which a component (numbered from 0) starts to be learned.
 
     Components count from 0; alpha is 0 for components that are learned from the beginning.
     """
@@ -217,8 +220,8 @@ class Bifurcation:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds of a problem: weak recovery, perfect recovery, sequential learning, hard phase. ``reasons`` says why a
-    threshold does not exist.
+    """Thresholds (critical sample ratios) of a problem: weak recovery, perfect recovery, those at which components are learned
+    one after the other (``sequential``), hard phase. ``reasons`` says why a threshold does not exist.
 
     Attributes
     ----------
@@ -240,7 +243,9 @@ class Thresholds:
 
     @property
     def late_recovery(self) -> Threshold | None:
-        """Sample ratio where the uninformed branch reaches zero error, if later than where zero error becomes stable."""
+        """Sample ratio where the uninformed branch reaches zero error, if later than where zero error becomes stable; else
+        None.
+        """
         hard_phase, perfect_recovery = self.hard_phase, self.perfect_recovery
         is_late = (
             hard_phase
@@ -325,14 +330,16 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class PointsQuestion(Question):
-    """Question for the fixed points of state evolution at several sample ratios, the Bayes-optimal one first."""
+    """Question for the fixed points of state evolution at several sample ratios ``alphas``, at each the Bayes-optimal one
+    first.
+    """
 
     alphas: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LineQuestion(Question):
-    """Question for all points along a line of a figure, answered together."""
+    """Question for the theory points along a line of a figure, at all sample ratios ``alphas`` together."""
 
     alphas: tuple[float, ...]
 
@@ -346,7 +353,9 @@ class ThresholdsQuestion(Question):
 
 @dataclass(frozen=True, eq=False)
 class PredictionQuestion(Question):
-    """Question for the prediction of an algorithm at a sample ratio, under the conditions of its runs."""
+    """Question for the prediction of an algorithm at a sample ratio alpha, under the conditions of its runs (such as their
+    dimension).
+    """
 
     algorithm: Specification
     alpha: float
@@ -355,8 +364,9 @@ class PredictionQuestion(Question):
 
 @dataclass(frozen=True)
 class Check:
-    """Check of one reported number (printed, with its error) against its Monte Carlo value (drawn, with its standard error);
-    ``bound`` marks an upper bound, and ``effective`` is the effective number of draws.
+    """Check of one reported number (``printed``, with its ``error``) against its Monte Carlo value (``drawn``, with its
+    ``standard_error``). ``bound`` marks a printed upper bound, ``effective`` is the effective number of draws, ``draws`` their
+    number, ``stopped`` says that they ended too early, and ``alpha`` and ``branch`` are those of the theory point.
 
     Attributes
     ----------
@@ -402,7 +412,7 @@ class Check:
 
     @property
     def excludes(self) -> float | None:
-        """Smallest relative error of the printed number that this check detects with probability 0.9; None for a bound."""
+        """Smallest relative error of the printed number that this check detects with probability 0.9; None if too few draws."""
         return (
             DETECTED * self.combined_error / abs(self.printed)
             if self.has_enough_draws and self.printed
@@ -419,7 +429,9 @@ class Check:
 
     @property
     def z(self) -> float:
-        """Difference (z-score) in units of the combined error; 0 below a bound or if there are too few draws."""
+        """Difference (z-score), drawn minus printed, in units of the combined error; 0 if a bound holds or there are too few
+        draws.
+        """
         if not self.has_enough_draws:
             return 0.0
         difference = self.drawn - self.printed
@@ -433,7 +445,9 @@ class Check:
         return abs(self.z) <= LARGEST_Z
 
     def draws_factor(self, resolve: float) -> float:
-        """Factor by which the number of draws must grow to detect a relative deviation ``resolve``; 1 if it suffices."""
+        """Factor by which draws must grow for the check to detect a relative error ``resolve`` of the printed number; 1 if
+        none.
+        """
         if not self.has_enough_draws:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
         allowed_error = resolve * abs(self.printed) / DETECTED
@@ -470,7 +484,9 @@ def compare(
     stated: float = 0.0,
     **check_options: Any,
 ) -> Check:
-    """Compare a printed number with the mean of independent samples (n,) of systematic error ``stated``."""
+    """Check a ``printed`` number and its ``error`` against the mean of independent samples (n,) of systematic
+    error ``stated``.
+    """
     standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     check_options = {"effective": effective_sample_size(samples)} | check_options
     return Check(
