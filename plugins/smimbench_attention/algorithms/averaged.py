@@ -30,7 +30,9 @@ from smimbench.theory import limit_point, own_theory, prior_moments
 
 
 class AveragedState(NamedTuple):
-    """States of all students (one batched state, or a tuple), and the problem, whose symmetry is removed before averaging."""
+    """States of all students (one batched state, or a tuple), and the problem, whose symmetry is removed before their signals
+    are averaged.
+    """
 
     students: Any
     problem: Problem

@@ -166,7 +166,7 @@ class IntegrationAccuracy(NamedTuple):
     root_attempts: int = 20  # of the root finder
     evaluations_per_unknown: int = 30
     converged_change: float = 1e-11  # relative change at a fixed point
-    stalled_change: float = 1e-8  # the same where no less is reached
+    stalled_change: float = 1e-8  # relative change that suffices where no less is reached
     damping_weight: float = 0.7  # of the new order parameters
 
 

@@ -69,8 +69,8 @@ PROBE = 1e-3
 def measured_variance(
     problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host
 ) -> Host:
-    """Mean posterior variance V (P, P) of an estimate, measured by the response of the denoiser to a random probe of the
-    observation R with information Qhat.
+    """Mean posterior variance V (P, P) of an estimate under the assumptions of ``problem``, measured as the response of its
+    denoiser to a perturbation of the observation R, of information Qhat (P, P), along ``probe``, a draw of the model's noise.
 
     It is ``E[d denoise / dR] Qhat^{-1}`` at what was observed.
 
@@ -95,7 +95,8 @@ def measured_variance(
 
 
 class RecursionAccuracy(NamedTuple):
-    """Numerical settings of mismatched state evolution.
+    """Numerical settings of mismatched state evolution: random points and signal entries of its integrals, and start, damping
+    and end of its recursion.
 
     Attributes
     ----------
@@ -116,7 +117,7 @@ class RecursionAccuracy(NamedTuple):
     """
 
     latent_points: int = 2**13  # of the integrals over latents
-    trajectory_points: int = 2**15  # the same along a trajectory
+    trajectory_points: int = 2**15  # of the integrals along a trajectory
     signal_entries: int = 2**13  # that stand for a signal of low rank
     point_sets: int = 4  # independent sets of random points
     initial_overlap: float = 1e-4  # of a start beside the prior mean
@@ -137,17 +138,21 @@ class Orders(NamedTuple):
 
     @classmethod
     def bayes_optimal(cls, T: Host, V: Host) -> Orders:
-        """Order parameters on the Bayes-optimal line, ``M = Q = T - V``, for a signal of self-overlap T."""
+        """Order parameters on the Bayes-optimal line, ``M = Q = T - V``, for a signal of self-overlap T and an estimate of
+        error V (P, P).
+        """
         Q = with_floor(T - V, 0.0)
         return cls(Q, Q, V)
 
     def overlaps(self, T: Host) -> Overlaps:
-        """Overlaps signal-signal (T), estimate-signal (M) and estimate-estimate (Q)."""
+        """Overlaps of signal with itself (T), estimate with signal (M) and estimate with itself (Q)."""
         return Overlaps(T, self.M, self.Q)
 
 
 class Conjugates(NamedTuple):
-    """Conjugate order parameters Qhat, m and chi (P, P) of the effective channel ``R = Qhat^{-1} (m S + chi^{1/2} Z)``."""
+    """Conjugate order parameters (P, P) of the effective channel ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` from signal S to
+    observation R, with white noise Z: assumed information Qhat, signal m, noise covariance chi.
+    """
 
     Qhat: Host
     m: Host
@@ -159,7 +164,9 @@ class NoFixedPoint(ValueError):
 
 
 class ObservedLabels(NamedTuple):
-    """Labels y (n, ...) at latents of mean omega (n, P, C) and covariance V (P, P), as seen by a channel."""
+    """Labels y (n, ...) and the channel that is assumed to give them, with the means omega (n, P, C) and covariance V (P, P)
+    of the latents before the labels are seen.
+    """
 
     y: Array
     channel: Channel
@@ -168,7 +175,8 @@ class ObservedLabels(NamedTuple):
 
 
 class DenoisedSpectrum(NamedTuple):
-    """Eigenvalues of a noisy matrix, and their values after denoising by the assumed prior.
+    """Eigenvalues of a noisy matrix ``S + sqrt(Delta) Z``, with means of the signal S along their eigenvectors and weights,
+    the scale of the observed matrix, the noise that is assumed in it, and eigenvalues after denoising.
 
     Attributes
     ----------
@@ -189,7 +197,9 @@ class DenoisedSpectrum(NamedTuple):
 
 
 class MismatchedRecursion:
-    """State evolution of GAMP that assumes another problem, with expectations over one set of random points."""
+    """State evolution of GAMP on one problem while it assumes another, with expectations over one set of random points.
+    ``scale`` is ``kappa alpha``, ``T`` the signal's second moment, ``latents`` the white latents.
+    """
 
     def __init__(
         self, problem: Problem, assumed: Problem, alpha: float, seed: int
@@ -214,8 +224,8 @@ class MismatchedRecursion:
             self.signal, self.noise = self._signal_and_noise_entries()
 
     def initial_orders(self, overlap: float) -> Orders:
-        """Initial order parameters M, Q and V: those of the assumed prior mean, or of a small overlap where that is a fixed
-        point.
+        """Initial order parameters (overlap M with the signal, self-overlap Q, claimed error V): those of the assumed prior
+        mean, or of a given small overlap where that is a fixed point.
         """
         assumed_second_moment, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
@@ -233,8 +243,8 @@ class MismatchedRecursion:
     def sampled_labels(
         self, orders: Orders
     ) -> Iterator[tuple[ObservedLabels, ObservedLabels]]:
-        """Labels y of latents z, with the latent means omega of GAMP and with those of the true posterior, at the points and
-        their negatives.
+        """Labels y of latents z twice, with the latent means omega of GAMP and with those of the true posterior, given order
+        parameters ``orders``; first at the random points, then at their negatives.
         """
         root_of_Q = symmetric_root(orders.Q)
         coefficients_of_true_mean = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
@@ -266,7 +276,9 @@ class MismatchedRecursion:
             )
 
     def _messages(self, labels: ObservedLabels) -> tuple[Host, Host]:
-        """Messages g (n, P, C) that GAMP computes from labels, and the information (P, P) that it infers."""
+        """Messages ``g = V^{-1} (E[z | y, omega, V] - omega)`` (n, P, C) from labels y as a channel sees them, and the
+        information (P, P) that is inferred from them.
+        """
         y, channel, omega, V = labels
         rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
         posterior = channel.posterior(y, omega, V, rng=rng)
@@ -275,8 +287,9 @@ class MismatchedRecursion:
         return g, self.problem.model.sites * symmetric(information)
 
     def conjugates(self, orders: Orders) -> Conjugates:
-        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V, from messages g under the
-        assumptions and under the truth.
+        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V, from products of
+        messages g under the assumptions and ``true_g`` under the truth, whose latents have ``true_covariance`` given the
+        estimate.
         """
         averages_of_halves = []
         for assumed_labels, true_labels in self.sampled_labels(orders):
@@ -319,7 +332,9 @@ class MismatchedRecursion:
         )
 
     def denoised_orders(self, conjugates: Conjugates) -> Orders:
-        """Order parameters M, Q and V of the assumed prior's estimate, from observations R, as a function of the conjugates."""
+        """Order parameters M, Q and V of the assumed prior's estimate, from observations R, as a function of the conjugates
+        Qhat, m and chi; only their difference to those of the true prior's estimate, which are known exactly, is sampled.
+        """
         Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
             return self._orders_of_matrix(conjugates)
@@ -339,7 +354,7 @@ class MismatchedRecursion:
         )
 
     def _signal_and_noise_entries(self) -> tuple[Host, Host]:
-        """Sampled signal entries (P, size) with the exact second moment, and white noise orthogonal to them."""
+        """Sampled signal entries (P, size) with the exact second moment, and as many white-noise entries orthogonal to them."""
         P, entry_count = self.problem.components, ACCURACY.signal_entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
         signal = self.problem.prior.sample(rng, P, entry_count)
@@ -358,8 +373,8 @@ class MismatchedRecursion:
         return rescaled_entries[:P], rescaled_entries[P:]
 
     def _noisy_entries(self, conjugates: Conjugates) -> Host:
-        """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) of the effective channel with these conjugate
-        order parameters.
+        """Observed signal entries ``R = Qhat^{-1} (m S + chi^{1/2} Z)`` (P, size) from sampled entries S and white noise Z,
+        at the conjugate order parameters Qhat, m and chi.
         """
         Qhat, m, chi = conjugates
         noisy_signal = m @ self.signal + symmetric_root(chi) @ self.noise
@@ -368,8 +383,8 @@ class MismatchedRecursion:
     def _orders_of_entries(
         self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
-        """Order parameters of a prior's estimate from the observed signal entries R of information Qhat, with noise ``Qhat^{-1}
-        chi^{1/2} Z``.
+        """Order parameters M, Q and V of the estimate that the prior of ``problem`` makes of observed signal entries R (P,
+        size), of assumed information Qhat, with noise ``Qhat^{-1} chi^{1/2} Z``.
         """
         estimate = np.asarray(problem.prior.denoise(R, Qhat).estimate)
         entry_count = R.shape[1]
@@ -382,8 +397,8 @@ class MismatchedRecursion:
         )
 
     def _orders_of_matrix(self, conjugates: Conjugates) -> Orders:
-        """Order parameters of the assumed prior's estimate of a matrix of extensive rank at given conjugate ones, from denoised
-        eigenvalues f and means xi of the signal.
+        """Order parameters M, Q and V of the assumed prior's estimate of a matrix of extensive rank at the conjugate ones,
+        from denoised eigenvalues f and means xi of the signal along the eigenvectors.
         """
         spectrum = self.denoised_spectrum(conjugates)
         f, xi = spectrum.denoised_eigenvalues, spectrum.signal_means
@@ -404,15 +419,17 @@ class MismatchedRecursion:
         )
 
     def denoised_spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
-        """Spectrum of the observed noisy matrix at given conjugate order parameters, before and after denoising by the assumed
-        prior.
+        """Spectrum of the observed noisy matrix at the conjugate order parameters Qhat, m and chi, before and after denoising
+        by the assumed prior.
         """
         nodes_and_means: list[Host] = []
 
         def record_nodes(
             unscaled_eigenvalues: Host, signal_mean: Host, signal_variance: Host
         ) -> Host:
-            """Keep the integration nodes and the signal means there; each node is an integrand of its own."""
+            """Keep the integration nodes (eigenvalues) and the signal means there, and return the identity, so that each node
+            is an integrand of its own.
+            """
             nodes_and_means.extend((unscaled_eigenvalues, signal_mean))
             return np.eye(len(unscaled_eigenvalues))
 
@@ -436,13 +453,17 @@ class MismatchedRecursion:
         )
 
     def _denoise_eigenvalues(self, eigenvalues: Host, noise: float) -> Host:
-        """Eigenvalues of a noisy matrix after denoising by the assumed prior."""
+        """Eigenvalues of a noisy matrix after denoising by the assumed prior, which takes ``noise`` as the variance of its
+        noise.
+        """
         eigenvalue_map = self.assumed.prior.law.eigenvalue_map
         assert eigenvalue_map is not None  # mismatched_theory
         return np.asarray(eigenvalue_map(eigenvalues, noise))
 
     def step(self, orders: Orders) -> Orders:
-        """Run one undamped iteration of state evolution and return the new order parameters M, Q and V."""
+        """Run one undamped iteration of state evolution from the order parameters ``orders`` and return the new ones, M, Q
+        and V.
+        """
         next_orders = self.denoised_orders(self.conjugates(orders))
         if not _all_finite(*next_orders):
             raise NoFixedPoint("the order parameters of state evolution are not finite")
@@ -450,8 +471,8 @@ class MismatchedRecursion:
         return next_orders._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
-        """Fixed point of state evolution, its order parameters M, Q and V, by damped iterations; raises NoFixedPoint where they
-        do not converge.
+        """Fixed point of state evolution, its order parameters M, Q and V, by damped iterations from ``orders``; raises
+        NoFixedPoint where they do not converge.
         """
         has_rough_information = offers_rough(self.problem)
         for _ in range(ACCURACY.max_iterations):
@@ -481,8 +502,9 @@ class MismatchedRecursion:
         raise NoFixedPoint("state evolution does not reach a fixed point")
 
     def perturbation_growth(self, orders: Orders, conjugates: Conjugates) -> float:
-        """Growth factor per iteration of the squared norm of a small perturbation of the estimate at a fixed point (its order
-        parameters and conjugate ones), from squared slopes of messages g and denoiser; stable below 1.
+        """Growth factor per iteration of the squared norm of a small perturbation of the estimate at a fixed point with these
+        order parameters and conjugate ones, from squared slopes ``dg/domega`` of the messages and those of the denoiser;
+        stable below 1.
         """
         P = self.problem.components
         mean_squared_slopes = []
@@ -514,8 +536,8 @@ class MismatchedRecursion:
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
-        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser at given conjugate order
-        parameters, at observations R or at eigenvalues denoised to f.
+        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser at the conjugate order
+        parameters: at sampled observations R, or at pairs of eigenvalues of a matrix, denoised to f.
         """
         if self.problem.model.rank == "extensive":
             spectrum = self.denoised_spectrum(conjugates)
@@ -563,8 +585,8 @@ class MismatchedRecursion:
 
 
 def _effective_noise(conjugates: Conjugates) -> float:
-    """Effective noise ``Delta = chi / m^2`` of the observed matrix at the conjugate order parameters m and chi, for one
-    component.
+    """Effective noise ``Delta = chi / m^2`` of the observed matrix ``m S + chi^{1/2} Z`` in units of the signal S, at the
+    conjugate order parameters m and chi of one component.
     """
     return float(conjugates.chi[0, 0] / conjugates.m[0, 0] ** 2)
 
@@ -575,8 +597,8 @@ def _all_finite(*matrices: Host) -> bool:
 
 
 def _covariance_correction(exact_covariance: Host, sampled_covariance: Host) -> Host:
-    """Matrix c that corrects a sampled covariance, ``c sampled_covariance c^T = exact_covariance``; identity where they are too
-    different.
+    """Matrix c (P, P) that corrects a sampled covariance, ``c sampled_covariance c^T = exact_covariance``; identity where
+    they differ by a factor of 2 or more.
     """
     variance_ratios = np.diagonal(exact_covariance) / np.maximum(
         np.diagonal(sampled_covariance), 1e-300

@@ -34,8 +34,8 @@ Parameters = TypeVar("Parameters", Orders, Conjugates)
 def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict GAMP that assumes ``assumed`` on data of ``problem``, under the conditions of the runs (start), or return the
-    reason why there is no theory.
+    """Predict GAMP that assumes the problem ``assumed`` on data of ``problem`` at sample ratio alpha, under the conditions of
+    the runs (start), or return the reason why there is no theory. T is the signal's second moment.
     """
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
@@ -92,8 +92,8 @@ def mismatched_theory(
 def _ridge_fixed_point(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
-    """Closed-form fixed point (M, Q, V and Qhat, m, chi) where GAMP is ridge regression: linear labels, and a Gaussian signal in
-    the problem ``assumed`` by GAMP.
+    """Closed-form fixed point (order parameters M, Q, V and conjugates Qhat, m, chi) at sample ratio alpha where GAMP is
+    ridge regression: for linear labels, and a Gaussian signal in the problem ``assumed`` by GAMP; else None.
 
     None for other problems, and where components have penalties of their own.
 
@@ -154,7 +154,9 @@ DRAWS, BATCHES, DIMENSION = 500, 40, 120
 
 
 class MismatchedSolution(NamedTuple):
-    """Fixed points of state evolution, one for every set of random points, and the prediction made from them."""
+    """Fixed points of state evolution on a problem while another is assumed, at sample ratio alpha: order parameters and
+    conjugates for every set of random points, and the prediction made from them.
+    """
 
     problem: Problem
     assumed: Problem  # by GAMP
@@ -227,7 +229,9 @@ def _compare_components(
     draws: Host,
     draw_errors: Host,
 ) -> list[Check]:
-    """Compare a predicted quantity (P,), component by component, with its mean over Monte Carlo draws (n, P)."""
+    """Compare a predicted quantity (P,) of this name and its errors, component by component, with Monte Carlo ``draws`` of it
+    (n, P), whose systematic errors are ``draw_errors`` (P,).
+    """
     return [
         compare(
             quantity_name,
@@ -243,8 +247,8 @@ def _compare_components(
 
 
 def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
-    """Diagonals of Qhat, m and chi (BATCHES, 3, P) at the order parameters M, Q, V of a solution, estimated from messages g at
-    random batches of labels y of latents N(omega, V).
+    """Diagonals of the conjugates Qhat, m and chi (BATCHES, 3, P) at the order parameters M, Q, V, estimated from messages g
+    at random batches of labels y, of latents with means omega under GAMP.
     """
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
@@ -276,8 +280,8 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
 
 
 def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
-    """True and claimed error (2, BATCHES, 2, P) of signals denoised from random observations R at conjugate order parameters
-    Qhat, m and chi, at half and full dimension D.
+    """True and claimed error (2, BATCHES, 2, P) of signals that are denoised from random observations R at the conjugate
+    order parameters Qhat, m and chi; the first axis is half and full dimension D, the third the two errors.
     """
     problem, assumed_problem, (Qhat, m, chi) = (
         solution.problem,

@@ -165,7 +165,7 @@ def _square_of_g(g: Array) -> Array:
 
 
 def solve_components(matrix: Host, signal: Array) -> Array:
-    """Apply ``matrix^{-1}`` (P, P), on the host, to the components of a signal (P, D) or (P, D, D)."""
+    """Apply the inverse of ``matrix`` (P, P), on the host, to the P components of a signal (P, D) or (P, D, D)."""
     if len(matrix) == 1:
         return signal / float(matrix[0, 0])
     xp = namespace(signal)

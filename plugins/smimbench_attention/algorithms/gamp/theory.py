@@ -63,7 +63,7 @@ class TrajectoryAccuracy(NamedTuple):
     arrival_distance: float = 0.01  # to the fixed point
     max_iterations: int = 60  # of a trajectory
     stationary_change: float = 1e-9  # relative change that ends a trajectory
-    rough_stationary_change: float = 1e-5  # the same where the information is sampled
+    rough_stationary_change: float = 1e-5  # relative change that ends one of sampled information
 
 
 ACCURACY = TrajectoryAccuracy()

@@ -453,7 +453,7 @@ class Descent(Algorithm):
     def _batch(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, Host]:
-        """Inputs and targets of the batch of this step, and the remaining samples of the epoch."""
+        """Inputs and targets of the batch of this step, and the indices of the samples that remain in this epoch."""
         xp, sample_count = namespace(data.inputs), data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
@@ -519,7 +519,7 @@ class Descent(Algorithm):
 
 
 def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Last array axes of the signal and of the factor, those of the entries of one component."""
+    """Array axes, counted from the last, of the entries of one component, in the signal and in the factor."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 

@@ -63,18 +63,24 @@ too small to go on for. Doubled, the error is twice as far above its least value
 
 @dataclass(frozen=True)
 class Observations:
-    """Linear observations of a sample: weights (k,), noise variances (k,), and ``kappa alpha``."""
+    """Linear observations of a sample, k in number: their weights (k,) in the loss, noise variances (k,), and
+    ``kappa alpha``, the sample ratio times 2 for symmetric matrices.
+    """
 
     weights: Host
     noise: Host
     kappa_alpha: float
 
     def stiffness(self, v: float) -> float:
-        """Effective information ``Qhat`` of the labels at susceptibility v."""
+        """Effective information ``Qhat`` of the labels on the matrix at susceptibility v of the estimate, the sum of
+        ``kappa alpha w / (1 + v w)`` over weights w.
+        """
         return float(self.kappa_alpha * (self.weights / (1 + v * self.weights)).sum())
 
     def susceptibility(self, degrees_of_freedom: float) -> float:
-        """Susceptibility v with ``v Qhat(v) = degrees_of_freedom``; infinite with fewer observations than degrees of freedom."""
+        """Susceptibility v of the estimate at which ``v Qhat(v)`` equals its degrees of freedom; infinite with fewer
+        observations than degrees of freedom.
+        """
         from scipy.optimize import brentq
 
         observation_count = len(self.weights)
@@ -90,7 +96,7 @@ class Observations:
             return float(smallest_v)
 
         def excess_freedom(v: float) -> float:
-            """Degrees of freedom at the susceptibility v, minus the given ones."""
+            """Degrees of freedom ``v Qhat(v)`` at the susceptibility v, minus the given ones."""
             return v * self.stiffness(v) - degrees_of_freedom
 
         smallest_v, largest_v = (1 - 1e-13) * smallest_v, (1 + 1e-13) * largest_v
@@ -99,7 +105,9 @@ class Observations:
         )
 
     def effective_noise(self, error: float, v: float) -> float:
-        """Effective noise ``Delta`` of the observed matrix at error E and susceptibility v, which may be infinite."""
+        """Effective noise ``Delta`` of the observed matrix ``S + sqrt(Delta) Z`` at error E and susceptibility v of the
+        estimate; v may be infinite.
+        """
         if math.isinf(v):
             observation_gains = np.ones_like(self.weights)
             stiffness = self.kappa_alpha * len(self.weights)
@@ -112,7 +120,8 @@ class Observations:
 
 @dataclass(frozen=True)
 class NuclearFixedPoint:
-    """Fixed point of state evolution: effective noise Delta, threshold theta, susceptibility v, properties of the estimate.
+    """Fixed point of state evolution: effective noise Delta of the observed matrix, threshold theta of its eigenvalues,
+    susceptibility v, properties of the estimate, and the loss that remains, ``sum_mu sum_k w_k r^2 / d^2`` of residuals r.
 
     ``remaining_loss`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
@@ -147,8 +156,8 @@ def why_no_theory(problem: Problem) -> str | None:
 def minimum_point(
     problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
 ) -> AlgorithmPrediction:
-    """Prediction at a fixed point, with the spectrum of the estimate (no negative eigenvalues if ``positive``); the minimum is
-    unique, so all starts end there.
+    """Prediction at the ``minimum`` (a fixed point) at sample ratio alpha, with the spectrum of the estimate, which has no
+    negative eigenvalues if ``positive``.
     """
     second_moment = np.asarray(problem.prior.second_moment(1), dtype=float)
     signal_overlap = np.array([[minimum.estimate.signal_overlap]])
@@ -179,7 +188,9 @@ def minimum_point(
 def weighted_observations(
     problem: Problem, observation: LinearObservation, alpha: float
 ) -> Observations:
-    """Observations of nuclear-norm regression, with the weights of ``LeastSquares``, from what labels observe."""
+    """Observations of nuclear-norm regression at sample ratio alpha from what labels observe, with the weights of
+    ``LeastSquares``: the smallest noise over that of the observation.
+    """
     smallest_noise = float(observation.noise.min())
     weights = np.ones_like(observation.noise)
     if smallest_noise > 0:
@@ -194,8 +205,9 @@ def fixed_point(
     positive: bool,
     nearby_solution: NuclearFixedPoint | None = None,
 ) -> NuclearFixedPoint:
-    r"""Find the fixed point of state evolution at penalty tau >= 0; 0 means the limit of a vanishing penalty. Matrices are
-    positive semidefinite if ``positive``.
+    r"""Find the fixed point of state evolution at penalty tau >= 0, for signals of this prior and these observations; 0 means
+    the limit of a vanishing penalty. Matrices are positive semidefinite if ``positive``; ``nearby_solution`` is a fixed point
+    to start from.
 
     At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
     unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``.
@@ -212,7 +224,7 @@ def fixed_point(
     second_moment = float(prior.second_moment(1)[0, 0])
 
     def solve_at_noise(log_noise: float) -> tuple[float, float, ShrunkMatrix]:
-        """Threshold, susceptibility v and estimate at a given logarithm of the effective noise."""
+        """Threshold theta, susceptibility v and properties of the estimate at a given logarithm of the effective noise Delta."""
         noise = math.exp(log_noise)
         threshold = _threshold_of_penalty(prior, observations, noise, penalty, positive)
         estimate = shrunk_matrix(prior, noise, threshold, positive)
@@ -223,7 +235,9 @@ def fixed_point(
         )
 
     def log_noise_excess(log_noise: float) -> float:
-        """Log of the effective noise that follows from a given one and the susceptibility v, minus the log of that."""
+        """Log of the effective noise that the equations give at a trial value and its susceptibility v, minus the log of the
+        trial value.
+        """
         _, v, estimate = solve_at_noise(log_noise)
         return math.log(observations.effective_noise(estimate.error, v)) - log_noise
 
@@ -270,7 +284,7 @@ def _fixed_point_at(
     estimate: ShrunkMatrix,
 ) -> NuclearFixedPoint:
     """Build the fixed point from its order parameters (effective noise, threshold, susceptibility v, estimate), with the loss
-    that remains.
+    that remains at these observations.
     """
     remaining_loss = 0.0
     if not math.isinf(v):
@@ -287,15 +301,16 @@ def _fixed_point_near(
     positive: bool,
     nearby_solution: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
-    """Find a fixed point, positive semidefinite if ``positive``, with a root finder in log Delta and log theta, started at a
-    nearby one; None if it fails.
+    """Find the fixed point at a penalty, for these observations, with a root finder in the logarithms of the effective noise
+    Delta and the threshold theta, started at a nearby one; None if it fails. Matrices are positive semidefinite if
+    ``positive``.
     """
     from scipy.optimize import root
 
     def order_parameters_at(
         log_noise_and_threshold: Host,
     ) -> tuple[float, float, float, ShrunkMatrix]:
-        """Noise, threshold, susceptibility and estimate at given logarithms of noise and threshold."""
+        """Effective noise, threshold, susceptibility and estimate at given logarithms of noise and threshold."""
         noise, threshold = (
             math.exp(min(max(float(log_parameter), -60.0), 60.0))
             for log_parameter in log_noise_and_threshold
@@ -309,8 +324,8 @@ def _fixed_point_near(
         )
 
     def residuals(log_noise_and_threshold: Host) -> list[float]:
-        """Residuals of the equations of noise and penalty, as logarithms of ratios, at the susceptibility v that belongs to
-        them.
+        """Residuals of the equations of effective noise and penalty, as logarithms of ratios, at given logarithms of noise
+        and threshold and the susceptibility v that belongs to them.
         """
         noise, threshold, v, estimate = order_parameters_at(log_noise_and_threshold)
         noise_residual = math.log(
@@ -340,16 +355,17 @@ def _threshold_of_penalty(
     penalty: float,
     positive: bool,
 ) -> float:
-    """Threshold theta that solves ``theta Qhat(theta) = tau`` at a given effective noise, by a bracket; matrices are positive
-    semidefinite if ``positive``.
+    """Threshold theta of the eigenvalues that belongs to the penalty tau at a given effective noise: the root of
+    ``theta Qhat(theta) = tau``, with Qhat the information of the observations. Matrices are positive semidefinite if
+    ``positive``.
     """
     from scipy.optimize import brentq
 
     observation_ratio = observations.kappa_alpha * len(observations.weights)
 
     def penalty_excess(threshold: float) -> float:
-        """Penalty that belongs to a threshold and its susceptibility v, minus the given one; at penalty 0 the unused
-        observations.
+        """Penalty that belongs to a threshold and its susceptibility v, minus the given one; at penalty 0 the number of
+        observations beyond the estimate's degrees of freedom.
         """
         degrees_of_freedom = shrunk_matrix(
             prior, noise, threshold, positive
@@ -380,8 +396,9 @@ def _threshold_of_penalty(
 def penalty_of_zero_estimate(
     prior: Prior, observations: Observations, positive: bool
 ) -> float:
-    """Smallest penalty tau for which the estimate, positive semidefinite if ``positive``, is zero: the spectral edge of ``Qhat
-    (S + sqrt(Delta) Z)``.
+    """Smallest penalty tau for which the estimate, positive semidefinite if ``positive``, is zero: the spectral edge of
+    ``Qhat (S + sqrt(Delta) Z)``, with Qhat the information of the observations and Delta the effective noise of a zero
+    estimate.
     """
     effective_noise = observations.effective_noise(
         float(prior.second_moment(1)[0, 0]), 0.0
@@ -397,15 +414,15 @@ def penalty_of_zero_estimate(
 def best_penalty(
     prior: Prior, observations: Observations, positive: bool
 ) -> tuple[float, NuclearFixedPoint]:
-    """Find the penalty tau with the smallest predicted error, and its fixed point, among positive semidefinite estimates if
-    ``positive``.
+    """Find the penalty tau with the smallest predicted error for signals of this prior and these observations, and its fixed
+    point, among positive semidefinite estimates if ``positive``.
     """
     from scipy.optimize import minimize_scalar
 
     fixed_points: dict[float, NuclearFixedPoint] = {}
 
     def error_at(log_penalty: float) -> float:
-        """Predicted error at a penalty, from the fixed point at the nearest penalty so far."""
+        """Predicted error at a log-penalty, from a fixed point that is started at that of the nearest penalty so far."""
         nearby_solution = None
         if fixed_points:
             nearest_log_penalty = min(
@@ -439,8 +456,9 @@ def best_penalty(
 def perfect_recovery(
     prior: Prior, observation_count: int, kappa: float, positive: bool
 ) -> float:
-    r"""Sample ratio above which noiseless labels, so many observations a sample, and a vanishing penalty recover the signal
-    perfectly, by estimates that are positive semidefinite if ``positive``.
+    r"""Sample ratio above which noiseless labels, ``observation_count`` observations a sample, and a vanishing penalty
+    recover the signal perfectly, by estimates that are positive semidefinite if ``positive``; kappa is 2 for symmetric
+    matrices, else 1.
 
     With a fraction p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
 
@@ -455,10 +473,12 @@ def perfect_recovery(
     bulk_edge, sign_count = 2 * math.sqrt(zero_fraction), 1 if positive else 2
 
     def statistical_dimension(threshold: float) -> float:
-        """Upper bound of the statistical dimension for a threshold t; its minimum over t is the dimension."""
+        """Upper bound, for a threshold t, of the statistical dimension of the cone in which the norm decreases; its minimum
+        over t is the dimension.
+        """
 
         def integrand(angle: float) -> float:
-            """Squared excess above the threshold, weighted by the semicircle, at x = 2 cos(angle)."""
+            """Squared excess of an eigenvalue above the threshold, weighted by the semicircle, at ``bulk_edge cos(angle)``."""
             squared_excess = (bulk_edge * math.cos(angle) - threshold) ** 2
             return squared_excess * math.sin(angle) ** 2 * 2 / math.pi
 
@@ -488,8 +508,8 @@ def perfect_recovery(
 
 
 def label_observations(problem: Problem, alpha: float) -> Observations | str:
-    """Observations of latents z by labels y, weighted as in the squared error of the label, or the reason why that loss is not
-    convex.
+    """Observations of single latents z by labels y at sample ratio alpha, with the weights that they have in the squared
+    error of the label, or the reason why that loss is not convex. ``label_gains`` are the coefficients of the latents.
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
@@ -535,7 +555,9 @@ def wide_factor_point(
     dimension: int | None,
     width: int | None,
 ) -> AlgorithmPrediction | str:
-    r"""Predict the minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, or return why there is no theory.
+    r"""Predict the minimum over factors W (``width`` columns) of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, the loss
+    of labels y with weight decay, at sample ratio alpha, or return why there is no theory. ``gram_scale`` is s in
+    ``S = s W W^T``.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the

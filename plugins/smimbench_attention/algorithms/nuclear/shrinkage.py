@@ -14,7 +14,8 @@ from smimbench.numerics import symmetric
 
 
 class ShrunkMatrix(NamedTuple):
-    """Properties of the shrunk matrix f(R) in the limit: error, overlap, norms, degrees of freedom, rank.
+    """Properties in the limit of the shrunk matrix f(R), an estimate of the signal S: squared error, overlap with S, norms,
+    degrees of freedom (divergence of f), rank over D.
 
     Attributes
     ----------
@@ -40,7 +41,9 @@ class ShrunkMatrix(NamedTuple):
 
 
 def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:
-    """Soft-threshold eigenvalues (any shape), the proximal map of the nuclear norm; negative ones give 0 if ``positive``."""
+    """Soft-threshold eigenvalues (any shape), the proximal map of the nuclear norm: move them towards zero by ``threshold``,
+    at most to zero; negative ones give 0 if ``positive``.
+    """
     shrunk_positive_eigenvalues = clip(eigenvalues - threshold, 0.0, None)
     if positive:
         return shrunk_positive_eigenvalues
@@ -50,7 +53,9 @@ def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Arra
 def apply_to_singular_values(
     matrix: Array, function: Callable[[Array], Array]
 ) -> Array:
-    """Apply a function to the singular values of matrices (..., P, P), ``U diag(f(s)) V^T``."""
+    """Apply a function f to the singular values s of matrices (..., P, P): ``U diag(f(s)) V^T`` with the singular vectors U
+    and V.
+    """
     xp = namespace(matrix)
     left_vectors, singular_values, right_vectors = xp.linalg.svd(matrix)
     return xp.matmul(
@@ -73,7 +78,9 @@ def _spectral_means(
     noise: float,
     break_points: Sequence[float] = (),
 ) -> Uncertain:
-    """Mean of a function over the eigenvalues of the noisy matrix ``S + sqrt(noise) Z``."""
+    """Means of ``integrand(x, mean, variance)`` over the eigenvalues x of the noisy matrix ``S + sqrt(noise) Z``, with
+    posterior mean and variance of the signal S along their eigenvectors; ``break_points`` are where it jumps or has a kink.
+    """
     assert prior.law.spectral_means is not None
     return prior.law.spectral_means(integrand, noise, break_points)
 
@@ -81,8 +88,8 @@ def _spectral_means(
 def shrunk_matrix(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> ShrunkMatrix:
-    r"""Error, overlap and norms in the limit of the shrinkage denoiser f, with a soft threshold, of ``R = S + sqrt(noise) Z``,
-    noise > 0; S is positive semidefinite if ``positive``.
+    r"""Error, overlap and norms in the limit of f(R), the soft threshold of the eigenvalues of ``R = S + sqrt(noise) Z``, as
+    an estimate of the signal S of this prior; f(R) is positive semidefinite if ``positive``.
 
     The prior needs a ``law`` with ``spectral_means``.
 
@@ -101,8 +108,8 @@ def shrunk_matrix(
     """
 
     def integrands(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
-        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x of R, with mean and variance of the signal
-        along their eigenvectors; f are the shrunk eigenvalues.
+        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x of R, with mean and variance of the
+        signal along their eigenvectors; f are the eigenvalues after the soft threshold.
         """
         f = soft_threshold(x, threshold, positive)
         is_nonzero = (f != 0).astype(float)
@@ -125,8 +132,8 @@ def shrunk_matrix(
 def shrunk_histogram(
     prior: Prior, noise: float, threshold: float, positive: bool
 ) -> dict[str, object]:
-    """Eigenvalue histogram of the denoised matrix f(R) of ``R = S + sqrt(noise) Z``: ``mass`` between 61 ``edges``, and the mass
-    of ``zeros``; no negative eigenvalues if ``positive``.
+    """Eigenvalue histogram of f(R), the soft threshold of ``R = S + sqrt(noise) Z`` for signals S of this prior: ``mass``
+    between 61 ``edges``, and the mass of ``zeros``; no negative eigenvalues if ``positive``.
     """
     upper_spectral_edge = spectral_edge(prior, noise, 1) - threshold
     lower_spectral_edge = (
@@ -137,7 +144,9 @@ def shrunk_histogram(
     )
 
     def indicators(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
-        """Indicators (62, n) of the bins, and of zero, that the shrunk eigenvalues f of eigenvalues x fall into."""
+        """Indicators (61, n), rows being the 60 bins and zero, of where the eigenvalues x of R fall after the soft threshold,
+        as f.
+        """
         f = soft_threshold(x, threshold, positive)
         bin_numbers = np.searchsorted(bin_edges, f, side="right") - 1
         in_bins = [
@@ -157,7 +166,9 @@ def shrunk_histogram(
 
 
 def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
-    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z``, up to a mass of 1e-9."""
+    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z`` for signals S of this
+    prior, beyond which a mass of 1e-9 is left.
+    """
     from scipy.optimize import brentq
 
     def excess_mass(trial_edge: float) -> float:

@@ -231,7 +231,7 @@ class LinearizedMatrices:
         return self._project_out(signal)
 
     def _to_device(self, vector: Host, shape: tuple[int, ...]) -> Array:
-        """Move a vector to the device of the inputs, in the given shape."""
+        """Move a flat vector to the device of the inputs, in the given shape."""
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
 
     def _to_host(self, array: Array) -> Host:
