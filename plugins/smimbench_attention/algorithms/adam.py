@@ -94,7 +94,7 @@ class Adam(Descent):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         """Predict the minimum of the penalized loss under the conditions of the runs (start, dimension), or return the reason
-        why there is no theory.
+        why there is no theory. alpha is the sample ratio.
 
         Theory exists for full batches, weight decay and a wide matrix factor. Labels have to be linear in the matrix, and the
         steps enough to reach the minimum. There is none for minibatches, for streams,

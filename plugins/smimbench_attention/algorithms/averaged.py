@@ -140,7 +140,7 @@ class Averaged(Algorithm):
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
         """Averaged algorithm for a second attempt after a run with this outcome, if the inner algorithm offers one; otherwise
-        None.
+        None. ``parameters`` are those of the inner algorithm.
         """
         if outcome == "unsettled":
             return None
@@ -154,7 +154,7 @@ class Averaged(Algorithm):
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
         r"""Predict the error of the mean of K students from the theory of a single student, under the conditions of the runs
-        (start, dimension). ``between_students`` is the overlap of two students.
+        (start, dimension). ``between_students`` is the overlap of two students. alpha is the sample ratio.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
 
@@ -280,7 +280,7 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
     align = problem.model.align
 
     def align_to(target: Array) -> Array:
-        """Signals of all students, each transformed to be closest to the target."""
+        """Signals of all students k, each transformed to be closest to the target."""
         student_signals = (signals[k, ...] for k in range(signals.shape[0]))
         return xp.stack(
             [align(target, student, symmetry) for student in student_signals]

@@ -49,7 +49,8 @@ class LinearObservation(NamedTuple):
 
 def linear_observation(problem: Problem) -> LinearObservation | str:
     r"""Linear observation of the latents z that a channel is equivalent to, or the reason why there is none. It is read from
-    the channel's posteriors of z at random labels y, for priors N(omega, V), which must be Gaussian with one covariance.
+    the channel's posteriors of z at random labels y, for priors N(omega, V), which must be Gaussian with one covariance. P
+    and C are the numbers of components and sites.
 
     A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
     Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.

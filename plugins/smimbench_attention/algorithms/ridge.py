@@ -139,8 +139,8 @@ class Ridge(LinearRegression):
     def theory(
         self, problem: Problem, alpha: float, assumed: Problem | None = None
     ) -> AlgorithmPrediction | str:
-        """Predict the error of the estimate in the limit, or return the reason why there is no theory. ``assumed`` is the
-        problem that the penalty is best for, if it is another one.
+        """Predict the error of the estimate at sample ratio alpha in the limit, or return the reason why there is no theory.
+        ``assumed`` is the problem that the penalty is best for, if it is another one.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank, or latents of unlike noise (as
         of correlated tokens): for lambda of theory,
@@ -192,7 +192,7 @@ class Ridge(LinearRegression):
         self, problem: Problem, alpha: float
     ) -> AlgorithmPrediction | str:
         """Predict low-rank ridge regression at sample ratio alpha for latents that are observed with equal noise, or return
-        why the theory does not apply.
+        why the theory does not apply. ``penalty`` is lambda.
         """
         observation, _ = self.observation_and_remark(problem)
         second_moment, mean_overlap = prior_moments(problem)
@@ -250,7 +250,7 @@ def _best_linear_prediction(problem: Problem, alpha: float) -> AlgorithmPredicti
     prior_variance = second_moment - mean_overlap
 
     def precision_excess(V: float) -> float:
-        """Precision that prior and labels give at the error V, minus the precision 1 / V."""
+        """Precision that prior and labels give at the error V and overlap Q, minus the precision 1 / V."""
         Q = np.array([[second_moment - V]])
         information = information_at(problem, Q, np.array([[V]])).value[0, 0]
         return float(1 / prior_variance + kappa * alpha * float(information) - 1 / V)

@@ -58,8 +58,8 @@ class Sgd(MomentumDescent):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Predict descent on low-rank signals: overlaps at finite dimension, from those of the initial states, or in the limit.
-        The conditions of the runs are their starts and dimension.
+        """Predict descent on low-rank signals: overlaps at finite dimension, from those of the initial states, or in the
+        limit. The conditions of the runs are their starts and dimension. alpha is the sample ratio.
 
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
@@ -88,8 +88,8 @@ class _FixedStepLength(Sgd):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Predict one pass over linear labels of low rank, under the conditions of the runs (starts, dimension), or return the
-        reason why there is no theory.
+        """Predict one pass over linear labels of low rank, under the conditions of the runs (starts, dimension), or return
+        the reason why there is no theory. alpha is the sample ratio.
 
         Feature by feature or, for ``signsgd``, from draws of its steps
         (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also where samples are reused, as for ``sgd``.

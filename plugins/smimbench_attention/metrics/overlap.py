@@ -21,7 +21,9 @@ class OverlapMetric(PerComponent):
     in_trajectory = True
 
     def bounded(self, model: Model) -> bool:
-        """Whether the posterior mean is best: for the squared cosine of low rank; other estimates may be longer."""
+        """Whether no estimate has a larger overlap than the posterior mean: true for squared cosines (low rank), not for
+        ``tr(S_hat S) / D``, which grows with the length of the estimate.
+        """
         return model.rank == "low"
 
     def theory(

@@ -108,8 +108,8 @@ class SequenceMultiIndex(TokenModel):
         )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents ``z_pm = w_p . x_m / sqrt(D)`` (..., n, P, T) of inputs x (n, T, D) for signals w (..., P, D), the
-        leading axes numbering students.
+        """Latents ``z_pm = w_p . x_m / sqrt(D)`` (..., n, P, T) of inputs x (n, T, D) for signals w (..., P, D), the leading
+        axes numbering students. A ``direction`` is a row of the signals.
 
         ``inputs`` (n, M, D), entries of variance 1, not divided by anything; ``signal`` (..., P, D), leading axes for
         several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.

@@ -220,9 +220,9 @@ def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
 def observed_law(
     noise: float, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Nodes of a quadrature rule for the singular values x of ``S + sqrt(noise) Z``, each with both signs: weights, x,
-    and posterior mean and variance of the signal's singular value there. ``breaks`` are singular values at which panels
-    of nodes end.
+    """Nodes of a quadrature rule for the singular values x of ``S + sqrt(noise) Z``, each with both signs, at the width ratio
+    rho: weights, x, and posterior mean and variance of the signal's singular value there. ``breaks`` are singular values at
+    which panels of nodes end.
 
     ``noise`` is Delta > 0; ``rho`` > 0 the width over the dimension. Returns weights (K,), which sum to one, then the singular
     value, and mean and variance of the posterior of S in the direction of its singular vectors. Functions with kinks or jumps at

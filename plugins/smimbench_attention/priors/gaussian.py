@@ -66,7 +66,7 @@ class Gaussian(Prior):
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean ``(I + Qhat)^{-1} Qhat R`` of the signal W given the observation ``R = W + Qhat^{-1/2} Z`` with
-        information Qhat (P, P) and white noise Z, and its error ``V = (I + Qhat)^{-1}``.
+        information Qhat (P, P) and white noise Z, and its error ``V = (I + Qhat)^{-1}``. ``Q = V Qhat`` is the gain.
 
         ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).

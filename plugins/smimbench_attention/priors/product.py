@@ -108,7 +108,8 @@ class ProductPrior(Prior):
         return self.mean_overlap(components) + np.eye(components)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
-        """Posterior mean of the signal matrices S (P, D, D) given ``R = S + Qhat^{-1/2} Z``, and its error V;
+        """Posterior mean of the signal matrices S (P, D, D) given the observation ``R = S + Qhat^{-1/2} Z`` with information
+        Qhat (P, P), and its error V, at the width ratio rho of the matrices; ``noise`` are the variances ``[Qhat^{-1}]_pp``,
         ``continued`` extends the map of the spectrum by straight lines outside the bulks.
 
         Eigenvectors (or singular vectors) of ``R_p`` are kept, the spectrum is shrunk, and ``V_pp = F(Delta_p)``.
@@ -325,8 +326,8 @@ def mmse_of_any_noise(
 
 @lru_cache(maxsize=1)
 def double_exponential() -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule ``t = 1/(1 + exp(-pi sinh u))``, at
-    equidistant u.
+    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule ``t = 1/(1 + exp(-pi sinh u))``, at equidistant
+    u. ``decay`` is ``exp(-pi sinh u)``.
 
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
     edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.

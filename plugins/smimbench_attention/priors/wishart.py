@@ -81,9 +81,9 @@ def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
 
 
 def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Find the edges of the bulks of eigenvalues, with ``root = sqrt(Delta)`` (n,): ``outer`` solves ``r(s) = root``,
-    ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, ``turn`` is where the two ranges of s meet.
-    Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
+    """Find the edges of the bulks of eigenvalues at the width ratio rho, with ``root = sqrt(Delta)`` (n,): ``outer`` solves
+    ``r(s) = root``, ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, ``turn`` is where the two
+    ranges of s meet. Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
     """
@@ -91,12 +91,14 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
     base = math.sqrt((1 - rho) / rho) if rho < 1 else 0.0
 
     def r(s: Host) -> tuple[Host, Host]:
-        """Function ``r(s) = s (1 + a/m)`` and its derivative, with ``m = sqrt(1 + s^2)``."""
+        """Function ``r(s) = s (1 + a/m)`` and its derivative, with ``m = sqrt(1 + s^2)`` and ``a = rho^{-1/2}``."""
         _, m, _, r_value = _curves(s, 0.0, rho)
         return r_value, 1 + a / m**3
 
     def q(e: Host) -> tuple[Host, Host]:
-        """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + e``, with ``m = sqrt(1 + s^2)``."""
+        """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + e``, with ``m = sqrt(1 + s^2)`` and
+        ``a = rho^{-1/2}``; ``base`` is the s of zero eigenvalues.
+        """
         _, m, q_value, _ = _curves(e, base, rho)
         return q_value, 1 - a / m**3
 
@@ -129,7 +131,9 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
 @lru_cache(maxsize=32)
 def _cached_bulks(root: float, rho: float) -> _WishartBulks:
-    """Bulks of eigenvalues at one noise level ``root = sqrt(Delta)``, cached because denoiser and error both need them."""
+    """Bulks of eigenvalues at one noise level ``root = sqrt(Delta)`` and width ratio rho, cached because denoiser and error
+    both need them.
+    """
     return _bulks(np.asarray([root]), rho)
 
 
@@ -153,8 +157,9 @@ def _newton(
 def observed_law(
     noise: Host | float, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Nodes of a quadrature rule for the eigenvalues x of ``S + sqrt(noise) Z``: weights, x, and posterior mean and
-    variance of the signal's eigenvalue there. ``breaks`` are eigenvalues at which panels of nodes end.
+    """Nodes of a quadrature rule for the eigenvalues x of ``S + sqrt(noise) Z`` at the width ratio rho: weights, x, and
+    posterior mean and variance of the signal's eigenvalue there. ``breaks`` are eigenvalues at which panels of nodes end,
+    ``qr`` is the product q r of functions of the parameter s.
 
     ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
     to one up to the error of the rule, then the eigenvalue, and mean and variance of the posterior of S in its direction.
@@ -202,8 +207,8 @@ def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host]:
     """Quadrature weights, s and the product q r at the nodes of both ranges of s (from ``base`` on), (n, K) each, for noise
-    variances delta (n,) and ``root = sqrt(delta)``. Panels of nodes end at the edges of the bulks and at the eigenvalues x
-    in ``breaks``.
+    variances delta (n,) and ``root = sqrt(delta)``. Panels of nodes end at the edges of the bulks and at the eigenvalues x in
+    ``breaks``. ``qr`` holds the products, ``m = sqrt(1 + s^2)``, rho is the width ratio.
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
@@ -385,8 +390,9 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
-    """Edges of the density of observed eigenvalues: right and left end, then those of the bulk of zeros and of the other bulk
-    that face each other, if there are two; ``*_s`` and ``*_offset`` are their parameters s and s - base.
+    """Edges of the density of observed eigenvalues, for a noise variance and width ratio rho: right and left end, then those
+    of the bulk of zeros and of the other bulk that face each other, if there are two; ``*_s`` and ``*_offset`` are their
+    parameters s and s - base.
     """
     base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer_s, turn_s, lower_offset, upper_offset = (
@@ -415,8 +421,9 @@ class _Edge:
     def __init__(
         self, s: float, side: int, noise: float, rho: float, *, inner: bool = False
     ) -> None:
-        """Compute the edge at the parameter s, with ``root = sqrt(noise)`` and ``m = sqrt(1 + s^2)``; ``side`` is 1 for a
-        right end of a bulk and -1 for a left end, ``inner`` marks the two ends at a gap between bulks.
+        """Compute the edge at the parameter s, for a noise variance ``root^2`` and width ratio rho, with
+        ``m = sqrt(1 + s^2)``; ``side`` is 1 for a right end of a bulk and -1 for a left end, ``inner`` marks the two ends at
+        a gap between bulks.
         """
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)
@@ -451,9 +458,10 @@ class _Edge:
         )
 
     def denoise_beyond(self, eigenvalues: Host) -> Host:
-        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w has moved by d: m1, m2 are its distances
-        to the two poles, c1, c2 their terms in ``dx/dw``, e1, e2 = +-1 say whether d adds to the distance; K is ``e1 c1/m1
-        + e2 c2/m2`` at distance d.
+        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w (the inverse Stieltjes transform) has moved
+        by d from its place at the edge: m1, m2 are its distances to the two poles there, c1, c2 the poles' terms in
+        ``dx/dw``, e1, e2 = +-1 say whether d adds to the distance; K is ``e1 c1/m1 + e2 c2/m2`` at the distances after the
+        move.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's

@@ -205,8 +205,8 @@ class Erm(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """Predict the overlaps of the minimizer in the limit, by the replica-symmetric fixed point (``fixed_point.py``). Penalty
-        and length are best for the problem ``assumed``, if it is another one.
+        """Predict the overlaps of the minimizer at sample ratio alpha in the limit, by the replica-symmetric fixed point
+        (``fixed_point.py``). Penalty and length are best for the problem ``assumed``, if it is another one.
 
         Penalty and length are those that are best for ``assumed``.
         """

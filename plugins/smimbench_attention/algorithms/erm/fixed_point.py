@@ -124,7 +124,8 @@ def _fixed_point_solvers(
     problem: Problem, alpha: float, loss: Loss
 ) -> Sequence[ClosedFormRidge | FixedPoints]:
     """Solvers of the fixed point at sample ratio alpha and any penalty, one for every independent evaluation of the
-    integrals; one in closed form for ridge regression.
+    integrals; one in closed form for ridge regression. ``noise`` are the variances of labels ``z + noise``, None for other
+    labels.
     """
     noise = additive_noise(problem) if loss.name == "square" else None
     if noise is not None:
@@ -228,7 +229,7 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
         )
 
     def stiffness_of_eigenvalues(eigenvalues: Host) -> Host:
-        """Stiffness for every one of the eigenvalues of the susceptibility."""
+        """Stiffness for every one of the eigenvalues v of the susceptibility."""
         return np.array([scalar_stiffness(v) for v in eigenvalues])
 
     return np.asarray(spectral_function(V, stiffness_of_eigenvalues))
@@ -250,7 +251,9 @@ class FixedPoints:
     """
 
     def __init__(self, problem: Problem, alpha: float, integrals: Integrals) -> None:
-        """Store the problem, its number of components P, second moment T and integrals; no solutions are known yet."""
+        """Store the sample ratio alpha, the number of components P, the signal's second moment T, the integrals and the
+        variances of the features; no solutions are known yet.
+        """
         self.P, self.T = problem.components, prior_moments(problem)[0]
         self.alpha, self.integrals, self.features = alpha, integrals, problem.features
         self.solutions: list[tuple[float, Host]] = []
@@ -261,7 +264,9 @@ class FixedPoints:
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Minimum of the risk at a given penalty, from its order parameters, with its losses and numerical errors."""
+        """Minimum of the risk at a given penalty, from its order parameters (V, m_hat, Q_hat as ``parameters``; overlaps as
+        ``orders``), with its losses and numerical errors.
+        """
         penalty_steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
         if penalty_steps > 0:
             penalties = np.geomspace(self.safe_penalty, penalty, penalty_steps + 1)
@@ -278,13 +283,13 @@ class FixedPoints:
         )
 
     def overlaps(self, penalty: float) -> Overlaps:
-        """Overlaps T, M and Q of signal and estimate at the fixed point."""
+        """Overlaps T, M and Q of signal and estimate at the fixed point of a penalty; ``orders`` are its order parameters."""
         orders = self._order_parameters(self.solve(penalty), penalty)
         return Overlaps(orders.T, orders.M, orders.Q)
 
     def solve(self, penalty: float) -> Host:
-        """Solve for the order parameters V (susceptibility), m_hat and Q_hat (information on signal and noise), (3, P, P), at
-        the fixed point of a penalty, by iterations and a root finder in turn.
+        """Solve for the order parameters V (susceptibility), m_hat and Q_hat (signal and noise in what the labels tell), (3,
+        P, P), at the fixed point of a penalty, by iterations and a root finder in turn.
         """
         parameters, last_relative_change = self._initial_guess(penalty), np.inf
         if self.solutions:
@@ -305,8 +310,8 @@ class FixedPoints:
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Run some damped fixed-point iterations of the order ``parameters`` V, m_hat and Q_hat (3, P, P); return the last
-        relative change as well.
+        """Run some damped fixed-point iterations, at this penalty, of the order ``parameters`` V, m_hat and Q_hat (3, P, P);
+        return the last relative change as well.
         """
         for _ in range(ACCURACY.iterations_per_attempt):
             next_parameters = self._iterate_once(penalty, parameters)
@@ -322,7 +327,9 @@ class FixedPoints:
         return parameters, relative_change
 
     def _order_parameters(self, parameters: Host, penalty: float) -> OrderParameters:
-        """Overlaps M, Q and susceptibility V of the estimate that follow from ``parameters``: V, m_hat and Q_hat (3, P, P)."""
+        """Overlaps M, Q and susceptibility V of the estimate that follow at this penalty from ``parameters``: V, m_hat and
+        Q_hat (3, P, P).
+        """
         return order_parameters(parameters, self.T, penalty, self.features)
 
     def _susceptibility(self, V_hat: Host, penalty: float) -> Host:
@@ -339,8 +346,8 @@ class FixedPoints:
         return np.asarray(np.mean(feature_gains, axis=0))
 
     def _iterate_once(self, penalty: float, parameters: Host) -> Host:
-        """Order parameters V, m_hat and Q_hat (3, P, P) after one iteration of the equations from ``parameters``: integrals
-        over latents, times alpha.
+        """Order parameters V, m_hat and Q_hat (3, P, P) after one iteration of the equations at this penalty from
+        ``parameters``: V from the stiffness V_hat, all three from integrals over latents, times alpha.
         """
         risk_moments = self.integrals(self._order_parameters(parameters, penalty))
         V_hat, m_hat, Q_hat = (
@@ -351,8 +358,8 @@ class FixedPoints:
     def _root_problem(
         self, penalty: float, parameters: Host
     ) -> tuple[Host, Callable[[Host], Host], Callable[[Host], Host]]:
-        """Fixed point as a root problem near the order ``parameters`` V, m_hat and Q_hat (3, P, P): initial unknowns (flat),
-        map from unknowns to order parameters, and residual, a function of the unknowns.
+        """Fixed point of a penalty as a root problem near the order ``parameters`` V, m_hat and Q_hat (3, P, P): initial
+        unknowns (flat), map from unknowns to order parameters, and residual, a function of the unknowns.
         """
         parameters_are_positive = self.P == 1 and bool((parameters > 0).all())
         parameter_scale = np.abs(parameters).max(axis=(1, 2), keepdims=True)
@@ -368,7 +375,8 @@ class FixedPoints:
 
         def residual(unknowns: Host) -> Host:
             """Unknowns after one iteration minus the given ones, zero at the fixed point; large constants where V or Q is not
-            positive.
+            positive. ``orders`` are the overlaps that follow from the unknowns, V_hat and Q_hat stiffness and noise after the
+            iteration.
             """
             trial_parameters = parameters_from(unknowns)
             orders = self._order_parameters(trial_parameters, penalty)
@@ -417,8 +425,8 @@ class FixedPoints:
         return initial_unknowns.ravel(), parameters_from, residual
 
     def _find_root(self, penalty: float, parameters: Host) -> tuple[Host, float]:
-        """Find a nearby fixed point with a root finder, from order ``parameters`` V, m_hat and Q_hat (3, P, P); return it (or
-        the input, if none is found) and the largest entry of its residual.
+        """Find a nearby fixed point of this penalty with a root finder, from order ``parameters`` V, m_hat and Q_hat (3, P,
+        P); return it (or the input, if none is found) and the largest entry of its residual.
         """
         from scipy.optimize import root
 
@@ -440,7 +448,8 @@ class FixedPoints:
 
     def newton_step_errors(self, penalty: float, parameters: Host) -> Overlaps:
         """Numerical errors of the overlaps: their change in a Newton step from the order ``parameters`` V, m_hat and Q_hat
-        (3, P, P) towards the fixed point at this penalty.
+        (3, P, P) towards the fixed point at this penalty. ``parameters_from`` maps the unknowns of the root problem to order
+        parameters, ``orders`` are the overlaps there.
         """
         unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
         residual, finite_difference = residual_of(unknowns), 1e-5

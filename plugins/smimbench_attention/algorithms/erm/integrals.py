@@ -166,7 +166,7 @@ class IntegrationAccuracy(NamedTuple):
     root_attempts: int = 20  # of the root finder
     evaluations_per_unknown: int = 30
     converged_change: float = 1e-11  # relative change at a fixed point
-    stalled_change: float = 1e-8  # relative change that suffices where no less is reached
+    stalled_change: float = 1e-8  # enough where no less is reached
     damping_weight: float = 0.7  # of the new order parameters
 
 
@@ -285,8 +285,8 @@ class SignIntegrals:
     def _nodes(
         self, transition_width: float, extra_edges: list[float]
     ) -> tuple[Host, Host]:
-        """Gauss-Legendre nodes and Gaussian weights on panels of omega, in standard deviations, that halve towards zero down
-        to ``transition_width``, with ``extra_edges`` as further ends of panels.
+        """Gauss-Legendre nodes and Gaussian weights on panels of omega, in standard deviations, whose ends
+        ``largest_omega / 2^k`` halve towards zero down to ``transition_width``, with ``extra_edges`` as further ends.
 
         The smallest panel is as wide as the range of omega over which the label's probability changes.
         """
@@ -317,8 +317,9 @@ class SignIntegrals:
         return np.asarray(self.channel.posterior(labels, prior_means, V).mean)[:, 0, 0]
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters ``orders``, by quadrature over omega (the estimate's latent) and a sum over the
-        labels y; g is the proximal force, ``teacher_mean`` the mean of the signal's latent given omega.
+        """Integrals V_hat, m_hat, Q_hat at the order parameters ``orders`` (overlaps M, Q, susceptibility V), by quadrature
+        over omega, the estimate's latent, and a sum over the labels y; g is the proximal force, ``teacher_mean`` the mean of
+        the signal's latent given omega.
         """
         M, Q, V, conditional_variance = (
             matrix[0, 0]
@@ -417,8 +418,8 @@ class SampledIntegrals:
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)
 
     def __call__(self, orders: OrderParameters) -> RiskMoments:
-        """Integrals at given order parameters ``orders``, by sampling omega, the estimate's latents, and the labels y; g is
-        the proximal force, V the susceptibilities.
+        """Integrals V_hat, m_hat, Q_hat at the order parameters ``orders``, by sampling omega, the estimate's latents, and
+        the labels y; g is the proximal force, V the susceptibilities of the components.
         """
         omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
             orders.noise_covariance

@@ -201,8 +201,8 @@ class Gamp(Algorithm):
         return None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
-        """Initial state (estimate, error V, strengths of the samples) at the given start, at the prior mean or, where that is a
-        fixed point, at a small random estimate.
+        """Initial state (estimate, error V, strengths of the samples) for P components at the given start, at the prior mean
+        or, where that is a fixed point, at a small random estimate.
         """
         P, D, prior = problem.components, data.dimension, problem.prior
         if data.start is not None:
@@ -226,7 +226,9 @@ class Gamp(Algorithm):
     def _random_start(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> tuple[Array, Array]:
-        """Random start: a denoised noisy draw R from the prior, and the error that the prior predicts for it."""
+        """Random start for P components: the denoised noisy draw ``R = signal + noise`` from the prior, and the error that
+        the prior predicts for it.
+        """
         xp, device_and_dtype, P = (
             namespace(data.inputs),
             matching(data.inputs),
@@ -254,8 +256,8 @@ class Gamp(Algorithm):
         self, problem: Problem, data: Data, state: GampState
     ) -> tuple[GampState, Info]:
         """Run one iteration of GAMP, the four equations of the class, from the state's estimate W and error V: messages g,
-        information Qhat, observation R of the signal and its denoising (with Q, which is Qhat less an excess of noise); then
-        choose the damping of the next one.
+        information Qhat, observation R of the signal, its denoising (with Q, which is Qhat less an excess of noise), and the
+        factor Gamma of the next Onsager term; then choose the damping of the next one.
         """
         model, prior, V, sample_count = (
             problem.model,
@@ -442,8 +444,9 @@ class Gamp(Algorithm):
         conditions: Conditions,
         assumed: Problem | None = None,
     ) -> AlgorithmPrediction | str:
-        """Predict the state-evolution fixed point reached from the algorithm's start, and the trajectory if undamped, under the
-        conditions of the runs. ``assumed`` is the problem that GAMP takes the data for, if it is another one.
+        """Predict the state-evolution fixed point reached from the algorithm's start, and the trajectory if undamped, under
+        the conditions of the runs. ``assumed`` is the problem that GAMP takes the data for, if it is another one. alpha is
+        the sample ratio, V the error that a random start claims.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
         no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:

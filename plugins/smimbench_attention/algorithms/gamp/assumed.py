@@ -204,8 +204,8 @@ class MismatchedRecursion:
     def __init__(
         self, problem: Problem, assumed: Problem, alpha: float, seed: int
     ) -> None:
-        """Draw the random points of one set, ``seed``, for P components and C sites: white latents, and signal entries for low
-        rank. ``assumed`` is the problem that GAMP assumes.
+        """Draw the random points of one set, numbered by ``seed``, for P components and C sites: white latents, and signal
+        entries for low rank. ``assumed`` is the problem that GAMP assumes, alpha the sample ratio.
         """
         self.problem, self.assumed, self.seed = problem, assumed, seed
         self.scale = problem.model.kappa * alpha
@@ -224,8 +224,8 @@ class MismatchedRecursion:
             self.signal, self.noise = self._signal_and_noise_entries()
 
     def initial_orders(self, overlap: float) -> Orders:
-        """Initial order parameters (overlap M with the signal, self-overlap Q, claimed error V): those of the assumed prior
-        mean, or of a given small overlap where that is a fixed point.
+        """Initial order parameters (overlap M with the signal, self-overlap Q, claimed error V) of P components: those of the
+        assumed prior mean, or of a given small overlap where that is a fixed point.
         """
         assumed_second_moment, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
@@ -502,9 +502,9 @@ class MismatchedRecursion:
         raise NoFixedPoint("state evolution does not reach a fixed point")
 
     def perturbation_growth(self, orders: Orders, conjugates: Conjugates) -> float:
-        """Growth factor per iteration of the squared norm of a small perturbation of the estimate at a fixed point with these
-        order parameters and conjugate ones, from squared slopes ``dg/domega`` of the messages and those of the denoiser;
-        stable below 1.
+        """Growth factor per iteration of the squared norm of a small perturbation of the estimate at a fixed point ``orders``
+        (M, Q, V) with ``conjugates`` (Qhat, m, chi), from squared slopes ``dg/domega`` of the messages at labels y of latents
+        N(omega, V) and those of the denoiser; stable below 1. P is the number of components.
         """
         P = self.problem.components
         mean_squared_slopes = []

@@ -35,7 +35,8 @@ def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Predict GAMP that assumes the problem ``assumed`` on data of ``problem`` at sample ratio alpha, under the conditions of
-    the runs (start), or return the reason why there is no theory. T is the signal's second moment.
+    the runs (start), or return the reason why there is no theory. T is the signal's second moment. ``orders`` and
+    ``conjugates`` are the order parameters and conjugate ones at the fixed point, for every set of points.
     """
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
@@ -93,7 +94,8 @@ def _ridge_fixed_point(
     problem: Problem, assumed: Problem, alpha: float
 ) -> tuple[Orders, Conjugates] | None:
     """Closed-form fixed point (order parameters M, Q, V and conjugates Qhat, m, chi) at sample ratio alpha where GAMP is
-    ridge regression: for linear labels, and a Gaussian signal in the problem ``assumed`` by GAMP; else None.
+    ridge regression: for linear labels, and a Gaussian signal in the problem ``assumed`` by GAMP; else None. T is the
+    signal's second moment, ``penalty`` the assumed noise over the assumed variance.
 
     None for other problems, and where components have penalties of their own.
 

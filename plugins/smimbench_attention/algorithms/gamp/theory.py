@@ -63,7 +63,7 @@ class TrajectoryAccuracy(NamedTuple):
     arrival_distance: float = 0.01  # to the fixed point
     max_iterations: int = 60  # of a trajectory
     stationary_change: float = 1e-9  # relative change that ends a trajectory
-    rough_stationary_change: float = 1e-5  # relative change that ends one of sampled information
+    rough_stationary_change: float = 1e-5  # for sampled information
 
 
 ACCURACY = TrajectoryAccuracy()
@@ -79,7 +79,7 @@ def gamp_theory(
 ) -> AlgorithmPrediction:
     """Predict the fixed point of GAMP, damped or not, and its trajectory (or the reason why there is no trajectory), under
     the conditions of the runs (start, dimension). ``branch`` is the fixed point where runs end: the informed or the
-    uninformed one.
+    uninformed one. alpha is the sample ratio, ``random_start_V`` the error that a random start claims (None: another start).
 
     ``random_start_V`` is the error that a random start predicts for itself; see ``_trajectory``.
 
@@ -171,8 +171,9 @@ def _trajectory(
     random_start_V: Host | None,
     fixed_point: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
-    """Trajectory of undamped GAMP (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is none. A path holds
-    the overlaps of one set of sampled points at all iterations; T is the second moment of the signal.
+    """Trajectory of undamped GAMP at sample ratio alpha (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is
+    none. A path holds the overlaps at all iterations for one set of sampled points, ``orders`` the order parameters of an
+    iteration; T is the second moment of the signal.
 
     ``random_start_V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """

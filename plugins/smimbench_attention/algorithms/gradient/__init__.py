@@ -191,8 +191,8 @@ class Descent(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Return the reason why there is no theory, whatever the conditions of the runs: with adaptive step sizes the equations
-        of ``sgd`` do not apply.
+        """Return the reason why there is no theory, whatever the conditions of the runs: with adaptive step sizes the
+        equations of ``sgd`` do not apply. alpha is the sample ratio.
         """
         if self.online:
             return "gradient descent with adaptive step sizes has no closed equations"

@@ -156,8 +156,8 @@ class _GrowingColumns:
 
 
 class Directions:
-    """Orthonormal directions ``p_j`` (rows of samples) and images ``h_k`` of orthonormal feature directions under the data,
-    which grow by one of each for every new gradient.
+    """Orthonormal directions ``p_j`` in the space of samples, and images ``h_k = sqrt(D) X q_k`` under the data X of
+    orthonormal directions ``q_k`` of features; every new gradient adds one of each.
 
     ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
     """
@@ -242,9 +242,10 @@ def descend(
     system: SimulatedSystem,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
-    """Simulate descent by a rule from the initial overlaps in a system of given size; return Gram matrices (steps, R, R) of
-    the R vectors of teacher, student, velocity, and the mean training loss (steps,) at the recorded steps. ``vectors`` are
-    their coordinates c in the feature directions.
+    """Simulate descent by a rule from the initial overlaps in a system of given size, with P components and C sites; return
+    Gram matrices (steps, R, R) of the R vectors of teacher, student, velocity, and the mean training loss (steps,) at the
+    recorded steps. ``vectors`` are coordinates in the feature directions, z latents of the student, g the loss's derivatives
+    in them (component k in column k).
 
     Parameters
     ----------
@@ -341,7 +342,8 @@ def descend(
 
 def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
     """Mean test loss (draws, steps) on fresh samples, from Gram matrices (draws, steps, R, R) whose first 2 P vectors are
-    teacher and student; ``roots_of_steps`` are their triangular roots, which turn normal numbers into latents.
+    teacher and student; ``roots_of_steps`` are their triangular roots, which turn normal numbers into latents. C is the
+    number of sites.
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
@@ -567,7 +569,7 @@ def _draws_at_dimension(
     conditions: Conditions,
 ) -> DrawPlan | None:
     """Plan draws of the system at the dimension of the runs, equally many for every initial state of their conditions; None
-    if they take too long. A row is a site of a sample, a direction what a gradient adds.
+    if they take too long. A row is a site of a sample, a direction what a gradient adds. P is the number of components.
     """
     P, row_count = problem.components, system.samples * problem.model.sites
     direction_count = min(P * steps, row_count)

@@ -322,7 +322,8 @@ def solve(
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
     """Solve the closed equations of descent by a rule for the overlaps at the recorded steps, from the initial overlaps
-    ``starts`` (with the teacher, one for each run), with fewer integration points for many steps.
+    ``starts`` (with the teacher, one for each run), with fewer integration points for many steps. P is the number of
+    components.
 
     Parameters
     ----------

@@ -66,7 +66,8 @@ def online_theory(
     algorithm: MomentumDescent, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
     """Predict online ``sgd`` with its trajectory, under the conditions of the runs (starts, dimension D), or return the
-    reason why there is no theory. ``loss`` is the name of the loss, ``rule`` the update rule of the student.
+    reason why there is no theory. ``loss`` is the name of the loss, ``rule`` the update rule of the student. alpha is the
+    sample ratio.
     """
     if problem.model.rank != "low":
         return (
@@ -215,8 +216,8 @@ def _prediction_at_end(
     online_prediction: OnlinePrediction,
     is_signsgd: bool,
 ) -> AlgorithmPrediction:
-    """Prediction of errors and overlaps at the last step of the run. For ``signsgd``, whose steps are drawn, generalization
-    errors are computed from overlaps averaged over sets of draws.
+    """Prediction of errors and overlaps at the last step of the run, for the sample ratio alpha of all its samples. For
+    ``signsgd``, whose steps are drawn, generalization errors are computed from overlaps averaged over sets of draws.
     """
     overlap_path, _, method = online_prediction
     prediction = limit_point(
@@ -364,7 +365,7 @@ def _draw_sign_steps(
     problem: Problem, rule: DescentRule, recorded_steps: list[int], D: int
 ) -> OnlinePrediction:
     """Predicted overlaps of ``signsgd`` by an update rule at the recorded steps, from random draws of teacher, start and
-    steps in D dimensions, as many as time allows.
+    steps in D dimensions, as many as time allows. P is the number of components.
     """
     field_accuracy, P = online_fields.ACCURACY, problem.components
     fewest_draws, most_draws = field_accuracy.signsgd_draw_range

@@ -136,7 +136,9 @@ class Nuclear(LinearRegression):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> NuclearState:
-        """Initial state at the prior mean; the penalty tau is first chosen by validation if requested."""
+        """Initial state at the prior mean; the penalty tau is first chosen by validation if requested. ``positive`` restricts
+        to positive semidefinite matrices.
+        """
         observation, remark = self.observation_and_remark(problem)
         least_squares = LeastSquares(problem, observation, data.inputs, data.labels)
         prior_mean = problem.prior.mean(problem.components, data.dimension)
@@ -199,7 +201,9 @@ class Nuclear(LinearRegression):
         }
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
-        """Predict the minimum in the limit, with its penalty, or return the reason why there is no theory."""
+        """Predict the minimum at sample ratio alpha in the limit, with its penalty, or return the reason why there is no
+        theory.
+        """
         if self.regularisation == "validation":
             return "there is no theory for a penalty chosen by validation; set regularisation to a number or 'optimal'"
         if reason := why_no_theory(problem):

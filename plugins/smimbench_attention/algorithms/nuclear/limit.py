@@ -557,7 +557,7 @@ def wide_factor_point(
 ) -> AlgorithmPrediction | str:
     r"""Predict the minimum over factors W (``width`` columns) of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, the loss
     of labels y with weight decay, at sample ratio alpha, or return why there is no theory. ``gram_scale`` is s in
-    ``S = s W W^T``.
+    ``S = s W W^T``. ``penalty`` is tau of the norm of S.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the

@@ -64,7 +64,7 @@ def one_step_estimate(
     problem: Problem, data: Data, origin: str, rng: np.random.Generator | None = None
 ) -> Denoised:
     r"""Run one step of message passing from a start S_0, which ``origin`` names, with error V: ``denoise(R, Qhat)`` of the
-    observation ``R = S_0 + Qhat^{-1} adjoint(g)`` with messages g and information Qhat.
+    observation ``R = S_0 + Qhat^{-1} adjoint(g)`` with messages g and information Qhat. P is the number of components.
 
     Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
@@ -250,7 +250,7 @@ class Spectral(Algorithm):
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
         """Predict the spectral estimate at sample ratio alpha as D goes to infinity: its overlaps with signal and itself, its
-        error V (P, P).
+        error V (P, P). ``regularisation`` is epsilon of the low-rank matrix.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
@@ -293,6 +293,6 @@ class Spectral(Algorithm):
         return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:
-        """Kind (symmetric or asymmetric) and regularisation of the low-rank matrix, with defaults filled in."""
+        """Kind (symmetric or asymmetric) and regularisation epsilon of the low-rank matrix, with defaults filled in."""
         epsilon = self.regularisation
         return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

@@ -49,6 +49,8 @@ def spectral_estimate(
 ) -> SpectralEstimate:
     r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing: of the matrix
     of this kind, made of label matrices ``G = E[z z^T | y] - I``, one for every mode of its theory. V is the predicted error.
+    C is the number of sites, alpha the sample ratio, ``direction`` that of a mode in the space of components,
+    ``regularisation`` epsilon of the symmetric matrix.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
@@ -180,8 +182,9 @@ def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> A
 
 
 class LinearizedMatrices:
-    """The matrices ``T = sum_mu X_mu^T [I - (I + G + epsilon I)^{-1}] X_mu`` and ``K = (X X^T - I) G`` of linearized message
-    passing as linear operators, for one direction or all components.
+    """The matrices ``T = sum_mu X_mu^T [I - (I + G_mu + epsilon I)^{-1}] X_mu`` and ``K = (X X^T - I) G`` of linearized
+    message passing as linear operators, for one direction or all components; ``X_mu`` maps a signal to the latents of sample
+    mu, G are the label matrices.
 
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """
@@ -252,7 +255,7 @@ class LinearizedMatrices:
         sample_weights = identity - self.xp.linalg.inv(regularized_G)
 
         def multiply_by_T(vector: Host) -> Host:
-            """Product of T with a flat signal vector, on the host."""
+            """Product of T with a flat signal vector, on the host, through the latents z of the signal."""
             signal = self._project_out(self._to_device(vector, signal_shape))
             z = self._multiply_by_sample(sample_weights, self._forward(signal))
             return self._to_host(self._adjoint(z))
@@ -309,7 +312,7 @@ class LinearizedMatrices:
             return self._multiply_by_sample(self.G, self._to_device(vector, (-1,)))
 
         def multiply_by_K(vector: Host) -> Host:
-            """Product of K with a vector of latents, on the host."""
+            """Product of K with a flat vector of latents, on the host; z are these latents times G."""
             z = weighted_latents(vector)
             return self._to_host(self._forward(self._adjoint(z)) - z)
 

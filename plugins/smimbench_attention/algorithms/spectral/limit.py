@@ -193,7 +193,7 @@ def spectral_theory(
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
     """Predict overlap, error and outliers of the spectral estimate for a low-rank problem at sample ratio alpha, from sampled
-    label matrices ``G = E[z z^T | y] - I``, for the matrix of this kind, regularized by epsilon if symmetric.
+    label matrices ``G = E[z z^T | y] - I``, for the matrix of this kind; ``regularisation`` is epsilon of the symmetric one.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``POINT_SETS`` independent scrambles.
@@ -283,7 +283,7 @@ def _solve_modes(
 ) -> SpectralTheory:
     """Predict all modes of the matrix of this kind at sample ratio alpha, and the estimate's overlaps, from label matrices G
     (n, P, C, P, C): direction by direction of ``eigenbasis``, or jointly if it is None. Q, M, T are self-overlap, overlap
-    with the signal, and its second moment.
+    with the signal, and its second moment. ``regularisation`` is epsilon of the symmetric matrix.
     """
     P = G.shape[1]
     if eigenbasis is None:
@@ -316,7 +316,7 @@ def direction_mode(
 ) -> Mode:
     """Predict the mode of the matrix of this kind at sample ratio alpha along a common eigenvector e of all label matrices G,
     from the eigenvalues of ``e^T G e`` (C, C), their mean square F, and resolvents J at the susceptibility chi; q is the
-    squared overlap with the signal.
+    squared overlap with the signal. ``regularisation`` is epsilon of the symmetric matrix.
     """
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
@@ -390,7 +390,7 @@ def joint_eigenvector_mode(
 ) -> Mode:
     r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
     alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the
-    overlap A with the signal.
+    overlap A with the signal. ``regularisation`` is epsilon of the symmetric matrix.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -462,8 +462,8 @@ def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
     """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G
-    of P components and C sites at sample ratio alpha, and ``resolvent``, the function that gives the resolvents J at X; Q is
-    the overlap without epsilon. None if there is no outlier.
+    of P components and C sites at sample ratio alpha, and ``resolvent``, the function that gives the resolvents J at X; the
+    start is from overlap Q and information Qhat without epsilon. None if there is no outlier.
 
     It starts from the known solution without epsilon.
 
