@@ -63,7 +63,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class BoundCheck:
-    """A check together with the item that it tests; call it in a test."""
+    """A check together with the item that it tests (in ``context``); call it in a test."""
 
     check: Check
     context: CheckContext
@@ -95,7 +95,8 @@ class BoundCheck:
 
 
 def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
-    """Yield all checks of one or several items, given as objects, classes, functions or names.
+    """Yield all checks of one or several items, given as objects, classes, functions or names; ``seed`` is that of their random
+    numbers.
 
     Raises
     ------
@@ -111,7 +112,8 @@ def bound_checks(items: object, *, seed: int = 0) -> Iterator[BoundCheck]:
 def parametrize_with_checks(
     items: Sequence[object] | object, *, seed: int = 0
 ) -> object:
-    """Decorator that makes one pytest test, named ``item-check``, for every check of every item.
+    """Decorator that makes one pytest test, named ``item-check``, for every check of every item; ``seed`` is that of random
+    numbers.
 
     The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
 
@@ -199,7 +201,7 @@ def all_checks(kind: str | None = None) -> tuple[Check, ...]:
 
 
 def require_known_ids(ids: Iterable[str], subjects: Iterable[CheckContext]) -> None:
-    """Raise CheckError if one of the ids names no check of these items."""
+    """Raise CheckError if one of the ``ids`` names no check of the items in ``subjects``."""
     existing_ids: set[str] = set()
     for context in subjects:
         existing_ids |= {check.id for check in all_checks(context.kind)}

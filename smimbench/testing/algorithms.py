@@ -69,7 +69,9 @@ REPORTED = (
 
 @dataclass(frozen=True, eq=False)
 class SmallProblem:
-    """A problem with an instance of about twenty samples, which the algorithm under test can solve."""
+    """A problem with an ``instance`` (random data) of about twenty samples, which the algorithm under test (in ``context``) can
+    solve.
+    """
 
     context: CheckContext
     problem: Problem
@@ -87,14 +89,16 @@ class SmallProblem:
     def estimate(
         self, data: Data, rng: np.random.Generator, max_steps: int = MAX_STEPS
     ) -> Array:
-        """Run the algorithm for a few steps and return its estimate, on its own device."""
+        """Run the algorithm on ``data`` for at most ``max_steps`` steps and return its estimate of the signal, on its own
+        device.
+        """
         algorithm = self.context.item
         state = algorithm.init(self.problem, data, rng)
         state = self.proceed(data, state, max_steps)
         return algorithm.estimate(state)
 
     def proceed(self, data: Data, state: object, max_steps: int = MAX_STEPS) -> Any:
-        """Run a few more steps from a state of the algorithm and return the new state."""
+        """Run at most ``max_steps`` more steps on ``data`` from a state of the algorithm and return the new state."""
         for _ in range(steps_of(self.context.item, data, max_steps)):
             state, _ = self.context.item.step(self.problem, data, state)
         return state
@@ -102,7 +106,7 @@ class SmallProblem:
     def run(
         self, seed: int, data: Data | None = None, max_steps: int = MAX_STEPS
     ) -> Host:
-        """Run the algorithm from a seed and return a copy of its estimate on the host."""
+        """Run the algorithm from a seed, on ``data`` or that of the instance, and return a copy of its estimate on the host."""
         rng = self.context.rng(seed)
         return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 
@@ -114,7 +118,7 @@ def steps_of(algorithm: Algorithm, data: Data, max_steps: int = MAX_STEPS) -> in
 
 
 def _sample_ratio_and_dimension(model: Model) -> tuple[float, int]:
-    """Sample ratio and dimension that give about twenty samples of a model."""
+    """Sample ratio alpha and dimension D that give about twenty samples of a model."""
     return (1.5, 16) if model.rank == "low" else (0.4, 10)
 
 
@@ -146,7 +150,7 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
 
 
 def _one_per_model(context: CheckContext) -> Iterable[tuple[SmallProblem]]:
-    """Return one small problem for every model."""
+    """Return one small problem for every model, as a test case (a tuple of one)."""
     by_model: dict[str, tuple[SmallProblem]] = {}
     for test_case in small_problems(context):
         by_model.setdefault(test_case[0].problem.model.name, test_case)
@@ -158,7 +162,7 @@ once_per_model = partial(published, ("algorithm",), cases=_one_per_model)
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the estimates of short runs, as functions of the generator passed to ``init``."""
+    """Yield the estimates of short runs, as ``Draw`` functions of the random generator passed to ``init``."""
     for (small_problem,) in small_problems(context):
         yield Draw(
             f"estimate ({small_problem.name})",
@@ -203,7 +207,9 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
 
 
 def _expect_valid_info(info: Info, components: int, problem_name: str) -> None:
-    """Check that ``Info`` has a finite residual >= 0 and one number per component in each of its other fields."""
+    """Check that the ``Info`` of a step has a finite residual >= 0 and one number for each of the P ``components`` in its other
+    fields.
+    """
     residual: Array = info.residual
     if hasattr(residual, "dtype"):
         residual = to_host(residual)
@@ -225,7 +231,7 @@ def _expect_valid_info(info: Info, components: int, problem_name: str) -> None:
     "The algorithm modifies its data, so every algorithm that runs later on the same instance solves another problem."
 )
 def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
-    """Check that inputs and labels are unchanged after a run, and that read-only inputs are accepted."""
+    """Check that inputs and labels are unchanged after a run of the algorithm, and that read-only inputs are accepted."""
     instance = small.instance
     inputs, labels = np.array(instance.inputs), np.array(instance.labels)
     small.estimate(replace(small.data(), inputs=inputs, labels=labels), context.rng(11))
@@ -252,8 +258,8 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     "standard errors in tables are wrong."
 )
 def seed(context: CheckContext, small: SmallProblem) -> None:
-    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all. The tests change the
-    seed, the order of features and the default generator of NumPy.
+    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all. That is tested by changing
+    NumPy's default generator, and by permuting the features of the inputs, which must permute the estimate alike.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
     estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
@@ -265,7 +271,9 @@ def seed(context: CheckContext, small: SmallProblem) -> None:
         return
 
     def expect_same(difference: Host, tolerance: float, reason: str) -> None:
-        """Raise CheckFailed if a difference of estimates exceeds the tolerance although the seed is the only change."""
+        """Raise CheckFailed if a ``difference`` of two estimates exceeds ``tolerance`` times the estimate, although nothing
+        that matters has changed; ``reason`` says what hides the seed.
+        """
         if not np.linalg.norm(difference) <= tolerance * np.linalg.norm(estimate):
             raise CheckFailed(
                 f"the algorithm ignores its seed: every seed gives the same estimate, {reason} "
@@ -306,7 +314,7 @@ def _shifted_generators() -> Iterator[None]:
     )
 
     def shifted_default_rng(seed: object = None) -> np.random.Generator:
-        """Generator of a seed other than the given one."""
+        """Generator of a seed other than the given one; an existing generator as it is."""
         return original_default_rng(
             seed if isinstance(seed, generator_types) else [977, 978]
         )
@@ -319,14 +327,16 @@ def _shifted_generators() -> Iterator[None]:
     "The algorithm moves away from the signal: its error grows to twice the error of the prior mean."
 )
 def learns(context: CheckContext, small: SmallProblem) -> None:
-    """Check that, with many samples, some steps do not raise the error to twice the start's or the prior mean's."""
+    """Check that, with many samples, some steps do not raise the MSE above twice that of the start or of the prior mean (1).
+    alpha and D are the sample ratio and dimension of this larger instance.
+    """
     problem, algorithm = small.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
     instance = problem.instance(alpha, D, 1, seed=context.seed)
     larger_problem = replace(small, instance=instance)
 
     def mean_mse(estimate: Host) -> float:
-        """MSE of an estimate, a mean over the components."""
+        """Mean of an estimate's MSE over the components of the signal."""
         return float(np.mean(instance.metrics(np.asarray(estimate, float))["mse"]))
 
     state = algorithm.init(problem, larger_problem.data(), context.rng(35))
@@ -344,7 +354,9 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     "the estimate of an earlier state."
 )
 def state_copies(context: CheckContext, small: SmallProblem) -> None:
-    """Check that a deep copy of a state leads to the same estimate, and that steps leave earlier estimates unchanged."""
+    """Check that a deep copy of a state leads to the same estimate, that reading an estimate twice gives equal arrays, and that
+    steps leave earlier estimates unchanged.
+    """
     algorithm, data = context.item, small.data()
     state = algorithm.init(small.problem, data, context.rng(51))
     state_copy = copy.deepcopy(state)
@@ -357,7 +369,7 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     )
 
     def expect_equal(array: Host, expected: Host, mistake: str) -> None:
-        """Raise CheckFailed with this mistake if two estimates differ."""
+        """Raise CheckFailed with this ``mistake`` if two estimates (``array``, ``expected``) differ."""
         if not np.array_equal(array, expected):
             raise CheckFailed(f"{mistake} ({small.name})")
 
@@ -393,7 +405,9 @@ def dtypes(context: CheckContext, small: SmallProblem) -> None:
     "The algorithm needs NumPy arrays and cannot run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs)."
 )
 def namespace(context: CheckContext, small: SmallProblem) -> None:
-    """Check that strict array-API arrays on another device give the same estimate as NumPy arrays."""
+    """Check that strict array-API arrays on another device give the same estimate as NumPy arrays. ``compare`` does it for one
+    backend.
+    """
 
     def compare(backend: Backend) -> None:
         """Compare the estimate on this backend with that on NumPy."""
@@ -414,7 +428,7 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
 
 
 def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
-    """Run one cell as a suite does and return its record."""
+    """Run the algorithm on a small problem as one cell of a suite, and return the cell's record."""
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
@@ -442,7 +456,9 @@ def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
     "that it does not refuse, or it reports values that are not plain numbers and strings."
 )
 def runs(context: CheckContext, small: SmallProblem) -> None:
-    """Check that one cell for every channel of every supported model runs, and that its stored record reads back equal."""
+    """Check that one cell (run of a suite) for every channel of every supported model runs, and that its stored record reads
+    back equal.
+    """
     from smimbench.run.store import Store
 
     record = _run_cell_record(context, small)
@@ -522,7 +538,7 @@ def _problems_with_theory(
 
 
 def _is_uninformative_at_start(problem: Problem) -> bool:
-    """Whether labels carry no information at the prior mean, so that runs learn nothing below a threshold."""
+    """Whether labels carry no information on some component at the prior mean, so that runs learn nothing below a threshold."""
     second_moment, overlap = prior_moments(problem)
     information = information_at(problem, overlap, second_moment - overlap).value
     return float(np.diagonal(information).min()) < 1e-6
@@ -531,7 +547,9 @@ def _is_uninformative_at_start(problem: Problem) -> bool:
 def _runs_at_dimension(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int
 ) -> Iterator[tuple[Instance, LoopRun]]:
-    """Yield random instances, each with the outcome of running the algorithm on it. ``count`` is their number."""
+    """Yield ``count`` random instances at sample ratio alpha and dimension D, each with the outcome of running the algorithm on
+    it.
+    """
     backend = get_backend("numpy")
     for run in range(count):
         instance = problem.instance(alpha, D, run, seed=context.seed)
@@ -561,8 +579,8 @@ def _runs_at_dimension(
 def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
-    """Check that error and Nishimori ratio, extrapolated in 1/D from three dimensions, match the algorithm's theory.
-    ``runs_by_dimension`` is the number of runs by dimension D.
+    """Check that MSE and Nishimori ratio of runs at three dimensions D, extrapolated in 1/D, match the algorithm's theory.
+    ``runs_by_dimension`` is the number of runs at every D, and alpha the sample ratio.
     """
     alpha, runs_by_dimension = RUNS_BY_DIMENSION[problem.model.rank]
     runs = {

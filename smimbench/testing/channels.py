@@ -35,7 +35,7 @@ OVERLAP, ERROR = 0.8, 0.4
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
-    """Yield each supported model with the channel, completed by the methods that the engine derives, as test cases."""
+    """Yield test cases: each supported model with the channel, completed by the members that the engine derives."""
     for model in context.models:
         yield model, context.completed_item(model)
 
@@ -46,7 +46,9 @@ channel_check = partial(published, ("channel",), cases=_cases)
 def draw_samples(
     context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Draw covariance V, means omega, latents ``z ~ N(omega, V)`` and labels y of n samples. ``key`` seeds them."""
+    """Draw n samples: covariance V (P, P), prior means omega (n, P, C), latents ``z ~ N(omega, V)`` and their labels y. The
+    integers ``key`` seed them.
+    """
     P, rng = int(context.item.components), context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
     omega = math.sqrt(OVERLAP) * rng.standard_normal((n, P, model.sites))
@@ -62,7 +64,9 @@ def _posterior(
     omega: Array,
     V: Array,
 ) -> Array:
-    """Return one field of the channel's posterior, always computed with the same random numbers."""
+    """Return one field of the channel's posterior given labels y, for latents of prior mean omega and covariance V, always
+    computed with the same random numbers.
+    """
     posterior = channel.posterior(
         y, omega, V, second_moment=field_name == "second_moment", rng=context.rng(42)
     )
@@ -70,7 +74,9 @@ def _posterior(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a channel that take arrays. ``own_error`` is the error that a sampled posterior states."""
+    """Yield calls of all methods of a channel that take arrays: latents z, their means omega and covariance V, labels y.
+    ``own_error`` is the error that a sampled posterior states.
+    """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 41)
         forward = partial(_seeded_labels, context, channel)
@@ -108,8 +114,8 @@ def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the methods of a channel that draw random numbers: labels, and the posterior if it is sampled. A draw is a
-    function of a generator.
+    """Yield the methods of a channel that draw random numbers, as ``Draw`` functions of a generator: labels of latents z, and
+    the posterior (mean omega, covariance V, labels y) if it is sampled.
     """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 31)
@@ -118,14 +124,14 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def _labels(channel: Channel, z: Array, rng: np.random.Generator) -> Array:
-    """Draw the labels of latents z. ``rng`` is the generator."""
+    """Draw the labels of latents ``z`` with the generator ``rng``."""
     return channel.forward(z, rng=rng)
 
 
 def _mean(
     channel: Channel, y: Array, omega: Array, V: Array, rng: np.random.Generator
 ) -> Array:
-    """Return the posterior mean of the latents."""
+    """Return the posterior mean of latents of prior mean omega and covariance V given labels y."""
     return channel.posterior(y, omega, V, rng=rng).mean
 
 
@@ -148,7 +154,7 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
     required=True,
 )
 def labels(context: CheckContext, model: Model) -> None:
-    """Check that labels have shape (n, ...) and are finite real numbers, also for a single sample."""
+    """Check that the labels y of n samples have shape (n, ...) and are finite real numbers, also for n = 1."""
     for n in (5, 1):
         y = draw_samples(context, model, n, n)[3]
         if y.shape[:1] != (n,) or not is_real(y) or describe_nonfinite(y):
@@ -165,7 +171,7 @@ def labels(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def log_likelihood(context: CheckContext, model: Model) -> None:
-    """Check that ``log_likelihood`` returns real numbers of shape (n,) for n samples."""
+    """Check that ``log_likelihood`` of labels y given latents z returns real numbers of shape (n,) for n samples."""
     channel = context.item
     if channel.log_likelihood is None:
         return
@@ -186,7 +192,9 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def likelihood(context: CheckContext, model: Model) -> None:
-    """Check that ``E p(y | z') / p(y | z) = 1`` over labels y drawn given z, whatever the normalization in y."""
+    """Check that ``E p(y | z') / p(y | z) = 1`` over labels y drawn given latents z, for shifted latents z', whatever the
+    normalization in y.
+    """
     context.require_consistency(model, require_likelihood)
 
 
@@ -195,8 +203,8 @@ def likelihood(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check the posterior's shapes: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C). P are components, C
-    sites.
+    """Check the posterior's shapes for n samples: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C). P are
+    components, C sites.
     """
     for n in (5, 1):
         V, omega, _, y = draw_samples(context, model, n, n)
@@ -260,8 +268,8 @@ def _expect_slope(
     error: float,
     tolerance: float,
 ) -> None:
-    """Check directional derivatives (n,) of a function along a small step (n, P, C) against finite differences; ``error`` is
-    that of the function.
+    """Check directional ``derivatives`` (n,) of a function at latents ``z`` along a small ``step`` (n, P, C) against finite
+    differences of fourth order; ``error`` is that of the function.
     """
     differences = np.zeros(len(z))
     for step_multiple, difference_weight in DIFFERENCE_WEIGHTS.items():
@@ -283,7 +291,9 @@ def _expect_slope(
     cases=each_model,
 )
 def gradient(context: CheckContext, model: Model) -> None:
-    """Check that ``V^-1 (mean - omega)`` is the gradient of ``log_partition``, by finite differences. ``y`` are labels."""
+    """Check that ``V^-1 (mean - omega)`` of the posterior is the gradient of ``log_partition`` in the prior means omega, by
+    finite differences; V is the covariance, y are labels.
+    """
     channel, standard_deviation = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
         raise CheckSkipped("the channel has no method log_partition")
@@ -310,7 +320,9 @@ def gradient(context: CheckContext, model: Model) -> None:
 
 @channel_check("vjp, the derivative of the label that gradient methods use, is wrong.")
 def vjp(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check ``vjp(z, cotangent)`` against finite differences of the noiseless label along random directions."""
+    """Check ``vjp(z, cotangent)``, the gradient of ``sum(cotangent * label)`` in latents z, against finite differences of the
+    noiseless label along random directions.
+    """
     if channel.vjp is None:
         raise CheckSkipped("the channel has no vjp, and its labels have no derivative")
     z = draw_samples(context, model, 40, 111)[2]

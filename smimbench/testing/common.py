@@ -149,8 +149,8 @@ def bad_parameters(context: CheckContext) -> None:
 
 
 def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
-    """Check that inputs, a channel or a prior give finite numbers with a parameter that they accepted. ``draw`` draws
-    numbers of an item of this kind.
+    """Check that inputs, a channel or a prior give finite numbers after they accepted a value of a ``parameter`` (named in
+    messages). ``draw`` draws numbers of an item of this kind.
     """
     draw: Callable[[], Host]
     rng = context.rng(3)
@@ -236,7 +236,9 @@ def determinism(context: CheckContext, draw: Draw) -> None:
     cases=partial(_cases_of_kind, "refused"),
 )
 def bad_input(_: CheckContext, refused_call: RefusedCall) -> None:
-    """Check that wrong shapes, and a noisy channel without a generator, raise an error."""
+    """Check that wrong shapes, and a noisy channel without a generator, raise an error. ``refused_call`` is the mistake and the
+    call that makes it.
+    """
     caller_mistake, mistaken_call = refused_call
     array, error = attempt(mistaken_call)
     if error is None:
@@ -255,7 +257,8 @@ def bad_input(_: CheckContext, refused_call: RefusedCall) -> None:
     ),
 )
 def nishimori(context: CheckContext, model: Model, components: int | None) -> None:
-    """Check the Nishimori identities of a posterior: errors uncorrelated with the data and as large as claimed.
+    """Check the Nishimori identities of the posterior of a channel or prior: errors uncorrelated with the data and as large as
+    claimed.
 
     Tests ``E[f(data) (x - mean)] = 0``, covariance, moments and formulas at three levels of information.
     """
@@ -282,7 +285,9 @@ def _expect_close(
     dtype: str,
     array_of_namespace: Array | None = None,
 ) -> None:
-    """Check type and accuracy of an array computed in another precision or array namespace."""
+    """Check the type and accuracy of the ``array`` that a call computed in another precision (``dtype``) or array namespace,
+    against the ``reference`` in float64 NumPy. ``array_of_namespace`` has the namespace that it must have.
+    """
     is_numeric = reference.dtype.kind == "f"  # labels may be true or false
     expect_array(
         call.name,
@@ -313,7 +318,7 @@ def _expect_close(
     "float32 arguments do not give float32 results, or give far less accurate ones than they should."
 )
 def dtypes(context: CheckContext, call: Call) -> None:
-    """Check that float32 arguments give float32 results close to those in float64."""
+    """Check that float32 arguments of a ``call`` give float32 results close to those of the same numbers in float64."""
     require_single_precision(context.item)
     if call.any_namespace:
         single_arguments = [
@@ -332,7 +337,9 @@ def dtypes(context: CheckContext, call: Call) -> None:
     "The item needs NumPy arrays and cannot run on a GPU. Use the functions of smimbench.backend.device.namespace(x)."
 )
 def namespace(context: CheckContext, call: Call) -> None:
-    """Check that strict array-API arrays on another device give the same numbers as NumPy arrays."""
+    """Check that a ``call`` with strict array-API arrays on another device gives the same numbers as with NumPy arrays.
+    ``compare`` does it for one backend.
+    """
 
     def compare(backend: Backend) -> None:
         """Compare the numbers on this backend with those on NumPy."""

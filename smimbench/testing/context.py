@@ -75,7 +75,7 @@ class CheckContext:
         return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(label_parts)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
-        """Return a new random generator, derived from the seed and a key."""
+        """Return a new random generator, seeded by the context's seed and the integers ``key``."""
         return np.random.default_rng([self.seed, *key])
 
     @cached_property
@@ -105,7 +105,9 @@ class CheckContext:
         return tuple(models)
 
     def _accepted_model(self, name: str, refusals: list[str]) -> Model | None:
-        """Return the named model with a number of tokens that the item accepts, or None after adding to ``refusals``."""
+        """Return the named model with a number of tokens that the item accepts, or None after adding the reason to
+        ``refusals``.
+        """
         entry = get_registry().get("model", name)
         is_channel = self.kind == "channel"
         required_tokens = getattr(self.item, "tokens", None) if is_channel else None
@@ -143,7 +145,9 @@ class CheckContext:
             raise CheckFailed(str(error)) from None
 
     def problems(self, model: Model | None = None) -> Iterator[Problem]:
-        """Yield problems that contain the item, combined with shipped items that fit."""
+        """Yield problems that contain the item, combined with shipped items that fit; on one ``model``, or on all that it
+        supports.
+        """
         models = self.models if model is None else (model,)
         for model in models:
             channels, priors = [self.item], [self.item]
@@ -213,7 +217,9 @@ class OverlayRegistry:
 
 
 def _with_engine_parameters(entry: Entry, engine_parameters: Mapping[str, Any]) -> Any:
-    """Create an item from its class's ``example`` parameters and those taken from the model; None if it needs others."""
+    """Create the item of a registry ``entry`` from its class's ``example`` parameters and those that the engine takes from the
+    model; None if it needs others.
+    """
     parameters = signature_of(entry.item)
     accepted_parameters = {
         name: value for name, value in engine_parameters.items() if name in parameters
@@ -243,7 +249,7 @@ def shipped_items(kind: str, model: Model) -> list[Any]:
 
 
 def _why_refused(channel: Channel, model: Model) -> str:
-    """Reason why a channel rejects latents of a model; empty if it accepts them."""
+    """Reason why a channel rejects latents z of a model; empty if it accepts them."""
     shape = (3, int(channel.components), model.sites)
     z = monte_carlo_rng("checks: latents").standard_normal(shape)
     rng = monte_carlo_rng("checks: labels")

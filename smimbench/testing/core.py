@@ -191,8 +191,8 @@ def published(
     cases: Callable[[Any], Iterable[tuple[Any, ...]]] = lambda context: [()],
     required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that publishes a function as a check, with the function's name as its id. ``cases`` yields the further
-    arguments of each call.
+    """Decorator that publishes a function as a check of these ``kinds`` of items, with the function's name as its id. ``cases``
+    yields the further arguments of each call from the context; ``meaning`` explains a failure.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def published(
 
         @functools.wraps(function)
         def run_all_cases(context: object) -> None:
-            """Run the function on every test case of the context."""
+            """Run the function on every test case that ``cases`` yields for the context."""
             for case in cases(context):
                 function(context, *case)
 
@@ -226,7 +226,7 @@ def published(
 
 
 def each_model(context: Any) -> Iterator[tuple[object]]:
-    """Yield the models that the item supports, as test cases."""
+    """Yield the models that the item of a context supports, as test cases (tuples of one)."""
     for model in context.models:
         yield (model,)
 
@@ -238,7 +238,8 @@ def require_single_precision(item: object) -> None:
 
 
 def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
-    """Run a test with the strict reference implementation of the array API, on a device that is not its default.
+    """Run a test (``run`` on a backend) with the strict reference implementation of the array API, on a device that is not its
+    default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
@@ -275,7 +276,9 @@ chance exceeds it more often than once in 10^9 numbers, but less often than ``FA
 def expect_mean(
     name: str, samples: object, target: object = 0.0, allowance: float = 0.0
 ) -> None:
-    """Check that the mean of n independent samples (n, ...) equals ``target`` within standard errors and ``allowance``."""
+    """Check that the mean of n independent samples (n, ...) equals ``target`` within ``LARGEST_Z`` standard errors and
+    ``allowance``; ``name`` is for messages.
+    """
     samples = np.asarray(samples, dtype=float)
     standard_error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
     expect_value(name, samples.mean(axis=0), target, standard_error, allowance)
@@ -284,7 +287,9 @@ def expect_mean(
 def expect_value(
     name: str, value: Array, target: Array, error: Array, allowance: float = 0.0
 ) -> None:
-    """Check that ``value`` equals ``target`` within ``LARGEST_Z`` standard errors and ``allowance``; all may be arrays."""
+    """Check that ``value``, with standard ``error``, equals ``target`` within ``LARGEST_Z`` errors and ``allowance``; all may
+    be arrays, and ``name`` is for messages.
+    """
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
     # Numbers of order one: less than 1e-12 is rounding.
     is_within = np.abs(value - target) <= LARGEST_Z * error + allowance + 1e-12
@@ -301,8 +306,9 @@ def expect_value(
 
 
 class Call(NamedTuple):
-    """A method of an item and the arrays with which checks call it, with the scale and the own error of its numbers, and the
-    tolerances of results in single and double precision.
+    """A method of an item and the arrays with which checks call it (``arguments``). ``scale`` and ``own_error`` are the size
+    and the stated error of its numbers; results are compared, by their median if ``uses_median``, to ``single_tolerance`` or
+    ``double_tolerance``, and ``any_namespace`` says that it takes arrays of any namespace.
 
     Attributes
     ----------
@@ -330,7 +336,9 @@ class Call(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A random draw of an item from a given generator, and whether another seed must give different numbers."""
+    """A random draw of an item: ``function`` of a generator, its ``name`` in messages, and whether another seed must give
+    different numbers.
+    """
 
     name: str
     function: Callable[[np.random.Generator], Array]
@@ -342,7 +350,7 @@ RefusedCall = tuple[str, Callable[[], Array]]
 
 
 def expect_pure(name: str, function: Callable[..., object], *arrays: Array) -> None:
-    """Check that a method accepts read-only arrays and leaves them unchanged. ``name`` is the method's."""
+    """Check that a method (``function``, called ``name`` in messages) accepts read-only arrays and leaves them unchanged."""
     arguments = [np.array(array) for array in arrays]
     for read_only_array in arguments:
         read_only_array.flags.writeable = False

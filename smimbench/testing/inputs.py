@@ -24,14 +24,14 @@ inputs_check = partial(published, ("inputs",), cases=lambda context: [(context.i
 
 
 def token_shape(item: Inputs) -> tuple[int, int]:
-    """Number of tokens T and dimension D that checks draw."""
+    """Number of tokens T per sample and dimension D that checks draw: the item's own, or 3 and 8."""
     return item.shape[0] or 3, item.shape[1] or 8
 
 
 def tokens(
     item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
-    """Draw tokens (n, T, D) as the engine does. X holds n samples."""
+    """Draw tokens X (n, T, D) of n samples from inputs, as the engine does."""
     X = np.empty((n, *token_shape(item)), dtype=dtype)
     fill_with_tokens(X, item, rng)
     return X
@@ -54,7 +54,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     "A method of the inputs returns arrays of the wrong shape.", required=True
 )
 def shapes(context: CheckContext, item: Inputs) -> None:
-    """Check shapes of tokens (n, T, D), token covariance (T, T) and feature variances (D,), and that both are positive."""
+    """Check shapes of tokens (n, T, D), token covariance C (T, T) and feature variances v (D,), and that C and v are positive."""
     T, D = token_shape(item)
     expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
     if item.token_covariance is not None:
@@ -94,7 +94,9 @@ def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
     "Tokens do not have mean 0 and the covariance that the inputs declare: theory is solved for other inputs."
 )
 def covariance(context: CheckContext, item: Inputs) -> None:
-    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k``. X are n samples of tokens."""
+    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k`` with the declared token covariance C
+    and feature variances v. X are n samples of tokens.
+    """
     C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(3))
     expect_mean("mean of the tokens", X)
@@ -111,7 +113,7 @@ def covariance(context: CheckContext, item: Inputs) -> None:
 )
 def gaussianity(context: CheckContext, item: Inputs) -> None:
     """Check Gaussian moments of whitened tokens: variance of the squared length, fourth power of random projections. C and v
-    are their covariance and feature variances, and N their number of entries.
+    are the tokens' covariance and feature variances, X samples of tokens, and N their number of entries.
     """
     if not item.gaussian:
         raise CheckSkipped("the inputs do not declare their tokens Gaussian")

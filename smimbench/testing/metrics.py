@@ -25,8 +25,8 @@ SYMMETRY_TOLERANCE = 0.05
 
 
 def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
-    """Yield for each model one instance of the first problem and one of the first problem with a symmetry. They are test
-    cases, tuples of one.
+    """Yield test cases (tuples of one): for each model one random instance of the first problem and one of the first problem
+    whose labels have a symmetry.
     """
     for model in context.models:
         problems = list(context.problems(model))
@@ -43,7 +43,9 @@ metric_check = partial(published, ("metric",), cases=_instances)
 
 
 def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
-    """Return an estimate halfway between the teacher and another draw of the prior, and a claimed error (P, P)."""
+    """Return an estimate halfway between the teacher (the instance's signal) and another draw of the prior, and a claimed error
+    (P, P).
+    """
     P = instance.problem.components
     other_signal = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
     estimate = 0.5 * instance.signal + 0.5 * np.asarray(other_signal, dtype=float)
@@ -53,7 +55,9 @@ def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array,
 def _measure(
     metric: Metric, instance: Instance, estimate: Array, V: Array | None
 ) -> list[float] | None:
-    """Measure a metric and return its values; None if it raises NotMeasured with a reason."""
+    """Measure a metric of an estimate with claimed error V (P, P) or None, and return its values; None if it raises NotMeasured
+    with a reason.
+    """
     try:
         return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
     except NotMeasured as reason:
@@ -69,7 +73,7 @@ def _measure(
     required=True,
 )
 def values(context: CheckContext, instance: Instance) -> None:
-    """Check that a metric returns the right number of finite values, with and without a claimed error."""
+    """Check that a metric returns the right number of finite values, with and without a claimed error V."""
     expected_count = instance.problem.components if context.item.per_component else 1
     estimate, claimed_error = _partial_estimate(instance, context)
     for V in (None, claimed_error):
@@ -142,7 +146,9 @@ def invariance(
 
 
 def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Yield the values of a metric at the teacher and at the prior mean, whose error V is the second moment."""
+    """Yield pairs of values of a metric: at the teacher with claimed error 0, and at the prior mean, whose claimed error V is
+    the second moment.
+    """
     compared_count = 0
     for (instance,) in _instances(context):
         prior, P = instance.problem.prior, instance.problem.components

@@ -38,7 +38,9 @@ def signal(
 def draw_data(
     context: CheckContext, n: int, P: int, D: int, seed: int
 ) -> tuple[Array, Array, Array]:
-    """Draw inputs X (n, T, D), a signal S, and random numbers g (n, P, C) that play the role of latents."""
+    """Draw inputs X (n, T, D), a signal S of P components in dimension D, and random numbers g (n, P, C) in the place of
+    gradients in the latents.
+    """
     model = context.item
     X = context.rng(seed).standard_normal((n, model.tokens, D))
     S = signal(model, P, D, context.rng(seed + 1))
@@ -46,7 +48,7 @@ def draw_data(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a model that take arrays. X, S and g are those of ``draw_data``."""
+    """Yield calls of all methods of a model that take arrays: inputs X, signal S and random numbers g like latents."""
     model = context.item
     X, S, g = draw_data(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
@@ -65,7 +67,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: inputs with a wrong number of dimensions, tokens or axes."""
+    """Yield calls that must raise an error: signals S with inputs X of a wrong number of dimensions, tokens or axes."""
     X, S, _ = draw_data(context, 8, 1, 9, 111)
     for axis, wrong_inputs in (
         ("dimensions", X[:, :, :5]),
@@ -80,7 +82,9 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
 
 @model_check("A method of the model returns arrays of the wrong shape.", required=True)
 def shapes(context: CheckContext, model: Model) -> None:
-    """Check shapes of latents (n, P, C), signals, inner products (P, P), and errors and overlaps (P,)."""
+    """Check shapes of latents (n, P, C), signals S, inner products (P, P), and errors and overlaps (P,), for n samples of
+    inputs X, P components and dimension D. g are random numbers like latents.
+    """
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = draw_data(context, n, P, D, 1)
         signal_shape = tuple(model.signal_shape(P, D))
@@ -106,7 +110,7 @@ def shapes(context: CheckContext, model: Model) -> None:
     "sample_count and sample_ratio are not inverse to each other: curves are drawn at another alpha than was used."
 )
 def sample_ratio(context: CheckContext, model: Model) -> None:
-    """Check that ``sample_count`` is the integer >= 1 whose sample ratio is closest to alpha. ``n`` is that integer."""
+    """Check that ``sample_count`` is the integer n >= 1 whose sample ratio is closest to alpha, at dimension D."""
     del context
     for D in (10, 37):
         smallest_ratio = model.sample_ratio(1, D)
@@ -129,8 +133,8 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
     "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
 )
 def transpose(context: CheckContext, model: Model) -> None:
-    """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear. X are
-    inputs, S signals and g random latents.
+    """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear: ``<g,
+    forward(S)>`` for inputs X, signals S and random numbers g like latents.
     """
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = draw_data(context, n, P, D, 11)
@@ -158,8 +162,8 @@ def transpose(context: CheckContext, model: Model) -> None:
     "Results depend on how the samples are split into chunks, or chunks leave samples out."
 )
 def chunks(context: CheckContext, model: Model) -> None:
-    """Check that chunks cover every sample once, and that latents and adjoint do not depend on chunks. ``sample_numbers``
-    are the numbers of the samples in all chunks.
+    """Check that chunks (slices of the n samples) cover every sample once, and that latents and adjoint do not depend on them.
+    X are inputs, S a signal, g random numbers like latents, and ``sample_numbers`` the samples in all chunks.
     """
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         sample_numbers = [
@@ -192,7 +196,9 @@ def chunks(context: CheckContext, model: Model) -> None:
     "theory assumes."
 )
 def latents(context: CheckContext, model: Model) -> None:
-    """Check that latents have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` for a fixed signal."""
+    """Check that latents z over random inputs X have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` between
+    components p, q and sites c, c' for a fixed signal S.
+    """
     X, S, _ = draw_data(context, 20_000, 2, 40, 31)
     flat_latents = np.asarray(model.forward(X, S)).reshape(len(X), -1)
     overlap = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
@@ -263,7 +269,7 @@ def align(context: CheckContext, model: Model) -> None:
     "The model creates arrays as large as x x^T for every sample: problems of ordinary size will not fit into memory."
 )
 def memory(context: CheckContext, model: Model) -> None:
-    """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs, latents and signal."""
+    """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs X, latents g and signal S."""
     X, S, g = draw_data(context, 3000, 1, 64, 61)
     allowed_bytes = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for method_name, method_argument, argument_of_few in (

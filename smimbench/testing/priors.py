@@ -22,7 +22,7 @@ from smimbench.testing.core import (
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
-    """Yield each supported model with the completed prior, for one and for two components. These are the test cases."""
+    """Yield test cases: each supported model with the completed prior, for one and for two components."""
     for model in context.models:
         for components in (1, 2):
             yield model, context.completed_item(model), components
@@ -32,14 +32,14 @@ prior_check = partial(published, ("prior",), cases=_cases)
 
 
 def information_matrix(components: int, size: float) -> Array:
-    """Diagonal information matrix with a different value for every component. ``size`` is the first one."""
+    """Diagonal information matrix Qhat (P, P) with a different value for each of P ``components``; ``size`` is the first one."""
     return size * np.diag(1.0 + 0.8 * np.arange(components))
 
 
 def observation(
     context: CheckContext, model: Model, P: int, seed: int, dimension: int = 12
 ) -> tuple[Array, Array]:
-    """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S, and return R and Qhat."""
+    """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S of P components, with noise Z, and return R and Qhat."""
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(
         context.completed_item(model).sample(rng, P, dimension), dtype=float
@@ -50,17 +50,17 @@ def observation(
 
 
 def _denoised(prior: Prior, field_name: str, R: Array, Qhat: Array) -> Array:
-    """Return the estimate or the error V of the prior's denoiser."""
+    """Return one field of the denoiser's result, the estimate or its error V, for observation R at information Qhat."""
     return getattr(prior.denoise(R, Qhat), field_name)
 
 
 def _overlap_error(prior: Prior, Qhat: Array) -> Array:
-    """Return the error V (P, P) of the prior's state-evolution map."""
+    """Return the error V (P, P) of the prior's state-evolution map at information Qhat."""
     return prior.overlap(Qhat).V
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a prior that take arrays."""
+    """Yield calls of all methods of a prior that take arrays, for signals of P components."""
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
         for field_name in ("estimate", "V"):
@@ -87,7 +87,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: an information matrix of the wrong size."""
+    """Yield calls that must raise an error: an observation R with an information matrix of the wrong size."""
     if not defines_member(Prior, type(context.item), "denoise"):
         raise CheckSkipped(
             "the prior has no method denoise of its own; the engine derives it"
@@ -104,8 +104,8 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
     "A method of the prior returns arrays of the wrong shape or type.", required=True
 )
 def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
-    """Check shapes of the prior's signals, moments, estimates and order parameters. R is a noisy observation with
-    information Qhat.
+    """Check shapes of the signals (P components, dimension D), moments, estimates and order parameters of a prior. R is a noisy
+    observation with information Qhat.
     """
     D = 12
     signal_shape = tuple(model.signal_shape(P, D))

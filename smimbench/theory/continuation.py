@@ -65,7 +65,7 @@ class Continuation:
 
     def __init__(self, problem: Problem) -> None:
         """Compute the first node of the curve, at the prior mean, where components a that labels inform about there start to be
-        learned.
+        learned; x are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx.
         """
         self.problem = problem
         self.ratios = ComponentRatios(problem)

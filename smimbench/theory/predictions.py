@@ -252,8 +252,9 @@ def limit_point(
     prediction: bool = True,
 ) -> AlgorithmPrediction:
     """Build the prediction at sample ratio alpha for an algorithm that is not Bayes-optimal, from its overlaps in the limit of
-    infinite dimension, one for every evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the
-    algorithm claims, and ``prediction`` asks for generalization errors.
+    infinite dimension (signal with itself, ``cross`` of estimate and signal, ``gram`` of the estimate), one set for every
+    evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the algorithm claims, and ``prediction``
+    asks for generalization errors.
 
     Parameters
     ----------
