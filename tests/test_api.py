@@ -122,7 +122,7 @@ def test_the_optimiser_of_the_readme_joins_a_shipped_suite(
     (tmp_path / "signed.py").write_text(
         block("file: signed.py", "python"), encoding="utf-8"
     )
-    small = "--set grid.dimension=20 --set grid.seeds=1 --only problem=linear --only alpha=0.2 --no-figure --workers 1 --json"
+    small = "--set grid.dimension=20 --set grid.seeds=1 --only problem=linear --only alpha=0.1 --no-figure --workers 1 --json"
     out = output(capsys, *block("add", "sh").split()[1:], *small.split())
     rows = [
         row

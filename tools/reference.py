@@ -22,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "results" / "reference"
 WORK = FOLDER / "work"
 
 SIZES: dict[str, list[str]] = {
-    "quickstart": [],
+    "quickstart": ["grid.seeds=6"],
     "contenders": [
         "grid.seeds=16",
         "problems.1.grid.seeds=24",

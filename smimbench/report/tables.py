@@ -35,7 +35,6 @@ from smimbench.report.row import (
     RowEntry,
     common_dimension_letter,
     grouped,
-    largest_dimension_rows,
     names_with_backend,
     place,
 )
@@ -57,16 +56,6 @@ def _by_metric(rows: Iterable[Shown]) -> dict[tuple[str, str], list[Shown]]:
     return grouped(rows, lambda row: (row.place.problem, row.metric))
 
 
-def _limited_rows(
-    rows: Sequence[Row], show_all: bool, note: str
-) -> tuple[Sequence[Row], str]:
-    """Select the rows that are shown, and extend the note by how many are hidden."""
-    shown = rows if show_all else largest_dimension_rows(rows)[:16]
-    if len(shown) < len(rows):
-        note += f"; {len(shown)} of {len(rows)} rows; --full shows all"
-    return shown, note
-
-
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -86,23 +75,21 @@ def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Colum
     return [optimal, *more_columns, "z"]
 
 
-def error_tables(rows: Sequence[Row], *, full: bool = True) -> list[RenderableType]:
+def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
     """Make the error tables, one per problem and metric, with the largest ratio to the optimal error first."""
     tables = []
     for (problem, metric), metric_rows in _by_metric(rows).items():
-        shown_rows, note = _limited_rows(
-            sorted(metric_rows, key=_worst_first), full, "worst first"
-        )
         title = f"{problem}: {metric_label(metric)}"
         if any(row.theory.value is not None for row in metric_rows):
             title += " against theory"
-        dimensions = {row.place.dimension for row in shown_rows}
+        dimensions = {row.place.dimension for row in metric_rows}
         if len(dimensions) == 1:
             title += f", {common_dimension_letter(metric_rows)} = {dimensions.pop()}"
         columns = [*PLACE, "component", "n", "mean ± s.e.m."]
         columns += _theory_columns(metric_rows, "mean - optimal")
         columns += ["error / limit", "optimum / limit at this D", "status"]
-        tables.append(make_table(title, columns, shown_rows, note))
+        worst_first = sorted(metric_rows, key=_worst_first)
+        tables.append(make_table(title, columns, worst_first, "worst first"))
     return tables
 
 
@@ -235,9 +222,7 @@ def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
 # -- time -----------------------------------------------------------------------------------------------------------------
 
 
-def runtime_tables(
-    rows: Sequence[Row], fingerprint: str, *, full: bool = True
-) -> list[RenderableType]:
+def runtime_tables(rows: Sequence[Row], fingerprint: str) -> list[RenderableType]:
     """Make the runtime tables, one per problem, slowest to reach the optimum first; notes name other machines.
 
     What an algorithm refuses has taken no time and has no row.
@@ -255,22 +240,20 @@ def runtime_tables(
         machines.update(*(row.cost.machines for row in first_rows))
         if other_machines := sorted(machines - {fingerprint}):
             note += f"; some of another machine ({', '.join(other_machines)})"
-        shown_rows, note = _limited_rows(
-            sorted(first_rows, key=_slowest_first), full, note
-        )
         columns = [
             *PLACE,
-            *(["time to 1.5x optimum", "time to 1.2x optimum"] if full else []),
-        ]
-        columns += [
+            "time to 1.5x optimum",
+            "time to 1.2x optimum",
             "time to 1.05x optimum",
             "runs at 1.05x optimum",
             "iter.",
             "first iter. time",
             "time per iter.",
+            "share of peak speed",
+            "peak memory",
         ]
-        columns += ["share of peak speed", "peak memory"]
-        tables.append(make_table(f"{problem}: runtime", columns, shown_rows, note))
+        slowest_first = sorted(first_rows, key=_slowest_first)
+        tables.append(make_table(f"{problem}: runtime", columns, slowest_first, note))
     return tables
 
 

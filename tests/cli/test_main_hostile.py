@@ -180,7 +180,7 @@ def test_a_folder_does_not_take_the_name_of_a_shipped_suite(
         "--only",
         "algorithm=gamp",
         "--only",
-        "alpha=0.2",
+        "alpha=0.1",
     )
     assert "cells" in out
 

@@ -24,7 +24,7 @@ SMALL = [
     "--only",
     "problem=linear",
     "--only",
-    "alpha=0.2",
+    "alpha=0.1",
 ]
 ELSEWHERE = ("report", "check")
 """Verbs of the start page that take long and have tests of their own (the page in a browser, every published check)."""

@@ -1,6 +1,6 @@
 """Tables stay readable whatever stands in their rows."""
 
-from functools import partial
+import re
 
 import numpy as np
 import pytest
@@ -15,8 +15,14 @@ from smimbench.report.statistics import (
     ratio_to_bayes,
     time_near_optimum,
 )
-from smimbench.report.tables import error_tables, runtime_tables, status_line
+from smimbench.report.tables import (
+    error_tables,
+    ranking_tables,
+    runtime_tables,
+    status_line,
+)
 from smimbench.report.text_files import as_markdown
+from smimbench.report.verdict import verdicts
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import ATTENTION, flat, loaded
@@ -274,13 +280,18 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
         assert first.cost.near["0.05"] == near
 
 
-def test_a_screen_shows_the_largest_dimension_and_full_shows_all():
-    rows = [row(dimension=size, mean=1.0 / size) for size in (50, 100, 200)]
-    for tables in (partial(error_tables, rows), partial(runtime_tables, rows, "here")):
-        short, long = printed(tables(full=False)), printed(tables(full=True))
-        assert "1 of 3 rows; --full shows all" in flat(short)
-        assert "--full" not in long
-    assert ", D = 200" in printed(error_tables(rows, full=False))
+def test_a_screen_shows_the_ranking_on_all_problems_in_one_table():
+    rows = [
+        row(problem=problem, algorithm=name, mean=mean)
+        for problem in ("p", "q")
+        for name, mean in (("gamp", 0.5), ("adam", 0.8))
+    ]
+    text = printed(ranking_tables(verdicts(rows)))
+    assert re.findall("([pq]) +(gamp|adam)", text) == [
+        *(("p", "gamp"), ("p", "adam"), ("q", "gamp"), ("q", "adam"))
+    ]
+    assert "D = 100, best first; smimbench show --full has all tables" in text
+    assert ranking_tables(verdicts(rows[:1])) == []
 
 
 def test_a_sign_is_not_that_of_rounding():

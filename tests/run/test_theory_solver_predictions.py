@@ -40,7 +40,7 @@ def test_runs_and_other_processes_solve_them_when_asked(capsys, tmp_path):
         "--only",
         "problem=linear",
         "--only",
-        "alpha=0.2",
+        "alpha=0.1",
         "--only",
         "algorithm=gamp",
     )
