@@ -105,7 +105,7 @@ class SoftmaxChannel(Channel):
 
 
 def log_softmax(logits: Array) -> Array:
-    """Logarithm of the softmax along the last axis."""
+    """Logarithm of the softmax of ``logits`` along the last axis."""
     xp = namespace(logits)
     logits = logits - reduce_tokens(xp.maximum, logits)
     return logits - xp.log(reduce_tokens(operator.add, xp.exp(logits)))
@@ -151,7 +151,7 @@ class HardmaxChannel(Channel):
         )
 
     def observable(self, y: Array) -> Array:
-        """Attention matrix (..., n, T, T) of the labels, with one-hot rows, in float64."""
+        """Attention matrix (..., n, T, T) of the labels y, with one-hot rows, in float64."""
         xp = namespace(y)
         columns = xp.arange(
             self.tokens, dtype=y.dtype, device=array_api_compat.device(y)
@@ -160,7 +160,7 @@ class HardmaxChannel(Channel):
 
 
 def array_like(values: object, like: Array) -> Array:
-    """Array of the given numbers with the namespace, device and dtype of ``like``."""
+    """Array of the numbers ``values`` with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
 
@@ -183,7 +183,7 @@ def blocks(n: int, size: int) -> Iterator[slice]:
 
 
 def concatenate_tuples(batches: Sequence[T]) -> T:
-    """Concatenate named tuples of arrays along the first axis; fields that are None stay None."""
+    """Concatenate ``batches``, named tuples of arrays, along the first axis; fields that are None stay None."""
     if len(batches) == 1:
         return batches[0]
     xp = namespace(batches[0][0])
@@ -226,7 +226,9 @@ def raw_second_moment(mean: Array, covariance: Array) -> Array:
 def shifted_second_moment(
     center: Array, shift: Array, outer: Array, dtype: object
 ) -> Array:
-    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C); ``shift`` is E[e] and ``outer`` E[e e^T]."""
+    """Second moment ``E[z z^T]`` (n, 1, C, 1, C) of ``z = center + e`` (n, C), as ``dtype``; ``shift`` is E[e] and ``outer`` E[e
+    e^T].
+    """
     xp = namespace(center)
     cross_term = center[:, :, None] * shift[:, None, :]
     shifted_part = (
@@ -245,5 +247,7 @@ def on_host(*arrays: Array) -> list[Host]:
 
 
 def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:
-    """Build an ``Uncertain`` from a host value and its error, with the namespace, device and dtype of ``like``."""
+    """Build an ``Uncertain`` from a host value, its error and the name of the method, with the namespace, device and dtype of
+    ``like``.
+    """
     return Uncertain(array_like(value, like), array_like(error, like), method)

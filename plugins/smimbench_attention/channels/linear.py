@@ -199,7 +199,8 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return -0.5 * (squared_residuals + self.tokens * log_determinant)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``E sum_m g_m g_m^T = M (V + noise I)^{-1}`` of the labels about the latents, the same for every Q.
+        """Information ``E sum_m g_m g_m^T = M (V + noise I)^{-1}`` of the labels about the latents, g the score ``V^{-1} (E[z |
+        y] - omega)``, the same for every Q.
 
         ``Q`` and ``V`` (..., P, P), leading axes are a batch; the result has their common shape.
         """
@@ -286,7 +287,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))
 
     def predict(self, z: Array) -> Array:
-        """Noiseless label h (..., n, C) of the latents (..., n, 1, C)."""
+        """Noiseless label h (..., n, C) of the latents z (..., n, 1, C)."""
         check_latents(z, 1, self.sites)
         return z[..., 0, :] * self._scales(z)
 
@@ -358,7 +359,8 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``E sum_c g_c^2 = sum_c 1 / (V + nu_c)`` of the labels about the latents, the same for every Q.
+        """Information ``E sum_c g_c^2 = sum_c 1 / (V + nu_c)`` of the labels about the latents, g the score and nu_c the noise
+        variance in units of the latents, the same for every Q.
 
         Scaled noise: ``T (T + 1) / 2 / (V + noise)``. ``Q`` and ``V`` (..., 1, 1), leading axes are a batch;
         the result has their common shape.
@@ -405,7 +407,7 @@ class MixedLinear(MixedChannel, LinearChannel):
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
         """Decompose the matrix ``mixing`` = A, its rows over the standard deviations of ``noise``, into singular values and
-        modes; ``scales`` are the factors s of the labels.
+        modes; ``scales`` are the factors s of the labels of ``channel``.
         """
         super().__init__(channel, mixing)
         relative_deviations = (

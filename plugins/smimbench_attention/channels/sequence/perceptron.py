@@ -47,7 +47,7 @@ class _SignChannel(Channel):
         check_whole("tokens", self.tokens, 1)
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
-        """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape as the latents; ``rng`` draws the noise."""
+        """Labels +1 and -1 of the latents z (..., n, 1, M), in the same shape as the latents; ``rng`` draws the noise."""
         check_latents(z, 1, self.tokens)
         xp = namespace(z)
         if self.noise > 0:
@@ -295,8 +295,8 @@ def _angle_difference(
     angle_2: tuple[Array, Array],
     squared_sine_difference: Array,
 ) -> Array:
-    """Difference of two angles up to pi / 2, each given by the squares of its sine and its cosine, from these and the difference
-    ``squared_sine_difference`` of the squared sines, without loss of digits.
+    """Difference of ``angle_1`` and ``angle_2``, up to pi / 2, each given by the squares of its sine and its cosine, from these
+    and the difference ``squared_sine_difference`` of the squared sines, without loss of digits.
     """
     sine_1, cosine_1, sine_2, cosine_2 = (
         np.sqrt(square) for square in (*angle_1, *angle_2)

@@ -182,7 +182,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``E sum_c g_c^2`` (..., 1, 1) of labels with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+        """Information ``E sum_c g_c^2`` (..., 1, 1) of labels, ``g = (E[z | y] - omega) / V`` the score, with ``omega ~ N(0,
+        Q)``; leading axes are a batch, inf at V = 0.
 
         Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomized samples
         when it is first asked for, and kept; its error is one standard error.
@@ -250,7 +251,9 @@ NODES = (96, 64)
 
 
 def diagonal_win_probability(tokens: int) -> float:
-    """Probability that the diagonal entry (variance 2) exceeds the T - 1 other entries of its row (variance 1)."""
+    """Probability that the diagonal entry (variance 2) of a row of T = ``tokens`` logits exceeds its T - 1 other entries
+    (variance 1).
+    """
     from scipy.special import ndtr
 
     nodes, weights = gauss_hermite(128)

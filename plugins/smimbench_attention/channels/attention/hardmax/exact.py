@@ -3,10 +3,10 @@ r"""Exact posterior of the row-wise argmax of a few tokens: closed form for two,
 With two tokens the label is the sign of two correlated Gaussian variables, so that everything follows from ``log Phi2``; the
 information is integrated by deterministic quadrature.
 
-With more, given the maximum ``M_a`` of every row, the entries that are no row's maximum are independent, each bounded by
-the smaller of its two rows' maxima. Sorted from the largest maximum downwards, the integrand is a product of
-functions of one maximum each, in which only the set of rows already placed matters. So the nested integral is
-a recursion over sets of rows, and the posterior moments follow from its forward and its backward half.
+With more, given the maximum ``M_a`` of every row, the entries that are no row's maximum are independent, each bounded by the
+smaller of its two rows' maxima. Sorted from the largest maximum downwards, the integrand is a product of functions of one
+maximum each, in which only the set of rows already placed matters. So the nested integral is a recursion over sets of rows, and
+the posterior moments follow from its forward and its backward half.
 
 Only some sets occur, and many labels differ by the names of the tokens only: see ``patterns``.
 """
@@ -145,8 +145,8 @@ def two_token_posterior(
 
 
 def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
-    """Contribution ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` of the labels with the product ``label_sign`` of signs to the
-    information, at the margins of the two rows; A_i are slopes of ``log Phi2``.
+    """Contribution ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` of labels whose signs have the product ``label_sign`` to the
+    information, at the rows' margins ``margin_1`` and ``margin_2``; A_i are slopes of ``log Phi2``.
     """
     log_phi2 = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
     slope_1 = log_phi2.h_slope
@@ -185,7 +185,7 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
 
 
 def _information_by_grid(ratio: Array, node_count: int) -> Array:
-    """Information of two tokens times 3 V by a fixed grid of margins, at ``ratio`` (N,) = Q / V >= ``LEAST_GRID_RATIO``."""
+    """Information times 3 V by a grid of ``node_count``^2 margins, at ``ratio`` (N,) = Q / V >= ``LEAST_GRID_RATIO``."""
     from scipy.special import ndtr
 
     quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
@@ -211,7 +211,7 @@ def _information_by_grid(ratio: Array, node_count: int) -> Array:
 
 
 def _information_by_hermite(ratio: Array, node_count: int) -> Array:
-    """Information of two tokens times 3 V by Gauss-Hermite rules, at ``ratio`` (N,) = Q / V <= ``LEAST_GRID_RATIO``."""
+    """Information times 3 V by Gauss-Hermite rules of ``node_count``, at ``ratio`` (N,) = Q / V <= ``LEAST_GRID_RATIO``."""
     nodes, weights = half_plane_hermite(node_count)
     has_rule_weight = weights > 1e-20
     (even_nodes, odd_nodes), weights = (
@@ -239,7 +239,8 @@ def _information_by_hermite(ratio: Array, node_count: int) -> Array:
 
 
 def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
-    r"""Information ``E sum_c g_c^2`` of two tokens at overlap q and error v, and its numerical error, host arrays (N,).
+    r"""Information ``E sum_c g_c^2``, g the score, of two tokens at overlap q and error v, and its numerical error, (N,), on the
+    host.
 
     .. math::
 
@@ -298,10 +299,8 @@ class Patterns(NamedTuple):
 
 
 def _has_cycle(y: Array) -> Array:
-    """Whether the maxima of three or more rows of a label (n, T), which points from each row to a row, form a cycle.
-
-    A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
-    would all have to be equal.
+    """Whether the maxima of three or more rows of a label y (n, T), which points from each row to a row, form a cycle. A row's
+    maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they would all have to be equal.
     """
     xp = namespace(y)
     end_row = y
@@ -312,7 +311,7 @@ def _has_cycle(y: Array) -> Array:
 
 
 def check_labels(y: Array) -> None:
-    """Raise ValueError if no symmetric matrix has one of the labels (n, T)."""
+    """Raise ValueError if no symmetric matrix has one of the labels y (n, T)."""
     if bool(namespace(y).any(_has_cycle(y))):
         raise ValueError(
             "impossible labels: the row maxima of a symmetric matrix cannot form a cycle"
@@ -391,7 +390,7 @@ def _pattern(label: list[int]) -> Pattern:
     }
 
     def can_be_placed(unit: int, placed_set: int) -> bool:
-        """Whether a unit may be placed: the unit above it, whose row holds its maximum too, is itself or has been placed."""
+        """Whether ``unit`` may follow ``placed_set``: the unit above it, whose row holds its maximum too, is itself or in it."""
         return unit_above[unit] == unit or bool(placed_set >> unit_above[unit] & 1)
 
     reachable_sets = [
@@ -539,8 +538,8 @@ def _posterior_of_pattern(
     node_count: int,
     half_width: float,
 ) -> RowPosterior:
-    """Posterior of n samples whose labels have the same ``pattern``, by integrals over the row maxima, with ``node_count`` nodes
-    in windows of ``half_width``; ``scaled_mean`` (n, C) are means of h over sqrt(V), with sites named as in the pattern.
+    """Posterior of n samples whose labels have the same ``pattern``, by integrals over row maxima with ``node_count`` nodes in
+    windows of ``half_width``; ``scaled_mean`` (n, C) are means of the logits h over sqrt(V), with sites named as in the pattern.
     """
     xp = namespace(scaled_mean)
     array_options = matching(scaled_mean)
@@ -609,7 +608,7 @@ def _posterior_of_pattern(
     }
 
     def unit_density(unit: int, placed_set: int) -> Array:
-        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it (a bit mask)."""
+        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it, ``placed_set``."""
         if (unit, placed_set) not in unit_densities:
             last_unit = placed_set.bit_length() - 1
             shared_cdfs = (

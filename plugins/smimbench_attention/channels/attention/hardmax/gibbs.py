@@ -134,7 +134,8 @@ def _truncated_tail(
 
 @cache
 def _round_schedule(tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Schedule of Gibbs updates: the partner of every row in every round; the entries updated in one round share no row.
+    """Schedule of Gibbs updates for T = ``tokens`` rows: the partner of every row in every round; the entries (row, partner) that
+    are updated in one round share no row.
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
@@ -269,8 +270,8 @@ def chain_moments(
     second_moments: bool = False,
 ) -> ChainMoments:
     r"""Moments of ``z ~ N(omega, V I)`` given labels y, the columns of the row maxima, from independent Gibbs ``chains`` that
-    average over so many ``sweeps`` after ``burn_in`` sweeps; h are the matrix entries, z scaled by ``h_per_z`` to logits over
-    sqrt(V).
+    average over so many ``sweeps`` after ``burn_in`` sweeps from the latents ``start``; h are the matrix entries, z times
+    ``h_per_z``, of T = ``tokens`` tokens.
 
     Every entry is bounded by the rest of its two rows: from below by a row whose maximum it is, from above by
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of
@@ -435,8 +436,8 @@ def exact_moments(
 def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
-    """Covariance of the latents between sites, over V, (n, C, C), as the response ``1 + d shift / d omega`` of their mean shift,
-    a finite difference; ``variance`` (n, C) is its diagonal.
+    """Covariance of the latents between sites, over V, (n, C, C), given labels y, as the response ``1 + d shift / d omega`` of
+    their mean shift, a finite difference; ``variance`` (n, C) is its diagonal.
     """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)

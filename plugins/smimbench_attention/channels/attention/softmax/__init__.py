@@ -138,7 +138,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return self.layers
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Log-probabilities ``y = log softmax_rows(beta h)`` (..., n, T, T) of the latents (..., n, 1, C).
+        """Log-probabilities ``y = log softmax_rows(beta h)`` (..., n, T, T), h the symmetric matrix of logits, of the latents z
+        (..., n, 1, C).
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
@@ -176,7 +177,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, which leaves z unknown along u only, in closed form.
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label y, in closed form: all but one direction u of the latents are
+        known.
 
         With ``u_ab = 1 / sqrt(1 + delta_ab)`` the label says ``z = z0 + c u`` for an unknown number c, so
 
@@ -205,7 +207,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return Posterior(xp.asarray(mean), V / self.sites, second_moment_of_z)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        r"""Log-density of the label, up to the volume element of label space.
+        r"""Log-density (n,) of the label y for ``z ~ N(omega, V I_C)``, up to the volume element of label space.
 
         .. math::
 
@@ -232,7 +234,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``, for every Q: labels fix all directions but one.
+        """Information ``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``, g the score ``(E[z | y] - omega) / V``, for every Q: labels fix
+        all directions of the latents but one.
 
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
         sampled, from so many ``labels``.
@@ -379,12 +382,12 @@ class RowSoftmax:
         return float(self.tokens * (self.tokens - 2))
 
     def _rows(self, z: Array) -> Array:
-        """Rows (..., n, T, T - 1) of logits from the latents (..., n, 1, C)."""
+        """Rows (..., n, T, T - 1) of logits, one for each token, from the latents z (..., n, 1, C)."""
         check_latents(z, 1, self.tokens * (self.tokens - 1))
         return namespace(z).reshape(z, (*z.shape[:-2], self.tokens, self.tokens - 1))
 
     def forward(self, z: Array) -> Array:
-        """Log-probabilities (..., n, T, T - 1) of attention, from latents (..., n, 1, C)."""
+        """Log-probabilities (..., n, T, T - 1) of attention to the other tokens, from the latents z (..., n, 1, C)."""
         return log_softmax(self.beta * self._rows(z))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
@@ -446,7 +449,7 @@ class RowSoftmax:
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_c g_c^2 = T (T - 2) / V`` of the labels about the latents, for every Q and beta."""
+        """Information ``E sum_c g_c^2 = T (T - 2) / V`` of the labels about the latents, g the score, for every Q and beta."""
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(self.equations / V, 0.0, "closed form")
 
@@ -463,8 +466,8 @@ class MixedAttentionSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label, Gaussian along the direction ``A^(-1) u`` that
-        it leaves free; arguments as in ``Channel.posterior``.
+        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label y, Gaussian along the direction ``A^(-1) u``
+        that it leaves free; arguments as in ``Channel.posterior``.
         """
         xp = namespace(y, omega, V)
         u, z0 = self.channel._line_of_label(y, omega)

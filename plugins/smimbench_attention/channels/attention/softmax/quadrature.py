@@ -61,9 +61,7 @@ def integrals(
 
 
 def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
-    """Approximate posterior means (n, 4) of (a_1, b_1, a_2, b_2), by Gauss-Hermite rules around the maximum near the start (t,
-    v).
-    """
+    """Crude posterior means (n, 4) of (a_1, b_1, a_2, b_2) of ``samples``, by Gauss-Hermite rules near the start (t, v)."""
     means = np.empty((len(samples), 4))
     rules = tuple(_hermite(count) for count in (1, 8, 10))
     _write_crude_means(samples, weight, start_t, start_v, rules, means)
@@ -102,8 +100,7 @@ def _nonzero(s):
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
     """Log-weight at (a_1, b_1), where the first layer's attention is p and r and s = p + r + c - 1; and a_2, b_2 there. ``a``,
-    ``b`` are (a_1, b_1) less their prior means, in prior widths, as are a_2 and b_2. ``prior`` holds the parameters c and so on
-    of ``Weight``.
+    ``b`` are (a_1, b_1) less their prior means, in prior widths, as are a_2 and b_2; ``prior`` holds parameters such as c.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -156,7 +153,7 @@ def _curve_t(log_odds, v):
 
 @_compiled_function
 def _curve_log_odds(t, v):
-    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant p + r through logits of mean t and difference v."""
+    """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant p + r at mean logit t and difference of logits v."""
     t = _clipped(t, -_LARGEST_LOG, _LARGEST_LOG)
     half_v = _clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG)
     exp_t, two_cosh = math.exp(-t), math.exp(half_v) + math.exp(-half_v)
@@ -188,8 +185,7 @@ def _prior_mean_point(prior, sample):
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
-    p and r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives, as
-    ``f_a_by_t``.
+    p and r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -332,7 +328,7 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
 
 @compiled
 def _write_crude_means(samples, prior, start_t, start_v, rules, means):
-    """Write to ``means`` (n, 4) posterior means by Gauss-Hermite ``rules`` around the likeliest point near (start_t, start_v)."""
+    """Write to ``means`` (n, 4) posterior means of ``samples`` by Gauss-Hermite ``rules`` near (start_t, start_v), (n,)."""
     sums = np.empty(15)
     for index in range(len(samples)):
         prior_t, prior_v, a2, b2, slope, margin = samples[index]
@@ -358,8 +354,8 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation of ``_q_log_weight`` above ``threshold`` over s from s_low to s_high, where its one maximum is at q = ``best_q``.
-    It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
+    """Variation above ``threshold`` of ``_q_log_weight`` over s = p + r + c - 1 from s_low to s_high; its one maximum is at q =
+    ``best_q``. It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
@@ -508,8 +504,8 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
-    """Write to ``cells`` the equal cells (center y, b; half-widths), y = t off the ridge, that cover the prior; return their
-    number.
+    """Write to ``cells`` equal cells (center y, b; half-widths) that cover the prior, y = t off the ridge;
+    return their number.
     """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
@@ -535,9 +531,9 @@ def _root_cells(prior, sample, accuracy, cells):
 
 @_compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
-    """Integrate into ``sums`` over cells of (y, b), halved until the log-weight varies by at most ``largest_variation`` along
-    either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule`` has the nodes of a cell,
-    ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
+    """Integrate into ``sums`` over cells of (y, b), y = t off the ridge, halved until the log-weight varies by at most
+    ``largest_variation`` along either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule``
+    has the nodes of a cell, ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
@@ -639,7 +635,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
 
 @_compiled_function
 def _raise_unit(log_unit, peak, sums):
-    """Raise the logarithm of the unit of the sums to the log-weight ``peak`` if that is higher, and rescale the sums."""
+    """Raise the logarithm ``log_unit`` of the unit of ``sums`` to the log-weight ``peak`` if that is higher; rescale them."""
     if peak > log_unit > -math.inf:
         sums *= math.exp(log_unit - peak)
     return max(log_unit, peak)

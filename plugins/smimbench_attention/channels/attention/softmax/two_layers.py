@@ -210,7 +210,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_c g_c g_c^T`` (..., 2, 2) of the labels with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
+        """Information ``E sum_c g_c g_c^T`` (..., 2, 2) of the labels, g the score ``V^{-1} (E[z | y] - omega)``, with ``omega ~
+        N(0, Q (x) I_3)`` and errors V; leading axes are a batch.
 
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,

@@ -132,7 +132,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information ``E sum_m g_m^2`` (..., 1, 1) of labels with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+        """Information ``E sum_m g_m^2`` (..., 1, 1) of labels, g the score ``(E[z | y] - omega) / V``, with ``omega ~ N(0, Q)``;
+        leading axes are a batch, inf at V = 0.
 
         A polynomial in ``sqrt(V / (Q + V))``, made at the first call: of integrals for two tokens, of Monte Carlo estimates
         for three. The error adds in squares one standard error of these and the error of the fit.
@@ -155,7 +156,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         )
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """Susceptibility (..., 1, 1): the coefficient lambda of ``I = lambda Q`` where Q = 0; 0 elsewhere.
+        """Susceptibility (..., 1, 1) at error V: the coefficient lambda of the information ``I = lambda Q`` where Q = 0; 0
+        elsewhere.
 
         ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
         """

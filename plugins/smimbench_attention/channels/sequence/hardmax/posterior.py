@@ -2,8 +2,8 @@ r"""Posterior of the hardmax channel given one label, and the information of its
 
 **Posterior.** A row of positive z_m points at the largest of all z, a row of negative z_m at the smallest. A label therefore
 splits the tokens into (at most) two groups, each with a leader, and says, up to one overall sign: all of one group lie between
-zero and their leader, above; all of the other between their leader and zero, below. Given that sign the groups are
-independent, and given its leader's value a group is a set of truncated Gaussian variables. With unit variances,
+zero and their leader, above; all of the other between their leader and zero, below. Given that sign the groups are independent,
+and given its leader's value a group is a set of truncated Gaussian variables. With unit variances,
 
 .. math::
 
@@ -25,8 +25,8 @@ boundaries, by Gauss-Legendre's rule in panels that double in length from there 
 
 For three tokens exact sums over labels are averaged over quasi-random means omega. Where V is small a label tells something
 only near the planes on which labels change: a token changes its sign, or the two largest positive (or the two lowest negative)
-tokens meet. Near a single such plane a label tells what the sign of one Gaussian variable does, which gives both the limit
-V -> 0 and control variates.
+tokens meet. Near a single such plane a label tells what the sign of one Gaussian variable does, which gives both the limit V ->
+0 and control variates.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _group_moments(
 
 
 def _log_density(x: Array) -> Array:
-    """Logarithm of the standard normal density."""
+    """Logarithm of the standard normal density at x."""
     return -0.5 * math.log(2 * math.pi) - x * x / 2
 
 
@@ -543,7 +543,7 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
 
 
 def _probability_bound(label: Host, scaled_omega: Host) -> Host:
-    """Upper bound (n,) on the probability of a ``label`` (M,): that of its least likely inequality, summed over signs."""
+    """Upper bound (n,) on the probability of ``label`` (M,) at means ``scaled_omega`` (n, M): of its least likely inequality."""
     same_group_sign = np.where(label == label[0], 1.0, -1.0)
     leader_margin = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
     is_follower = label != np.arange(len(label))
@@ -627,7 +627,7 @@ def two_token_information(s: float) -> float:
     def fisher_information(
         squared_omega: Host, probability: Host, squared_gradient: Host
     ) -> float:
-        """Mean over omega of a label's squared gradient over its ``probability``; ``squared_omega`` is |omega|^2 / V."""
+        """Mean over omega of a label's ``squared_gradient`` over its ``probability``; ``squared_omega`` is |omega|^2 / V."""
         # |a|^2, and the squared length of the gradient of the probability
         density = np.exp(-squared_omega / (2 * omega_deviation**2)) / (
             2 * math.pi * omega_deviation**2

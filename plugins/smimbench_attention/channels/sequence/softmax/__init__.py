@@ -132,7 +132,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return float(self.tokens)
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Label ``log softmax_rows(u u^T)`` (n, M, M) of the latents (n, L, M); ``rng`` is not used."""
+        """Label ``log softmax_rows(u u^T)`` (n, M, M) of the network's output u for the latents z (n, L, M);
+        ``rng`` is not used.
+        """
         return network.log_attention(network.output(z, self.skip))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
@@ -279,7 +281,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
+        """Information ``E sum_m g_m g_m^T`` (..., L, L) of labels, g the score ``V^{-1} (E[z | y] - omega)``, with ``omega ~ N(0,
+        Q (x) I)`` and ``z ~ N(omega, V (x) I)``, from so many ``labels`` where it is sampled.
 
         Quadrature for one layer. For more, a mean over quasi-random labels with control variates that are
         exact on the Nishimori line; the same labels for every (Q, V), so curves are smooth and equal

@@ -59,8 +59,9 @@ def labels_for_differences(network: Network, Q: Array, V: Array) -> int:
 def means_over_labels(
     network: Network, Q: Array, V: Array, labels: int | None, kind: int
 ) -> Uncertain:
-    """Information (``kind`` 0) or susceptibility (2), with its error, at a batch of overlaps Q and errors V (..., L, L), as means
-    over so many random ``labels`` (None: the default number), whose posteriors come from tables where there are some.
+    """Information (``kind`` 0) or susceptibility (2) of ``network``, with its error, at a batch of overlaps Q and errors V (...,
+    L, L), as means over so many random ``labels`` (None: the default number), whose posteriors come from tables where there are
+    some.
 
     For two layers or more.
     """
@@ -120,8 +121,8 @@ def _draw_labels(
     network: Network, Q: Host, V: Host, labels: int, scramble: int
 ) -> Labels:
     """Draw so many ``labels`` of one ``scramble``, an independent set of quasi-random points, at overlap Q and error V (L, L):
-    estimates omega ~ N(0, Q), latents z ~ N(omega, V) and their outputs u; and compute the posterior moments of each, whitened by
-    ``V^{-1/2}``.
+    estimates omega ~ N(0, Q), latents z ~ N(omega, V) and the outputs u of ``network``; and compute the posterior moments,
+    whitened by ``V^{-1/2}``.
     """
     layers = network.layers
     tokens = network.tokens

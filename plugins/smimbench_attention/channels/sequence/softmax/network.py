@@ -126,7 +126,7 @@ def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
 
 
 def is_unresolved(y: Array) -> Array:
-    """Mask of two-token labels (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
+    """Mask (n,) of two-token labels y (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
     xp = namespace(y)
     row_differences = y[:, :, 0] - y[:, :, 1]
     # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known

@@ -1,4 +1,6 @@
-"""Closed forms for softmax with one layer, whose label fixes ``u`` up to a sign: posterior, log-partition, information."""
+"""Closed forms for softmax with one layer, whose label fixes its output ``u`` up to a sign: posterior, log-partition,
+information.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
 
 
 def information(Q: Array, V: Array, tokens: int) -> Uncertain:
-    """Information ``Phi = E |g|^2`` for overlap ``Q`` and error ``V``, both (..., 1, 1).
+    """Information ``Phi = E |g|^2``, g the score ``(E[z | y] - omega) / V``, of labels of M = ``tokens`` tokens at overlap ``Q``
+    and error ``V``, both (..., 1, 1).
 
     With ``tau = Q + V``, ``k = Q / V``, ``rho^2 ~ chi^2_M`` and ``x ~ N(0, 1)``::
 
@@ -159,14 +162,16 @@ class MixedSequenceSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Two-point posterior of the whitened latents; arguments as in ``Channel.posterior``."""
+        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label y, which leaves two points; arguments as in
+        ``Channel.posterior``.
+        """
         u = self.apply(self.inverse, output_of_label(y))
         return posterior(u, omega, V, second_moment)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information of the labels, the same as for independent tokens."""
+        """Information of the labels at overlap Q and error V, the same as for independent tokens."""
         return information(Q, V, len(self.mixing))
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
-        """Susceptibility of the labels, the same as for independent tokens."""
+        """Susceptibility of the labels at overlap Q and error V, the same as for independent tokens."""
         return susceptibility(Q, V, len(self.mixing))

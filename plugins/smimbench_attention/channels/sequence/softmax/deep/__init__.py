@@ -43,7 +43,9 @@ class LayerMoments(NamedTuple):
     error: Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
 
     def posterior(self, omega: Array, full_second: bool) -> Posterior:
-        """Convert to the ``Posterior`` of the channel contract; ``full_second`` says whether ``second`` is the whole matrix."""
+        """Convert to the ``Posterior`` of the channel contract, for prior means ``omega``; ``full_second`` says whether
+        ``second`` is the whole matrix.
+        """
         xp = namespace(omega)
         n, layers, tokens = omega.shape
         shift = self.shift
@@ -141,8 +143,9 @@ def integrate(
     runs: int = 1,
 ) -> list[LayerMoments]:
     """Posterior moments and log-partition of the latents ``z ~ N(omega, V (x) I)`` of L layers of two or three tokens, given the
-    outputs ``u`` (n, M) up to sign, by importance sampling: one result for each of ``runs`` independent sets of points. ``skip``
-    is the weight c of the skip connection, ``accuracy`` the error at which fewer than ``points`` points are enough.
+    outputs ``u`` (n, M) up to sign and their difference ``u_gap``, by importance sampling: one result for each of ``runs``
+    independent sets of points. ``skip`` is the weight c of the skip connection, ``accuracy`` the error at which fewer than
+    ``points`` points are enough.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
@@ -225,7 +228,7 @@ def _integration_points(
 ) -> object:
     """Random points of all four stages of ``kernel.integrate_samples`` (pilot, improvement, first and last estimate), by
     component of the mixture, and the number of points of each component in a scramble; ``trial_points`` and ``all_points`` are
-    those of the two estimates.
+    those of the two estimates in a scramble, whose number is ``scrambles`` for each of ``runs``.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
     numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.

@@ -103,10 +103,10 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
 
 @jit
 def _fit_gaussians(table, sample, prior, gaussians, seeds):
-    """Move the centers in ``seeds`` (score, sign of u, whitened latents) to maxima of the posterior of one ``sample`` by damped
-    Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``. ``cost`` is half of |x|^2 + |r|^2, where the
-    residual r says by how much the last layer's latents z_L that the outputs u fix miss their conditional mean; derivatives are
-    differences.
+    """Move the centers in ``seeds`` (score, sign of u, whitened latents x) to maxima of the posterior of one ``sample`` by damped
+    Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``. ``cost`` is (|x|^2 + |r|^2) / 2, where the
+    residual r is the distance of the last layer's latents z_L that the outputs u fix from their conditional mean; r's derivatives
+    are differences over ``table``'s columns.
 
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
@@ -280,8 +280,8 @@ def _sum_out_signs(table, n, omega, prior):
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
-    """Add sums over n points of the products of two rows to ``sums`` (scrambles,): each point to its scramble, that is, its
-    independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
+    """Add sums over n points of the products of ``row`` and ``factor_row`` to ``sums`` (scrambles,): each point to its scramble,
+    that is, its independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
     """
     for scramble in range(
         first_point // scramble_points, (first_point + n - 1) // scramble_points + 1
@@ -502,8 +502,8 @@ def _estimate_runs(
 @compiled
 def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, estimates):
     """Compute into ``estimates`` the posterior moments of latents ``z ~ N(omega, V)``, ``prior``, given outputs ``u``, sample by
-    sample, by importance sampling. Where the error is above ``accuracy``, or few points count, estimates are made again with more
-    points.
+    sample, by importance sampling with the points of ``point_sets``. Where the error is above ``accuracy``, or few points count,
+    estimates are made again with more points.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
     pairs, of points for each component and their number in a scramble: pilot, improvement, first and last estimate;

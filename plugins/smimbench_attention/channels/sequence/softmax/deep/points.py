@@ -288,9 +288,9 @@ def integrand(table, n, sample, prior):
 def _draw_gaussians(
     table, first_point, n, points, points_per_center, gaussians, dimension, tokens
 ):
-    """Draw n whitened latents (rows XI) from the Gaussians around the centers, ``points_per_center`` from each in turn;
-    ``points`` are standard normal numbers, of which n are used from ``first_point`` on. The Gaussians are narrow along the
-    directions that a label fixes.
+    """Draw n whitened latents (rows XI of ``table``) from ``gaussians``, ``points_per_center`` from each in turn; ``points`` are
+    standard normal numbers, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on. The Gaussians are
+    narrow along the directions that a label fixes.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
     """
@@ -415,8 +415,8 @@ def _draw_gaps(table, n, sample, prior):
 @jit
 def _gap_densities(table, n, sample, prior):
     """Compute the density with which ``_draw_gaps`` draws each of n points of whitened latents xi_1, xi_2, relative to the
-    standard normal density at 0: the row FACTOR times the exponential of the row GAP. A gap is the difference of two tokens;
-    locals are of one layer.
+    standard normal density at 0: the row FACTOR of ``table`` times the exponential of the row GAP. A gap is the difference of two
+    tokens; locals are of one layer.
     """
     u, omega = sample
     hidden_layers = prior.root.shape[0]

@@ -1,5 +1,5 @@
-r"""Information and susceptibility of deep attention of two tokens with at most two known layers: drawn labels, averaged
-with control variates.
+r"""Information and susceptibility of deep attention of two tokens with at most two known layers, that is, layers with an overlap:
+drawn labels, averaged with control variates.
 
 Divided by ``(1 + c)^{L-1}`` the product ``B`` of the attention matrices is row-stochastic, so it has two parameters however
 deep the network is. With ``b_01``, ``b_10`` its off-diagonal entries, ``D`` its determinant and ``ut = u / (1 + c)^{L-1}``,

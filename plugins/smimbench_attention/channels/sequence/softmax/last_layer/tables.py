@@ -1,4 +1,6 @@
-"""Tables of the layers before the last: prior law and moments of the product of their attention matrices on a grid."""
+"""Tables of the layers before the last in deep attention of two tokens: prior law and moments of the product of their attention
+matrices on a grid.
+"""
 
 from __future__ import annotations
 
@@ -252,9 +254,9 @@ def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
 def _singular_modes(
     outer: Host, area: Host, deviation: float, least_variance: float
 ) -> Host:
-    """Modes (J, K): singular vectors of the weights that the K values ``outer`` (K, 2) of the known layer's latents can have,
-    without relative singular values below 2e-4. ``deviation`` is sqrt(Q + V) of that layer, ``area`` (K,) the share of the plane
-    of each value.
+    """Modes (J, K): singular vectors of the weights that the K values ``outer`` (K, 2) of the known layer's latents can have at
+    an error of ``least_variance``, without relative singular values below 2e-4. ``deviation`` is sqrt(Q + V) of that layer,
+    ``area`` (K,) the share of the plane of each value.
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
@@ -343,8 +345,8 @@ def _prior_sums(
 
 
 def _spread(node_count: int, x: Host, y: Host, moments: Host) -> Host:
-    """Table (N, m N) of ``moments`` (m, n) of n points, each spread over the N nodes around its position x and y (n,), which is
-    counted in node spacings.
+    """Table (N, m N) of ``moments`` (m, n) of n points, each spread over the N = ``node_count`` nodes around its position x and y
+    (n,), which is counted in node spacings.
 
     Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
     """
@@ -429,8 +431,8 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes (K, 2) of a square grid in a disc, one of each pair +-(a, b), with the share (K,) of the plane that each stands for,
-    and the index (K,) of its mirror: (b, a), with the tokens exchanged, or its negative.
+    """Nodes (K, 2) of a square grid of ``spacing`` in a disc of ``largest_radius``, one of each pair +-(a, b), with the share
+    (K,) of the plane that each stands for, and the index (K,) of its mirror: (b, a), with the tokens exchanged, or its negative.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """

@@ -72,8 +72,9 @@ def integrate(
     full_second_moment: bool = False,
 ) -> LayerMoments:
     """Posterior moments and log-partition of the latents ``z ~ N(omega, V)`` of two layers of two tokens, given the outputs ``u``
-    (n, 2) up to sign, by quadrature in boxes around omega. ``skip`` is the weight c of the skip connection; the energy of a
-    sample is the posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large enough.
+    (n, 2) up to sign, by quadrature in boxes around omega to the relative error ``accuracy``. ``skip`` is the weight c of the
+    skip connection; the energy of a sample is the posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large
+    enough.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
     host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the
@@ -128,10 +129,10 @@ def _integrate_box(
     box_energy: Array,
     energy_offset: Array,
 ) -> tuple[LayerMoments, Array]:
-    """Posterior moments over the box ``|z - omega|^2 / V < 2 box_energy`` of latents, given outputs ``u`` (n, 2) up to sign and
-    means omega (n, 2, 2), with integrals in units of ``exp(-energy_offset)``; and the energy (n,), the posterior mean of ``|z -
-    omega|^2 / 2 V``. ``aa``, ``ae`` and ``ee`` are sums of a a, a e and e e over tokens, for a = z_1 - omega_1 and e = z_2 -
-    omega_2.
+    """Posterior moments over the box ``|z - omega|^2 / V < 2 box_energy`` of latents by the quadrature ``rule``, given outputs
+    ``u`` (n, 2) up to sign and means omega (n, 2, 2), with integrals in units of ``exp(-energy_offset)``; and the energy (n,),
+    the posterior mean of ``|z - omega|^2 / 2 V``. ``aa``, ``ae`` and ``ee`` are sums of a a, a e, e e over tokens, for a = z_1 -
+    omega_1 and e = z_2 - omega_2.
 
     ``aa``, ``ae`` and ``ee`` are traces of a = z_1 - omega_1 and e = z_2 - omega_2. The energy is the posterior mean of half
     the squared distance from ``omega`` in units of V; inf where nothing is.

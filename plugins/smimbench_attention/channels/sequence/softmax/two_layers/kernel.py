@@ -1,18 +1,17 @@
 """The adaptive quadrature of two-layer, two-token attention: one scalar kernel, compiled for the host and for a device.
 
-Write ``z_1 = (m + d/2, m - d/2)``. With ``k = exp(-d^2/2)``, ``E = exp(m d)`` and
-``den = c (E + k)(1 + k E) + (1 - k^2) E`` the inverse of ``A(z_1)`` is (``ut = u / (1 + c)``)::
+Write ``z_1 = (m + d/2, m - d/2)``. With ``k = exp(-d^2/2)``, ``E = exp(m d)`` and ``den = c (E + k)(1 + k E) + (1 - k^2) E``
+the inverse of ``A(z_1)`` is (``ut = u / (1 + c)``)::
 
     A^{-1} u = (ut_1 + x (ut_1 - ut_2), ut_2 - y (ut_1 - ut_2)),   1 / det A = (1 + x + y) / (1 + c)^2
     x = k (1 + k E) / den,   y = k E (E + k) / den
 
-``x`` falls and ``y`` grows with ``E``. A box ``|z - omega| <= K sqrt(V)`` around the mean therefore bounds
-``x`` and ``y``, those bound ``d``, and at fixed ``d`` they bound ``E`` as roots of quadratics: what the
-integrand occupies is known in closed form, however narrow it is, on up to four intervals (the sign of ``u``,
-the sign of ``d``). Each interval is a row of columns of constant ``d``, uniform in ``asinh(d / d_0)``, with
-points uniform in ``m``: two nested trapezoidal rules, which converge exponentially because the integrand
-has decayed at every end. Columns, and intervals, double their points until two interleaved halves agree. The
-cost hardly depends on ``V``.
+``x`` falls and ``y`` grows with ``E``. A box ``|z - omega| <= K sqrt(V)`` around the mean therefore bounds ``x`` and ``y``,
+those bound ``d``, and at fixed ``d`` they bound ``E`` as roots of quadratics: what the integrand occupies is known in closed
+form, however narrow it is, on up to four intervals (the sign of ``u``, the sign of ``d``). Each interval is a row of columns of
+constant ``d``, uniform in ``asinh(d / d_0)``, with points uniform in ``m``: two nested trapezoidal rules, which converge
+exponentially because the integrand has decayed at every end. Columns, and intervals, double their points until two interleaved
+halves agree. The cost hardly depends on ``V``.
 
 Inner loops run over columns, without branches and with an exponential of their own, so that the compiler for the host turns
 them into vector instructions. On a device every thread has a sample, and columns one at a time. All of it is one file because
@@ -60,9 +59,7 @@ def _E_of_coordinate(x, k, c, inverse):
 
 @njit(error_model="numpy")
 def _token_difference(x, y, c):
-    """Difference d of the first layer's two tokens at which its inverse attention matrix, with skip connection c, has the
-    coordinates x and y.
-    """
+    """Difference d of the first layer's two tokens at which its inverse attention matrix, with skip c, has coordinates x, y."""
     squared_difference = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
@@ -106,7 +103,7 @@ def _integrand(column, kE, k_E, position, constants):
 
 @inline
 def _add_traces(sums, point):
-    """Add a point, weight w with ``z - omega`` = (a1, a2, e1, e2), to the sums of w, first moments w1 to w4, token traces."""
+    """Add a point, weight w, a = z_1 - omega_1, e = z_2 - omega_2, to ``sums`` of w, first moments w1 to w4, and traces."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     traces = (
@@ -119,7 +116,7 @@ def _add_traces(sums, point):
 
 @inline
 def _add_products(sums, point):
-    """Add a point, weight w with ``z - omega`` = (a1, a2, e1, e2), to the sums of w, first moments w1 to w4, and all products."""
+    """Add a point, weight w, a = z_1 - omega_1, e = z_2 - omega_2, to ``sums`` of w, first moments w1 to w4, and products."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     products_of_a1 = (
@@ -210,7 +207,7 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def padded_count(column_count):
-        """Number of columns rounded up to whole vectors: entries beyond the last column repeat it and are not read."""
+        """Number ``column_count`` of columns rounded up to whole vectors: entries beyond repeat the last and are not read."""
         return 1 if stride == 1 else (column_count + 7) // 8 * 8
 
     @inline
@@ -277,8 +274,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def compute_column_ranges(t, column_count, sample, prior):
-        """Compute d = d_0 sinh(xi) of each column of table t, k = exp(-d^2 / 2), and the range of m in the box where x and y,
-        functions of E = exp(m d), are in theirs; if it is empty the upper end is not above the lower one.
+        """Compute d = d_0 sinh(xi) = z_11 - z_12 of each column of table t, xi given, k = exp(-d^2 / 2), and the range of m =
+        (z_11 + z_12) / 2 in the box where x and y, functions of E = exp(m d), are in theirs; if it is empty the upper end is not
+        above the lower one.
         """
         _, omega, half_width, _ = sample
         v11, _, _, _, c = prior[:5]
@@ -336,8 +334,8 @@ def make_kernel(jit, inline, width, stride):
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
         """Fill table t with the nonempty ones of ``columns`` (start, end, number in an interval) of the intervals that ``state``
-        lists as unfinished; return how many. Columns are equidistant in asinh(d / d_0), the first ``offset`` steps from the
-        interval's start; ``rule`` has the prior.
+        lists as unfinished; return how many. A column has constant d = z_11 - z_12; they are equidistant in asinh(d / d_0), the
+        first ``offset`` steps from the interval's start; ``rule`` has the prior.
         """
         start, end, interval_size = columns
         u, omega, _, _ = sample
@@ -379,8 +377,8 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def two_integrands(t, j, position, constants):
-        """Integrand at two neighboring points of column j of table t, from ``position`` on, in steps of m; kE = k E and k_E = k /
-        E go on by factors ``growth`` and ``decay``.
+        """Integrand at two neighboring points m of column j of table t, from step ``position`` on; kE = k E and k_E = k / E, for
+        k = exp(-d^2 / 2) and E = exp(m d), go on by the factors ``growth`` and ``decay``.
         """
         constants_of_column = (
             t[K2 + j],
