@@ -51,9 +51,9 @@ class RidgeState(NamedTuple):
     direction: Array
     least_squares: LeastSquares
     penalty: Array
-    right_side_norm: Array  # of the normal equations
+    right_side_norm: Array  # norm of the normal equations' right side
     prior_mean: Array
-    remark: str  # on labels and penalty
+    remark: str  # what the user reads on labels and penalty
 
 
 @dataclass(frozen=True)

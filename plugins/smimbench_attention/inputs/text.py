@@ -262,7 +262,7 @@ def _learn_vectors(
             k=dimension,
             v0=np.ones(len(word_indices)),
         )
-    except ArpackError:  # of a matrix of zeros
+    except ArpackError:  # the matrix is zero
         raise ParameterError("path", rank_message) from None
     if singular_values.min() < 1e-9 * singular_values.max():
         raise ParameterError("path", rank_message)

@@ -29,8 +29,8 @@ class TokenModel(Model):
     version = 1
     capabilities = Capabilities()
     title_words: ClassVar[dict[str, str]] = {"tokens": "T"}
-    _host_chunk_bytes: int  # of a chunk of samples
-    _axes: int | tuple[int, int]  # of a signal, behind that of the components
+    _host_chunk_bytes: int  # bytes of a chunk of samples
+    _axes: int | tuple[int, int]  # axes of one component's entries
 
     def __post_init__(self) -> None:
         """Check the number of tokens."""

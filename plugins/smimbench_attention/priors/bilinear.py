@@ -404,12 +404,12 @@ class Bilinear(ProductPrior):
         return math.sqrt(2 * (r + 2 * dimension + 1) / r) / dimension
 
     def mean(self, components: int, dimension: int) -> Array:
-        """Prior mean 0 (P, D, D), host; ParameterError if ``rho`` is 0."""
+        """Prior mean 0 (P, D, D), on the host; ParameterError if ``rho`` is 0."""
         self._width(dimension)
         return np.zeros((components, dimension, dimension))
 
     def mean_overlap(self, components: int) -> Array:
-        """Overlap of the prior mean with itself: 0 (P, P), host."""
+        """Overlap of the prior mean with itself: 0 (P, P), on the host."""
         return np.zeros((components, components))
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:

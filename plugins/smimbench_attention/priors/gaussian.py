@@ -57,11 +57,11 @@ class Gaussian(Prior):
         return np.zeros((components, dimension))
 
     def second_moment(self, components: int) -> Array:
-        """Second moment of the signal, ``E[W W^T]/D = I`` (P, P), host."""
+        """Second moment of the signal, ``E[W W^T]/D = I`` (P, P), on the host."""
         return np.eye(components)
 
     def mean_overlap(self, components: int) -> Array:
-        """Overlap of the prior mean with itself: zeros (P, P), host."""
+        """Overlap of the prior mean with itself: zeros (P, P), on the host."""
         return np.zeros((components, components))
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:

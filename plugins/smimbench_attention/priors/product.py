@@ -104,7 +104,7 @@ class ProductPrior(Prior):
         return rng.standard_normal(shape)
 
     def second_moment(self, components: int) -> Array:
-        """Second moment ``lim E[S_p S_q^T]/D`` (P, P) of the signal: ``mean_overlap`` plus the identity; host."""
+        """Second moment ``lim E[S_p S_q^T]/D`` (P, P) of the signal: ``mean_overlap`` plus the identity; on the host."""
         return self.mean_overlap(components) + np.eye(components)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:

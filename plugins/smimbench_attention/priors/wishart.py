@@ -54,8 +54,8 @@ _LARGEST_NOISE = 1e18
 
 
 class _WishartBulks(NamedTuple):
-    """Ranges of the parameter s where the density of eigenvalues is positive: ``[outer, turn]`` and ``[base + lower,
-    base + upper]``, each (n,); ``gap`` says whether a gap separates the two bulks.
+    """Ranges of s, which parametrizes the eigenvalues (see the top of the file), where their density is positive:
+    ``[outer, turn]`` and ``[base + lower, base + upper]``, each (n,); ``gap`` says whether a gap separates the two bulks.
 
     The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
     narrow window around it. Where ``gap`` is False the ranges touch, at the dip of the density if it has one.
@@ -500,9 +500,9 @@ class _Edge:
 
 
 def _real_root(ell: Host, noise: float, rho: float) -> Host:
-    """Real root y inside a bulk, by Cardano's formula (p, h, u, v), of the cubic ``y^3 + (ell + 1 - 1/rho) y^2 + (ell -
-    noise) y = noise``, whose other two roots are a complex pair; ``ell`` is the observed eigenvalue ``x / sqrt(rho) -
-    noise``.
+    """Real root ``y = s^2`` inside a bulk, by Cardano's formula (p, h, u, v), of the cubic
+    ``y^3 + (ell + 1 - 1/rho) y^2 + (ell - noise) y = noise``, whose other two roots are a complex pair; ``ell`` is
+    ``x / sqrt(rho) - noise`` for the observed eigenvalue x.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
     ``t^3 + 3 p t + 2 h = 0`` for ``t = y + shift``.
@@ -621,15 +621,15 @@ class Wishart(ProductPrior):
         )
 
     def mean(self, components: int, dimension: int) -> Array:
-        """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
+        """Prior mean ``sqrt(r/D) I`` (P, D, D), on the host; ParameterError if ``rho`` is 0."""
         root_of_width_ratio = math.sqrt(self._width(dimension) / dimension)
         return np.repeat(
             (root_of_width_ratio * np.eye(dimension))[None], components, axis=0
         )
 
     def mean_overlap(self, components: int) -> Array:
-        """Overlap of the prior mean with itself: ``rho`` in every entry of (P, P), host. At finite D the diagonal of the second
-        moment is larger by 1/D.
+        """Overlap of the prior mean with itself: ``rho`` in every entry of (P, P), on the host. At finite D the diagonal of
+        the second moment is larger by 1/D.
         """
         return np.full((components, components), self.rho)
 

@@ -47,8 +47,8 @@ class ErmState(NamedTuple):
     targets: Array
     loss: Loss
     penalty: float
-    length_factor: float  # from weights to estimate
-    remark: str  # on loss and penalty
+    length_factor: float  # estimate over weights
+    remark: str  # what the user reads on loss and penalty
     training_loss: float = 0.0
     gradient_norm_at_zero: float = 1.0
 

@@ -264,8 +264,8 @@ class FixedPoints:
         return max(self.alpha, 1.0)
 
     def minimum(self, penalty: float) -> Minimum:
-        """Minimum of the risk at a given penalty, from its order parameters (V, m_hat, Q_hat as ``parameters``; overlaps as
-        ``orders``), with its losses and numerical errors.
+        """Minimum of the risk at a given penalty, with its losses and numerical errors, from its order parameters (V, m_hat,
+        Q_hat as ``parameters``; overlaps as ``orders``); smaller penalties than ``safe_penalty`` are reached in steps.
         """
         penalty_steps = int(np.ceil(np.log10(self.safe_penalty / penalty)))
         if penalty_steps > 0:

@@ -157,17 +157,17 @@ class IntegrationAccuracy(NamedTuple):
         Damping: weight of the new order parameters in every iteration; at 1 some iterations circle the fixed point.
     """
 
-    nodes_per_panel: int = 20  # of the integral over omega
-    largest_omega: float = 9.0  # in standard deviations
+    nodes_per_panel: int = 20  # nodes of the integral over omega
+    largest_omega: float = 9.0  # in standard deviations of omega
     smallest_panel: float = 1e-12  # width of the innermost panel
     point_sets: int = 4  # independent sets of random points
     points_per_set: int = 2**12
     iterations_per_attempt: int = 10
-    root_attempts: int = 20  # of the root finder
+    root_attempts: int = 20  # attempts of the root finder
     evaluations_per_unknown: int = 30
     converged_change: float = 1e-11  # relative change at a fixed point
-    stalled_change: float = 1e-8  # enough where no less is reached
-    damping_weight: float = 0.7  # of the new order parameters
+    stalled_change: float = 1e-8  # if no less is reached
+    damping_weight: float = 0.7  # weight of the new order parameters
 
 
 ACCURACY = IntegrationAccuracy()
@@ -319,7 +319,8 @@ class SignIntegrals:
     def __call__(self, orders: OrderParameters) -> RiskMoments:
         """Integrals V_hat, m_hat, Q_hat at the order parameters ``orders`` (overlaps M, Q, susceptibility V), by quadrature
         over omega, the estimate's latent, and a sum over the labels y; g is the proximal force, ``teacher_mean`` the mean of
-        the signal's latent given omega.
+        the signal's latent given omega. A shift is the distance of a latent's posterior mean, given its label, from its prior
+        mean; the two give the label's probability.
         """
         M, Q, V, conditional_variance = (
             matrix[0, 0]

@@ -86,13 +86,13 @@ class GampState(NamedTuple):
     estimate: Array
     V: Host
     g: Array | None  # messages of the samples
-    rng: np.random.Generator  # for channels that sample
+    rng: np.random.Generator  # for channels whose posteriors are sampled
     Qhat: Host | None = None  # information
     Gamma: Host | None = None  # factor of the Onsager term
     damping_state: DampingState | None = None
-    strengths: Array | None = None  # of the samples
+    strengths: Array | None = None  # strengths of the samples
     V_falls_fast: bool = False
-    probe_noise: Host | None = None  # that the denoiser's slope is measured with
+    probe_noise: Host | None = None  # probe of the denoiser's slope
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Gamp(Algorithm):
     version = 6
     reference = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities = Capabilities()
-    largest_excess = LARGEST_EXCESS  # of the noise of g over its predicted size
+    largest_excess = LARGEST_EXCESS  # noise of g over its predicted size
 
     def __post_init__(self) -> None:
         """Check that damping and initial overlap are in their ranges."""
@@ -473,7 +473,7 @@ class Gamp(Algorithm):
 class _GampAllNoise(Gamp):
     """GAMP whose effective noise always includes all the noise of the messages ``g``, for second attempts."""
 
-    largest_excess = 1.0  # of the noise of g over its predicted size
+    largest_excess = 1.0  # noise of g over its predicted size
 
 
 def damped_update(

@@ -116,11 +116,11 @@ class RecursionAccuracy(NamedTuple):
         Largest number of steps.
     """
 
-    latent_points: int = 2**13  # of the integrals over latents
-    trajectory_points: int = 2**15  # of the integrals along a trajectory
-    signal_entries: int = 2**13  # that stand for a signal of low rank
+    latent_points: int = 2**13  # points of integrals over latents
+    trajectory_points: int = 2**15  # points of integrals along a trajectory
+    signal_entries: int = 2**13  # entries for a signal of low rank
     point_sets: int = 4  # independent sets of random points
-    initial_overlap: float = 1e-4  # of a start beside the prior mean
+    initial_overlap: float = 1e-4  # where the prior mean is a fixed point
     damping: float = 0.3  # weight of the old order parameters
     stationary_change: float = 1e-10  # relative change that ends the recursion
     max_iterations: int = 1000
@@ -192,7 +192,7 @@ class DenoisedSpectrum(NamedTuple):
     assumed_noise: float
     unscaled_eigenvalues: Host
     signal_means: Host
-    weights: Host  # of the eigenvalues
+    weights: Host  # weights of the eigenvalues
     denoised_eigenvalues: Host
 
 
@@ -214,7 +214,7 @@ class MismatchedRecursion:
         point_count = ACCURACY.latent_points
         if assumed is problem:
             point_count = ACCURACY.trajectory_points
-        if offers_rough(problem):  # whose posteriors are integrals
+        if offers_rough(problem):  # posteriors are integrals, and costly
             point_count //= 8
         white_latents = whitened_points(
             2 * P * C, point_count, "wrong assumptions: latents", seed

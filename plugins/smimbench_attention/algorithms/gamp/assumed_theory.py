@@ -54,7 +54,7 @@ def mismatched_theory(
     perturbation_growth = 0.0
     try:
         ridge_solution = _ridge_fixed_point(problem, assumed, alpha)
-        if ridge_solution is not None:  # without a spread
+        if ridge_solution is not None:  # exact, so that sets of points do not differ
             orders, conjugates = [ridge_solution[0]] * 2, [ridge_solution[1]] * 2
         for seed in range(0 if ridge_solution else ACCURACY.point_sets):
             state_evolution = MismatchedRecursion(problem, assumed, alpha, seed)
@@ -161,7 +161,7 @@ class MismatchedSolution(NamedTuple):
     """
 
     problem: Problem
-    assumed: Problem  # by GAMP
+    assumed: Problem  # the problem that GAMP assumes
     alpha: float
     prediction: AlgorithmPrediction
     orders: list[Orders]

@@ -41,7 +41,7 @@ class Messages(NamedTuple):
     summed_covariance: Array
     undamped_square_of_g: Array
     square_of_g: Array
-    integration_errors: list[Array]  # of the posteriors of every chunk
+    integration_errors: list[Array]  # integration error of every chunk
 
 
 def message_pass(
@@ -240,8 +240,8 @@ class DampingState(NamedTuple):
     weight: Number
     extrapolation_factor: Number | float = 1.0
     slow_steps: int = 0  # since the last extrapolation
-    estimate_change: Array | None = None  # of the previous step
-    relative_change: Number | float = np.nan  # of the estimate, in units of its error
+    estimate_change: Array | None = None  # undamped change in the previous step
+    relative_change: Number | float = np.nan  # its size over the predicted error
 
 
 def change_overlaps(

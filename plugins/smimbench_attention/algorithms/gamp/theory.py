@@ -59,11 +59,11 @@ class TrajectoryAccuracy(NamedTuple):
     """
 
     point_sets: int = 4  # independent sets of random points
-    largest_relative_error: float = 0.1  # of a trajectory that is shown
-    arrival_distance: float = 0.01  # to the fixed point
-    max_iterations: int = 60  # of a trajectory
+    largest_relative_error: float = 0.1  # error above which none is shown
+    arrival_distance: float = 0.01  # distance that counts as arrived
+    max_iterations: int = 60  # longest trajectory
     stationary_change: float = 1e-9  # relative change that ends a trajectory
-    rough_stationary_change: float = 1e-5  # for sampled information
+    rough_stationary_change: float = 1e-5  # for sampled integrals
 
 
 ACCURACY = TrajectoryAccuracy()
@@ -276,7 +276,7 @@ def _initial_orders(
             else Q
         )
         if problem.channel.symmetry == "signs":
-            M = np.diag(np.diagonal(M))  # the rest has either sign, and no mean
+            M = np.diag(np.diagonal(M))  # other entries have either sign, and mean 0
         return Orders(M, Q, random_start_V)
     if not aligned_starts or conditions.start != "informed":
         return Orders.bayes_optimal(second_moment, second_moment - prior_mean_overlap)

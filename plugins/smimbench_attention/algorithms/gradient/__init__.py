@@ -86,11 +86,11 @@ class DescentState(NamedTuple):
 
     factor: Array
     signal: Array
-    memory: tuple[Array, ...]  # of the method: momentum, moments
+    memory: tuple[Array, ...]  # velocity or moments of the gradient
     targets: Array  # labels as a user would measure them
     remaining_samples: Host
     rng: np.random.Generator
-    mean_square: Array | None  # of the estimate's entries
+    mean_square: Array | None  # mean square of the estimate's entries
     loss: str  # name of the loss
     total_steps: int
     steps_made: int = 0
@@ -106,14 +106,14 @@ class Descent(Algorithm):
     """
 
     learning_rate: float = 0.1
-    steps: int | None = None  # of the whole run
-    epochs: int | None = None  # of the whole run
+    steps: int | None = None  # steps of the whole run
+    epochs: int | None = None  # epochs of the whole run
     batch: int | None = None  # samples of a step
     online: bool = False  # draw fresh samples in every step
     loss: str | None = None  # name of the loss
-    schedule: str = "constant"  # of the learning rate
-    decay_steps: int | None = None  # of the schedule
-    decay_factor: float | None = None  # of the schedule
+    schedule: str = "constant"  # how the learning rate falls
+    decay_steps: int | None = None  # steps over which the schedule decays
+    decay_factor: float | None = None  # factor of one decay of the schedule
     spherical: bool = False  # keep the norm of every component
     width: int | None = None  # columns of the factor
     surrogate_beta: tuple[float, float] | None = (

@@ -92,15 +92,15 @@ class MeanFieldAccuracy(NamedTuple):
         Fresh samples for the test error of all draws together.
     """
 
-    largest_rows: int = 2**17  # of all draws together
-    limit_draws: int = 8  # for the limit of large D
+    largest_rows: int = 2**17  # rows of all draws together
+    limit_draws: int = 8  # draws for the limit of large D
     smallest_system: int = 200  # smallest n and D
-    draw_range: tuple[int, int] = (8, 256)  # at the dimension of runs
+    draw_range: tuple[int, int] = (8, 256)  # draws at the dimension of runs
     largest_work: float = 1.2e10  # rows times directions times steps
-    work_per_step: float = 1e5  # in the same units
+    work_per_step: float = 1e5  # cost of a step, in units of work
     largest_memory: float = 3e7  # entries of the vectors of a draw
     tolerance: float = 1e-8  # relative length of a new direction
-    fresh_samples: int = 2**16  # for the test error
+    fresh_samples: int = 2**16  # fresh samples for the test error
 
 
 ACCURACY = MeanFieldAccuracy()

@@ -108,7 +108,7 @@ class DescentRule:
     nesterov: bool = False  # step along the next velocity
     spherical: bool = False  # keep the norm of every component
     inverse_batch_rows: float = 0.0  # 1 / (B C)
-    direction: Callable[[Host, Host | None], Host] | None = None  # of a velocity
+    direction: Callable[[Host, Host | None], Host] | None = None  # velocity to step
 
     @classmethod
     def of_algorithm(

@@ -73,24 +73,24 @@ class FieldAccuracy(NamedTuple):
     """
 
     scrambles: int = 4  # independent sets of random points
-    points: int = 512  # per latent and set
-    single_latent_factor: int = 4  # of the points for one noisy latent
-    gauss_nodes: tuple[int, int] = (40, 56)  # of two rules for one noiseless latent
-    label_draws: int = 2**22  # of each set
-    fewest_label_draws: int = 16  # for each point
-    point_variance: float = 1.3  # of the random points
-    largest_latents: float = 1e8  # of all steps together
-    fewest_steps: int = 1000  # that get all points
-    fewest_points: int = 64  # per latent and set
-    draw_range: tuple[int, int] = (64, 256)  # at finite D, of all starts together
+    points: int = 512  # random points per latent and set
+    single_latent_factor: int = 4  # more points for one noisy latent
+    gauss_nodes: tuple[int, int] = (40, 56)  # two rules for one noiseless latent
+    label_draws: int = 2**22  # label draws of each set
+    fewest_label_draws: int = 16  # label draws for each point
+    point_variance: float = 1.3  # variance of the random points
+    largest_latents: float = 1e8  # latents of all steps together
+    fewest_steps: int = 1000  # shorter runs get all points
+    fewest_points: int = 64  # random points per latent and set
+    draw_range: tuple[int, int] = (64, 256)  # draws at finite D, all starts
     fewest_draws_per_start: int = 4
-    largest_draw_latents: float = 6e7  # of all draws together
+    largest_draw_latents: float = 6e7  # latents of all draws together
     signsgd_draw_range: tuple[int, int] = (64, 1024)
-    signsgd_draw_sets: int = 16  # whose mean overlaps are scored
-    largest_signsgd_entries: float = 1e8  # of students in all steps
-    largest_limit_latents: float = 4e7  # of a limit shown next to draws
-    random_starts: int = 16  # where nothing has been run
-    recorded_step_count: int = 120  # of a trajectory
+    signsgd_draw_sets: int = 16  # sets of draws with mean overlaps
+    largest_signsgd_entries: float = 1e8  # entries of all students and steps
+    largest_limit_latents: float = 4e7  # latents of a limit next to draws
+    random_starts: int = 16  # starts where nothing has been run
+    recorded_step_count: int = 120  # points of a trajectory
 
 
 ACCURACY = FieldAccuracy()
@@ -197,9 +197,9 @@ class _SampledFields:
             self.sets.append((point_set, mean_labels, noise_vectors))
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
-        """Mean gradient and its mean square at the overlaps M of student and teacher and Q of the student with itself,
-        (evaluations, starts, P, P) each; student fields are ``teacher_coefficients`` times the teacher's white fields plus
-        ``student_root`` times the student's own.
+        """Mean gradient, by its coefficients in teacher and student, and its mean square at the overlaps M of student and
+        teacher and Q of the student with itself, (evaluations, starts, P, P) each; student fields are
+        ``teacher_coefficients`` times the teacher's white fields plus ``student_root`` times the student's own.
         """
         teacher_coefficients = cross_overlap @ self.inverse_root
         student_root, inverse_student_root = _root_and_pseudo_inverse(
@@ -231,7 +231,8 @@ class _SampledFields:
     ) -> tuple[Host, Host]:
         """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points and
         sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has
-        the ``coefficients`` (starts, P, 2 P).
+        the ``coefficients`` (starts, P, 2 P). ``mean_labels`` and ``label_noise`` (None without noise) are those at the
+        points.
         """
         start_count, P, C = len(coefficients), self.P, self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)

@@ -63,8 +63,8 @@ class NuclearState(NamedTuple):
     slope_and_loss_at_zero: tuple[Array, float]  # slope and loss of the zero matrix
     lipschitz: float  # constant of the gradient
     penalty: float
-    next_penalty: float  # of the next step; it falls to ``penalty``
-    remark: str  # on labels and penalty
+    next_penalty: float  # penalty of the next step; it falls to ``penalty``
+    remark: str  # what the user reads on labels and penalty
 
     @property
     def is_symmetric(self) -> bool:

@@ -37,7 +37,7 @@ class ShrunkMatrix(NamedTuple):
     nuclear_norm: float
     degrees_of_freedom: float
     relative_rank: float  # rank / D
-    numerical_error: float = 0.0  # of the error
+    numerical_error: float = 0.0  # numerical error of ``error``
 
 
 def soft_threshold(eigenvalues: Array, threshold: float, positive: bool) -> Array:

@@ -162,7 +162,7 @@ class Spectral(Algorithm):
     arXiv:2502.00901, arXiv:2506.01582; derived independently, checked by tests/algorithms/test_spectral_limit.py.
     """
 
-    kind: str | None = None  # of the low-rank matrix
+    kind: str | None = None  # kind of the low-rank matrix
     regularisation: float | None = None  # epsilon of the symmetric matrix
     origin: str | None = None  # start S_0 of the single step
 

@@ -390,7 +390,8 @@ def joint_eigenvector_mode(
 ) -> Mode:
     r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
     alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the
-    overlap A with the signal. ``regularisation`` is epsilon of the symmetric matrix.
+    overlap A with the signal. ``regularisation`` is epsilon of the symmetric matrix. Components and sites share one axis in
+    ``flat_G``.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
