@@ -54,7 +54,9 @@ HERMITE_NODES = (32, 24)
 def _margins(
     y: Array, omega: Array, V: Array
 ) -> tuple[list[Array], list[Array], Array]:
-    """Signs +-1 (n,) of the labels of both rows, margins of the rows in standard deviations, and V (..., 1); float64."""
+    """Signs (n,) of the labels y of both rows, +1 where the diagonal is largest; the rows' margins, sign times the mean
+    difference of the logits over its standard deviation, for z ~ N(omega, V); and V (..., 1); all in float64.
+    """
     xp = namespace(y, omega, V)
     flat_omega = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)

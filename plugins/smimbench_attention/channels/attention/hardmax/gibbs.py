@@ -166,7 +166,8 @@ def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
 
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
-    """Matrix entries h (T, T, n) near ``mean`` (n, C) whose row maxima are those of the label ``y`` (n, T).
+    """Matrix entries h (T, T, n) near ``mean`` (n, C) whose row maxima are in the columns that the label ``y`` (n, T) says, for T
+    = ``tokens``.
 
     Every row on its own is projected: its maximum is raised, and the entries above it are lowered, to the
     level in between that costs least. The maximum of row a is an entry of row ``y_a`` too, hence no larger
@@ -436,8 +437,8 @@ def exact_moments(
 def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
-    """Covariance of the latents between sites, over V, (n, C, C), given labels y, as the response ``1 + d shift / d omega`` of
-    their mean shift, a finite difference; ``variance`` (n, C) is its diagonal.
+    """Covariance of the latents z ~ N(omega, V I) between sites, over V, (n, C, C), given labels y, as the response of their
+    posterior mean to omega, ``1 + d shift / d omega``, a finite difference; ``variance`` (n, C) is its diagonal.
     """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)

@@ -496,7 +496,9 @@ class MixedAttentionSoftmax(MixedChannel):
         return Posterior(mean, V / len(self.mixing), second_moment_of_zeta)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """Information of the labels, the same as for independent tokens: labels fix all directions but one."""
+        """Information of the labels at overlap Q and error V, the same as for independent tokens: labels fix all directions but
+        one.
+        """
         information: Uncertain = self.channel.information(Q, V)
         return information
 

@@ -254,9 +254,9 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 @_compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, sums):
-    """Integrate by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), into ``sums``; return the logarithm of their unit,
-    and the frame with the mean (a, b) and covariance (tt, tv, vv) that was found. Locals a, b are (a_1, b_1) less their prior
-    means, in prior widths.
+    """Integrate by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), mean and difference of the logits of p and r, into
+    ``sums``; return the logarithm of their unit, and the frame that was found, from means and (co)variances tt, tv, vv of a, b,
+    which are (a_1, b_1) less their prior means, in prior widths.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -384,10 +384,10 @@ def _product_range(low, high, factor_low, factor_high):
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
     """Upper bound of the log-weight in a ``cell`` (y, b), y = t off the ridge, where it exceeds ``threshold``; and by how much it
-    varies with a_2 along either axis. Names in low, high, lower, upper bound ranges over the cell: p and r are monotone in both
-    coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is nearest to 0. The label
-    fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with that of p, bounds
-    b_2.
+    varies with a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: attention p and r is monotone in
+    both coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is nearest to 0. The
+    label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with that of p,
+    bounds b_2.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -482,8 +482,9 @@ def _upper_bound(prior, sample, cell, threshold):
 
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
-    """Write to ``values`` (k, k, 5) the log-weight and the four variables at k times k points (y, b) of a ``cell`` (center,
-    half-widths), where y is the distance of t from the ridge; ``nodes`` are the k points in [-1, 1] along either axis.
+    """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
+    half-widths), y being the distance of t, the mean logit of p and r, from the ridge; ``nodes`` are the k points in [-1, 1]
+    along either axis.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -531,9 +532,9 @@ def _root_cells(prior, sample, accuracy, cells):
 
 @_compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
-    """Integrate into ``sums`` over cells of (y, b), y = t off the ridge, halved until the log-weight varies by at most
-    ``largest_variation`` along either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule``
-    has the nodes of a cell, ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
+    """Integrate into ``sums`` over cells of (y, b), y = t off the ridge, t the mean logit, halved until the log-weight varies by
+    at most ``largest_variation`` along either axis; return the logarithm of the unit of ``sums``, and whether it was given up.
+    ``rule`` has the nodes of a cell, ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers

@@ -80,7 +80,9 @@ ACCURACY = QuadratureAccuracy()
 
 
 class Weight(NamedTuple):
-    """Parameters of the posterior weight of the first layer's indices (a_1, b_1) that are common to all samples."""
+    """Parameters, common to all samples, of the posterior weight of the first layer's indices (a_1, b_1), the two combinations of
+    its latents on which attention depends.
+    """
 
     beta: float  # inverse temperature
     skip: float  # c, the weight of the skip connection
@@ -111,7 +113,9 @@ class Sample(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Gaussian frame in (t, v) for integration: center t, v and lower-triangular root (tt, vt, vv) of the covariance."""
+    """Gaussian frame for integration in (t, v), mean and difference of the logits of the first layer's attention p and r: center
+    t, v, and the lower-triangular root (tt, vt, vv) of the covariance.
+    """
 
     t: float  # center
     v: float

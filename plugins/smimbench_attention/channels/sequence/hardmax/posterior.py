@@ -588,7 +588,7 @@ def _is_pair_largest(omega: Host, a: int, b: int) -> Host:
 
 
 def _probability_pair_largest(tokens: int) -> float:
-    """Probability that two equal tokens a and b of standard normal omega are the largest in size."""
+    """Probability that two equal ones, a and b, of so many ``tokens`` of standard normal omega are the largest in size."""
     nodes, weights = gauss_legendre(200)
     scaled_nodes = 4 * (nodes + 1)
     return (

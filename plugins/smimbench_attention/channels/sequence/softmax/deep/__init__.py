@@ -145,7 +145,7 @@ def integrate(
     """Posterior moments and log-partition of the latents ``z ~ N(omega, V (x) I)`` of L layers of two or three tokens, given the
     outputs ``u`` (n, M) up to sign and their difference ``u_gap``, by importance sampling: one result for each of ``runs``
     independent sets of points. ``skip`` is the weight c of the skip connection, ``accuracy`` the error at which fewer than
-    ``points`` points are enough.
+    ``points`` points are enough; whole second moments if ``full_second_moment``, else their traces.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted

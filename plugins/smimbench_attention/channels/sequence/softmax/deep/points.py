@@ -335,9 +335,9 @@ def _gap_constants(layer, omega, u, prior):
 
 @jit
 def _draw_gaps(table, n, sample, prior):
-    """Draw n points of whitened latents xi_1, xi_2 of two tokens, layer by layer, for nearly singular attention matrices: the
-    difference (gap) of the tokens is drawn uniformly in its logarithm, ``is_by_size``, or from the prior; in the layer before the
-    last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention.
+    """Draw n points of whitened latents xi_1, xi_2 of two tokens (rows XI of ``table``), layer by layer, for nearly singular
+    attention matrices: the difference (gap) of the tokens is drawn uniformly in its logarithm, ``is_by_size``, or from the prior;
+    in the layer before the last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention.
 
     The difference of the tokens of ``z_L`` is drawn from its prior; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``

@@ -80,10 +80,10 @@ def relative_node_spacing(is_last_unknown: bool, has_known_layer: bool) -> float
 
 @dataclass(frozen=True)
 class Tables:
-    """Prior sums over the layers before the last, ``sums`` (J, N, m N), on N ``nodes`` each for x and y, which stand for the
-    product of their attention matrices. ``outer`` (K, 2) are the values on a grid of the two latents of the known layer, the one
-    with an overlap; ``area`` (K,) is the share of the plane that each stands for, and ``modes`` (J, K) are the combinations of
-    values that are kept.
+    """Prior sums over the layers before the last, ``sums`` (J, N, m N), on N ``nodes`` each for x and y, the off-diagonal entries
+    over the determinant of the product of their attention matrices. ``outer`` (K, 2) are the values on a grid of the two latents
+    of the known layer, the one with an overlap; ``area`` (K,) is the share of the plane that each stands for, and ``modes`` (J,
+    K) are the combinations of values that are kept.
 
     The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
     ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``area`` (K,) is the area of each outer value, and
@@ -304,9 +304,10 @@ def _prior_sums(
     skip: float,
     node_spacing: float,
 ) -> tuple[Host, float]:
-    """Sum weighted prior points into a table (N, m N) with N nodes each for x and y, ``node_spacing`` apart in ``log(1 + x)``,
-    and return it with the weight beyond the last node. ``z`` (n, K, 2) are points of the latents of the layers before the last,
-    ``weight`` (n,) theirs, ``normal_numbers`` (n, U, 2) the standardized latents of the unknown ones, whose moments are summed.
+    """Sum weighted prior points into a table (N, m N) with N = ``node_count`` nodes each for x and y, the off-diagonal entries
+    over the determinant of the product of attention matrices, ``node_spacing`` apart in ``log(1 + x)``; return it with the weight
+    beyond the last node. ``z`` (n, K, 2) are points of the latents of the layers before the last, ``weight`` (n,) theirs,
+    ``normal_numbers`` (n, U, 2) the standardized latents of the unknown ones, whose moments are summed.
     """
     last_node = node_spacing * (node_count - 1)
     clipped_weight = 0.0
@@ -491,8 +492,8 @@ def rounded_node_count(
     relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
-    """Number of nodes along x of a table: ``nodes_needed``, with its arguments, rounded up so that tables can be reused, and at
-    most ``MOST_NODES``.
+    """Number of nodes along x of a table: ``nodes_needed``, whose arguments these are, rounded up so that tables can be reused,
+    and at most ``MOST_NODES``.
     """
     least_count = nodes_needed(
         skip, layers, variance_fraction, relative_spacing, accuracy

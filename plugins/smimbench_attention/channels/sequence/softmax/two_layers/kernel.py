@@ -219,8 +219,8 @@ def make_kernel(jit, inline, width, stride):
     @jit
     def find_intervals(sample, prior, intervals):
         """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
-        either sign of the outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0),
-        d_0, sign of u, and ranges of x, y.
+        either sign of outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0), d_0,
+        sign of u, and ranges of the entries x, y of the inverse attention matrix.
         """
         u, omega, half_width, _ = sample
         v11, v22, _, variance_2, c = prior[:5]
@@ -275,8 +275,8 @@ def make_kernel(jit, inline, width, stride):
     @jit
     def compute_column_ranges(t, column_count, sample, prior):
         """Compute d = d_0 sinh(xi) = z_11 - z_12 of each column of table t, xi given, k = exp(-d^2 / 2), and the range of m =
-        (z_11 + z_12) / 2 in the box where x and y, functions of E = exp(m d), are in theirs; if it is empty the upper end is not
-        above the lower one.
+        (z_11 + z_12) / 2 in the box where x and y, functions of E = exp(m d), are in their ranges; if it is empty the upper end
+        is not above the lower one.
         """
         _, omega, half_width, _ = sample
         v11, _, _, _, c = prior[:5]
@@ -418,9 +418,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def sum_columns(t, column_count, point_count, offset, constants, moment_count):
-        """Sum the integrand and its moments over ``point_count`` points m of each column of table t, the first ``offset`` steps
-        from its lower end, into the rows from ROUND_SUMS on. ``constants`` are those of ``_integrand``; E = exp(m d) grows
-        geometrically along a column.
+        """Sum the integrand and its moments (``moment_count``) over ``point_count`` points m of each column of table t, the first
+        ``offset`` steps from its lower end, into the rows from ROUND_SUMS on. ``constants`` are those of ``_integrand``; E =
+        exp(m d) is geometric along a column.
         """
         mean_m, mean_gap = constants[5], constants[6]
         padded_columns = padded_count(column_count)
