@@ -301,11 +301,11 @@ class SimulatedPrior(DerivedPrior):
         return cached_on(self, "moments", simulate, key=components)
 
     def second_moment(self, components: int) -> Host:
-        """Second moment (P, P) of the signal, averaged over simulated signals."""
+        """Second moment (P, P) of the signal of P = ``components``, averaged over simulated signals."""
         return np.asarray(self._moments(components)[0].mean(axis=0))
 
     def mean_overlap(self, components: int) -> Host:
-        """Overlap (P, P) of the prior mean with itself."""
+        """Overlap (P, P) of the prior mean with itself, where P is ``components``."""
         return self._moments(components)[1]
 
     def overlap_error(self, Qhat: Host) -> float:

@@ -69,7 +69,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
 
 
 def probe(channel: Channel, sites: int, count: int) -> Array:
-    """Draw fixed latents (count, P, C) on which the properties of a channel are tested."""
+    """Draw fixed latents (count, P, C) on which the properties of a channel are tested; P counts components, C = ``sites``."""
     shape = (count, int(channel.components), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
@@ -122,7 +122,9 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
 
 
 def is_exact(channel: Channel, sites: int) -> bool:
-    """Whether labels have no noise and change with every small change of the latents ``z``, so that they have no density."""
+    """Whether labels have no noise and change with every small change of the latents z, so that they have no density; ``sites``
+    is the number of latents per component.
+    """
     if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
@@ -136,7 +138,7 @@ def is_exact(channel: Channel, sites: int) -> bool:
 
 def few_labels(channel: Channel, sites: int) -> Host | None:
     """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None. ``y`` are labels
-    drawn from test latents ``z``.
+    drawn from test latents ``z`` (n, P, C) with C = ``sites``.
     """
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # values of a smaller probability are not met

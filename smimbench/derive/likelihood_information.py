@@ -266,9 +266,9 @@ class LikelihoodInformation:
         return value, error
 
     def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
-        """Information ``E sum_y P(y | omega) g g^T`` and its error, by sums over all labels y at random prior means omega
-        (``points`` of them per scramble). The posterior mean in each of the two factors g is integrated over one of two
-        independent ``point_sets``, reflected along random ``reflection_axes``.
+        """Information ``E sum_y P(y | omega) g g^T`` at overlap Q and error V, and its error, by sums over all labels y at
+        random prior means omega (``points`` of them per scramble). The posterior mean in each of the two factors g is
+        integrated over one of two independent ``point_sets``, reflected along random ``reflection_axes``.
         """
         P = self.components
         C = self.sites
@@ -315,8 +315,8 @@ class LikelihoodInformation:
         reflection_axes: Host,
     ) -> Host:
         """Sum over labels y and prior means ``omega`` (n, P, C) of ``P(y | omega) m m^T`` (d, d), with m the posterior mean of
-        the d = P C whitened latents. Each factor m is an importance-weighted mean over one of two independent sets of points u,
-        reflected along ``reflection_axes``; ``root_V`` is ``V^{1/2}``.
+        the d = P C whitened latents. Each factor m is an importance-weighted mean over one of two independent sets of points u
+        (latents ``z = omega + root_V u``), reflected along ``reflection_axes``.
 
         ``omega`` (n, P, C). Two independent sets of points give two means of each: noise has mean zero in their product, but
         not in a square.

@@ -207,8 +207,8 @@ class Samples:
 
     def fitted(self) -> Samples:
         """Replace the prior as source of integration points by a Gaussian fitted to the posterior, for each of R replicates and
-        n samples. Rows are pairs of replicate and sample; points u are standard normal ``nodes`` mapped by the current Gaussian
-        of a row, and the fit of a row ends once enough of its points are effective.
+        n samples of d latents. Rows are pairs of replicate and sample; points u are standard normal ``nodes`` mapped by the
+        current Gaussian of a row, and the fit of a row ends once enough of its points are effective.
 
         Fit, move, repeat, with the weights raised to the power that keeps the fraction ``FIT_FRACTION`` of the points
         effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
@@ -312,9 +312,9 @@ def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
 def _tempered_fit(
     u: Array, log_weights: Array, mean: Array, covariance: Array, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Mean and covariance of points u (N, K, d) under tempered weights, for one step of the fit of a Gaussian, whose present
-    ``mean`` and ``covariance`` the result is shrunk to. Weights are raised to the largest power, ``2 ** exponent``, at which
-    enough points are effective.
+    """Mean and covariance of points u (N, K, d) under tempered weights (``log_weights`` times a power), for one step of the fit
+    of a Gaussian, whose present ``mean`` and ``covariance`` the result is shrunk to. The power is the largest one, ``2 **
+    exponent``, at which enough points are effective.
 
     Weights are raised to the power that makes the fraction ``FIT_FRACTION`` of the points effective.
 

@@ -191,12 +191,12 @@ class DensityPrior(DerivedLaw):
         )
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean of the signal (P, D), host."""
+        """Prior mean (P, D) of the signal, host, where P is ``components`` and D ``dimension``."""
         return np.full((components, dimension), self.center)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D) of the signal W given ``R = W + Qhat^{-1/2} Z`` with standard normal Z and information Qhat (P,
-        P), and its error V (P, P), the mean posterior covariance of an entry of all components.
+        P), and its error V (P, P), the posterior covariance of the P components averaged over the D entries.
 
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
@@ -329,7 +329,7 @@ class DensityPrior(DerivedLaw):
 
     def _error(self, Qhat: Host) -> Host:
         """Error V (P, P) of the posterior mean for one information matrix ``Qhat`` (P, P): by interpolated quadratures if it is
-        diagonal, else by denoising one random signal of D = 4096.
+        diagonal, else by denoising one random signal W of D = 4096.
         """
         informations = np.diagonal(Qhat)
         if is_diagonal(Qhat):
@@ -497,7 +497,9 @@ class SpectrumPrior(DerivedLaw):
         return signal
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean: the mean eigenvalue times the identity (P, D, D), host."""
+        """Prior mean (P, D, D) of the signal, host: the mean eigenvalue times the identity; P is ``components``, D
+        ``dimension``.
+        """
         return np.repeat(self.center * np.eye(dimension)[None], components, axis=0)
 
     @property

@@ -92,7 +92,7 @@ class LabelMeans(NamedTuple):
 
 
 def without_overlap(Q: Host) -> list[int]:
-    """Indices of components whose overlap is zero, so that their posterior means vanish."""
+    """Indices of components a whose overlap Q_aa is zero, so that their posterior means vanish."""
     return [a for a in range(len(Q)) if Q[a, a] == 0.0]
 
 
@@ -185,8 +185,9 @@ def _outer_products(a: Host, b: Host) -> Host:
 
 
 def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Host:
-    """Control variates (n, K) of n drawn labels: random numbers whose mean is exactly zero, such as the difference of two
-    estimates of one moment. ``unlearned`` are components without overlap, of latents z; V is the error.
+    """Control variates (n, K) of n drawn labels with P components and C sites: random numbers whose mean is exactly zero, such
+    as the difference of two estimates of one moment. ``unlearned`` are components without overlap, of latents z; V is the
+    error.
     """
     posterior_mean_1, posterior_mean_2 = drawn_labels.means
     n, P, C = posterior_mean_1.shape

@@ -234,7 +234,7 @@ class WhitenedModel(Delegate):
 
     def __init__(self, model: Model, mixing: Host) -> None:
         """Wrap a model for tokens whose sites are mixed by the matrix ``mixing`` (C, C), and invert it; for matrix signals,
-        find how the trace of the signal shifts the sites of a token with itself.
+        whose sites are pairs of tokens (a, b), find how the trace of the signal shifts the sites with a = b.
         """
         self.model = model
         self._inverse = np.linalg.inv(mixing)
@@ -266,7 +266,9 @@ class WhitenedModel(Delegate):
         return latent_gradient, xp.sum(site_gradient, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents (..., n, P, C) that the whitened tokens would have, from correlated inputs and the signal."""
+        """Latents (..., n, P, C) that the whitened tokens would have, from correlated inputs and the signal; z are the model's
+        latents.
+        """
         z = self.model.forward(inputs, signal)
         if self.model.rank == "low":
             return self._whitened(z)
@@ -298,8 +300,8 @@ class WhitenedModel(Delegate):
     def _forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
-        """Whitened latents of the signal with this factor, and the function that pulls gradients in the latents back to the
-        factor.
+        """Whitened latents of the signal with this factor (z are the model's), and the function that pulls gradients in them
+        back to the factor.
         """
         assert self.model.forward_gram is not None
         sqrt_dimension = math.sqrt(factor.shape[-2])
@@ -356,14 +358,14 @@ class MixedChannel(Delegate, Channel):
 
     @property
     def log_likelihood(self) -> Any:  # type: ignore[override]
-        """Log-likelihood function of whitened latents; None if the channel has none."""
+        """Function for the log-likelihood of labels y given whitened latents z; None if the channel has none."""
         if self.channel.log_likelihood is None:
             return None
         return lambda y, z: self.channel.log_likelihood(y, self.apply(self.mixing, z))
 
     @property
     def predict(self) -> Any:  # type: ignore[override]
-        """Function that predicts labels from whitened latents zeta; None if the channel has none."""
+        """Function that predicts labels from whitened latents z; None if the channel has none."""
         if self.channel.predict is None:
             return None
         return lambda z: self.channel.predict(self.apply(self.mixing, z))

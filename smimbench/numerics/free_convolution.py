@@ -291,8 +291,8 @@ class FreeConvolution:
         nodes, kronrod_weights, gauss_weights = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
-            """Integrals (functions, n) over each of n panels, given as rows of the interval's two ends and the panel's two
-            angles, and their error estimates.
+            """Integrals (functions, n) over each of n panels, given as rows of an interval's two ends (in u) and the panel's
+            two angles, and their error estimates: Kronrod minus Gauss rule.
             """
             lower_edge, upper_edge, lower_angle, upper_angle = panels.T[..., None]
             angle = (lower_angle + upper_angle) / 2 + (
@@ -438,9 +438,9 @@ def _subordinate(
 
 
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
-    """Find the B intervals (B, 2) of u in which the density of atoms plus noise of variance 1 is positive, and points inside
-    them where it may have a dip (between two atoms that the noise barely merges). A gap lies between two neighboring atoms; an
-    open gap has density 0 inside.
+    """Find the B intervals (B, 2) of u in which the density of weighted atoms plus noise of variance 1 is positive, and points
+    inside them where it may have a dip (between two atoms that the noise barely merges). A gap lies between two neighboring
+    atoms; an open gap has density 0 inside.
 
     Between neighboring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
     distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the

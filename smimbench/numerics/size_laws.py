@@ -224,7 +224,7 @@ def pooled_errors(
 ) -> tuple[Host, float]:
     r"""Standard errors of means over few runs, from a power law in the size D that is fitted to the variances of all sizes
     together; and the degrees of freedom of the error extrapolated to infinite D. ``D``, ``s`` and ``n`` are sizes, standard
-    deviations over runs and numbers of runs; ``bartlett`` is the statistic that tests the power law.
+    deviations over runs and counts of runs; ``bartlett`` is the statistic that tests the power law.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of

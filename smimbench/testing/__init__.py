@@ -139,7 +139,8 @@ def check(
     parameters: Parameters | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run the published checks of an item. ``only`` are ids of checks; a context holds an instance to check.
+    """Run the published checks of an item. ``only`` are ids of checks, ``seed`` is that of random numbers, ``parameters`` are
+    the item's, ``on_outcome`` is called after each check, and a context holds an instance to check.
 
     Parameters
     ----------
@@ -214,7 +215,8 @@ def require_known_ids(ids: Iterable[str], subjects: Iterable[CheckContext]) -> N
 def contexts(
     item: object, *, seed: int = 0, parameters: Parameters | None = None
 ) -> list[CheckContext]:
-    """Return what to check for an item: the instance itself, an instance of the class, or one for each item of that name.
+    """Return what to check for an item: the instance itself, an instance of the class with these ``parameters``, or one for
+    each item of that name.
 
     Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a dict
     of parameters), a name may be written ``"distribution:name"``.

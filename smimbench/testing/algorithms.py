@@ -175,7 +175,9 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     required=True,
 )
 def shapes(context: CheckContext, small: SmallProblem) -> None:
-    """Check that estimates are finite and have the signal's shape, and that every step returns a valid ``Info``."""
+    """Check on a small problem of P components that estimates are finite and have the signal's shape, and that every step
+    returns a valid ``Info``.
+    """
     problem, data, algorithm = small.problem, small.data(), context.item
     P = problem.components
     shape = tuple(problem.model.signal_shape(P, data.dimension))

@@ -136,7 +136,9 @@ def _mean(
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: noise without a generator, and fewer labels than samples."""
+    """Yield calls that must raise an error: labels of latents z whose noise has no generator, and a posterior (labels y, means
+    omega, covariance V) with fewer labels than samples.
+    """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 6, 71)
         if is_noisy(channel, z):
@@ -203,8 +205,8 @@ def likelihood(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check the posterior's shapes for n samples: mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C). P are
-    components, C sites.
+    """Check the posterior's shapes for n samples of labels y and prior covariance V: mean (n, P, C), covariance (P, P), second
+    moment (n, P, C, P, C). P are components, C sites.
     """
     for n in (5, 1):
         V, omega, _, y = draw_samples(context, model, n, n)

@@ -119,8 +119,8 @@ def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Arra
 def invariance(
     context: CheckContext, instance: Instance, transformation: Array
 ) -> None:
-    """Check that a metric is invariant under sign flips or permutations that the channel's symmetry allows. V is the claimed
-    error.
+    """Check that a metric is invariant under the ``transformation`` (P, P) of components, sign flips or a permutation, that the
+    channel's symmetry allows. V is the claimed error.
     """
     estimate, V = _partial_estimate(instance, context)
     metric_value = _measure(context.item, instance, estimate, V)
@@ -146,8 +146,8 @@ def invariance(
 
 
 def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Yield pairs of values of a metric: at the teacher with claimed error 0, and at the prior mean, whose claimed error V is
-    the second moment.
+    """Yield pairs of values of a metric: at the teacher with claimed error 0, and at the prior mean, whose claimed error V (P,
+    P) is the second moment.
     """
     compared_count = 0
     for (instance,) in _instances(context):
@@ -188,7 +188,7 @@ def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
 )
 def theory(context: CheckContext, instance: Instance) -> None:
     """Check that a metric's theory returns as many finite values and errors as it measures. The theory is asked at a made-up
-    point with half of the prior's variance as error.
+    point whose error V (P,) is half of the prior's variance.
     """
     if context.item.theory is None:
         raise CheckSkipped("the metric has no method theory")

@@ -134,7 +134,7 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
 )
 def transpose(context: CheckContext, model: Model) -> None:
     """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear: ``<g,
-    forward(S)>`` for inputs X, signals S and random numbers g like latents.
+    forward(S)>`` for inputs X of n samples, signals S of P components in dimension D and random numbers g like latents.
     """
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = draw_data(context, n, P, D, 11)
@@ -162,8 +162,9 @@ def transpose(context: CheckContext, model: Model) -> None:
     "Results depend on how the samples are split into chunks, or chunks leave samples out."
 )
 def chunks(context: CheckContext, model: Model) -> None:
-    """Check that chunks (slices of the n samples) cover every sample once, and that latents and adjoint do not depend on them.
-    X are inputs, S a signal, g random numbers like latents, and ``sample_numbers`` the samples in all chunks.
+    """Check that chunks (slices of the n samples) cover every sample once, and that latents and adjoint do not depend on them,
+    for P components in dimension D. X are inputs, S a signal, g random numbers like latents, and ``sample_numbers`` the samples
+    in all chunks.
     """
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         sample_numbers = [
@@ -219,7 +220,7 @@ def latents(context: CheckContext, model: Model) -> None:
     "draw_noise does not have unit variance: denoisers are tested and started at another noise level than they are given."
 )
 def noise(context: CheckContext, model: Model) -> None:
-    """Check that noise Z from ``draw_noise`` has ``E inner(Z, Z) = I``, up to terms of order 1/D."""
+    """Check that draws z of the noise Z from ``draw_noise`` have ``E inner(Z, Z) = I``, up to terms of order 1/D."""
     D = 60
     noise_draws = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
     expect_mean(

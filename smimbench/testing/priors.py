@@ -81,7 +81,7 @@ def _sample(prior: Prior, P: int, rng: np.random.Generator) -> Array:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the draws of signals from the prior."""
+    """Yield the draws of signals of P components from the prior."""
     for _, prior, P in _cases(context):
         yield Draw("sample", partial(_sample, prior, P), depends_on_seed=True)
 

@@ -64,8 +64,8 @@ class Continuation:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Compute the first node of the curve, at the prior mean, where components a that labels inform about there start to be
-        learned; x are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx.
+        """Compute the first node of the curve, at the prior mean (overlap Q, error V), where components a that labels inform
+        about there start to be learned; x (P,) are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx.
         """
         self.problem = problem
         self.ratios = ComponentRatios(problem)
@@ -618,7 +618,9 @@ class Continuation:
         return is_reached, is_reached and previous_gap * node_gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
-        """Whether the MSE of every component at a node is below the fraction ``largest_share`` of its second moment."""
+        """Whether the MSE (diagonal of V) of every component at a node is below the fraction ``largest_share`` of its second
+        moment.
+        """
         V = np.diagonal(
             self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
         )

@@ -495,8 +495,8 @@ class CoupledCurve(Curve):
         )
 
     def thresholds(self) -> Thresholds:
-        """Critical sample ratios of the problem; a hard phase is searched for at a few sample ratios. ``probed_ratios`` are
-        these ratios.
+        """Critical sample ratios of the problem: perfect recovery, weak recovery by the linearization at the prior mean
+        (overlap Q, error V), and a hard phase if one is found at a few ``probed_ratios``.
         """
         problem, perfect = self.problem, self.perfect
         prior_mean_overlap = prior_moments(problem)[1]
@@ -542,8 +542,8 @@ class CoupledCurve(Curve):
         return thresholds_with_reasons(weak_recovery, perfect, [], hard_phase, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
-        r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V) becomes unstable: the
-        inverse of kappa times the leading eigenvalue of the linearized map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
+        r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V, (P, P)) becomes unstable:
+        the inverse of kappa times the leading eigenvalue of the linearized map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
         """
         response_matrix, response_error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
@@ -568,8 +568,9 @@ class CoupledCurve(Curve):
 def _prediction(
     problem: Problem, alpha: float, fixed_point: FixedPoint, branch: str
 ) -> Prediction:
-    """Prediction at a fixed point of one branch, with the error of V: the response of V to alpha (from the fixed point
-    ``nearby_qhat`` at a slightly different alpha) times the error of the information, plus what the residual leaves.
+    """Prediction (overlap Q, error V) at a fixed point of one branch, with the error of V: the response of V to alpha (from the
+    fixed point ``nearby_qhat`` at a slightly different alpha) times the error of the information, plus what the residual
+    leaves.
     """
     relative_shift = (
         0.01 if fixed_point.offset is None else 0.05

@@ -279,8 +279,9 @@ class Potential:
     """
 
     def __init__(self, segments: list[Segment], prior_mean_V: Host) -> None:
-        """Integrate the free entropy over the segments: a label term (times 1 / alpha), a prior term, and the error from that
-        of log alpha. ``prior_mean_V`` (P,) is V at the prior mean, and ``start_area`` closes the curve from there to its first
+        """Integrate the free entropy over the segments: a label term (multiplied by alpha later), a prior term, and the error
+        from that of log alpha; ``coarse`` integrals use every second position, and ``negative_log_V`` locates a point on a
+        segment. ``prior_mean_V`` (P,) is V at the prior mean, and ``start_area`` closes the curve from there to its first
         point.
         """
         from scipy.interpolate import CubicSpline
@@ -350,7 +351,7 @@ def free_entropy_between(
     problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
 ) -> tuple[float, float]:
     """Difference of the free entropy between two values of Qhat (P, P) at sample ratio alpha, end minus start, and its error.
-    The gradient of the free entropy is integrated along a path between them, at positions 0 to 1.
+    Its gradient is integrated along a path between them, at positions 0 to 1, where overlap and error are Q and V.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """
@@ -461,9 +462,9 @@ def thresholds_with_reasons(
 
 
 def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
-    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish. It is the
-    limit of alpha at small error, extrapolated from three small errors at which all components have the same ratio
-    (balance).
+    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish. It is the limit
+    of alpha at small error, extrapolated from three small errors at which all P components have the same ratio (balance);
+    ``unknown_counts`` is diag(V Qhat), per component.
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
     prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa
@@ -499,8 +500,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     component_weights = np.ones(P)
 
     def ratios_at(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio (P,) at which each component would be at a fixed point where Qhat is ``scale`` over its weight, the
-        largest relative error, and the number of equations that labels state; None without information.
+        """Sample ratio (P,) at which each component would be at a fixed point where Qhat is ``scale`` over its weight (overlap
+        Q, error V), the largest relative error, and the number of equations that labels state; None without information.
         """
         Q, V, _ = overlaps_at(scale / component_weights)
         information = information_at(problem, Q, V)
@@ -553,8 +554,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
 
 
 def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None:
-    """Perfect-recovery threshold of discrete signals: 0 if the sample ratio falls as the error (share of unexplained variance)
-    shrinks, as for noiseless labels, else None.
+    """Perfect-recovery threshold of discrete signals of P components: 0 if the sample ratio falls as the error (share of
+    unexplained variance) shrinks, as for noiseless labels, else None.
 
     The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
     falls along with it where the information of labels grows as V does not; noise stops that growth, and it rises.
@@ -566,7 +567,7 @@ def _perfect_threshold_of_discrete_signals(problem: Problem) -> Threshold | None
     prior_variance = np.diagonal(second_moment - prior_mean_overlap)
 
     def log_unknown_share(log_qhat: float) -> float:
-        """Logarithm of the largest MSE over prior variance of a component, at Qhat = exp(log_qhat) times the identity."""
+        """Logarithm of the largest MSE (in V) over prior variance of a component, at Qhat = exp(log_qhat) times the identity."""
         V = overlap_at(problem, np.exp(log_qhat) * np.eye(P))[1]
         return float(np.log(max(np.max(np.diagonal(V) / prior_variance), 1e-300)))
 

@@ -57,7 +57,7 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Position between ``start`` and ``end`` (arc lengths) where the stage reaches this log alpha, and its interpolation
+        """Position t between ``start`` and ``end`` (arc lengths) where the stage reaches this log alpha, and its interpolation
         error.
         """
         from scipy.optimize import brentq
@@ -350,8 +350,8 @@ class FixedPointCurve(Continuation, Curve):
         branch: str,
         alpha_error: Host | float = 0.0,
     ) -> Prediction:
-        """Build the prediction at sample ratio alpha and a diagonal Qhat (P,), with the error of V from other values that Qhat
-        may have (``qhat_bounds``).
+        """Build the prediction of a branch at sample ratio alpha and a diagonal Qhat (P,), which gives overlap Q and error V.
+        The error of V follows from other values that Qhat may have (``qhat_bounds``); ``alpha_error`` is the error of alpha.
         """
         Q, V = self.ratios.overlap(qhat)
         V_changes = [
@@ -456,7 +456,7 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def thresholds(self) -> Thresholds:
-        """Critical sample ratios of the problem."""
+        """Critical sample ratios of the problem of P components, read from the bifurcations and turning points of the curve."""
         hard_phase = self.hard_phase()
         bifurcations, P = self.bifurcations, self.problem.components
         sequential = [

@@ -138,8 +138,8 @@ def curve_errors(
 def _add_error_of_V(
     problem: Problem, errors: Errors, Q: Array, V: Array, V_error: Array
 ) -> Errors:
-    """Add to the uncertainties of generalization errors at Q and V how much they change if V grows by its numerical error
-    ``V_error``.
+    """Add to the uncertainties of generalization ``errors`` at Q and V how much they change if V grows (and Q falls) by its
+    numerical error ``V_error``; q and v are one such pair.
     """
     V_shift = np.diag(
         np.minimum(np.broadcast_to(V_error, len(V)), np.maximum(np.diagonal(Q), 0.0))
@@ -236,9 +236,9 @@ def _not_negative(errors: Errors) -> Errors:
 def _errors_of_samples(
     problem: Problem, joint_overlaps: Array, V: Array, noise_scale: float = 0.0
 ) -> Errors:
-    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. Latents
-    are drawn of the truth, of the estimate (omega, with noise of ``noise_scale``) and of two posterior draws around omega;
-    every label is predicted twice, with independent noise.
+    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. Latents z
+    (n, P, C) are drawn of the truth, of the estimate (omega, with noise of ``noise_scale``) and of two posterior draws around
+    omega; every label is predicted twice, with independent noise.
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites

@@ -152,7 +152,7 @@ def channel_information(
     channel: Channel, model: Model, Q: Array, V: Array
 ) -> Uncertain:
     r"""Information ``I(Q) = E \sum_c g_c g_c^T`` (..., P, P) of the labels on latents of overlap Q and error V, with ``g = V^-1
-    (<z> - omega)`` of each site c: by the channel's own method, or sampled.
+    (<z> - omega)`` of each site c: by the channel's own method, or sampled for each pair q, v of a batch.
 
     ``omega ~ N(0, Q (x) I_C)`` and ``z | omega ~ N(omega, V (x) I_C)``.
 
@@ -192,8 +192,8 @@ def offers_rough(problem: Problem) -> bool:
 def information_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
-    """Information (..., P, P) of a problem's labels at overlap Q and error V, with its error in the same shape. ``rough``
-    values, from few labels, are for finite differences only.
+    """Information (..., P, P) of a problem's labels at overlap Q and error V (q, v: one pair or a batch), with its error in the
+    same shape. ``rough`` values, from few labels, are for finite differences only.
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
@@ -323,7 +323,9 @@ def overlap_error_at(problem: Problem, qhat: Array) -> float:
 
 
 def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
-    """Second moment of the signal and overlap of the prior mean with itself, (P, P) each."""
+    """Second moment of the signal and overlap of the prior mean with itself, (P, P) each; P is ``components``, or the
+    problem's.
+    """
     P, prior = components or problem.components, problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
         prior.mean_overlap(P), dtype=float

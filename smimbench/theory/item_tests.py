@@ -193,8 +193,8 @@ class ChannelTest(ItemTest):
     """Test of a channel: its posterior, information and generalization errors."""
 
     def check(self, Q: Host, V: Host, draw_index: int) -> None:
-        """Test the channel at an overlap Q and error V; ``draw_index`` selects the random draws, and ``place`` describes the
-        overlap in messages.
+        """Test the channel at an overlap Q and error V, with latents z of mean omega; ``draw_index`` selects the random draws,
+        and ``place`` describes the overlap in messages.
         """
         second_moments = np.diagonal(prior_moments(self.problem)[0])
         unknown_share = float(np.max(np.diagonal(V) / second_moments))
@@ -260,9 +260,10 @@ class ChannelTest(ItemTest):
     def _failures(
         self, Q: Host, V: Host, place: str, draw_index: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
-        r"""Failures of the posterior's tests on ``count`` labels, and the drawn latents ``z = omega + V^{1/2} h`` with their
-        means ``omega = Q^{1/2} u``, where u and h are standard normal. A test is the mean of products whose mean must vanish:
-        of the error of the posterior mean with a function f of what is known.
+        r"""Failures of the posterior's tests on ``count`` labels y, and the drawn latents ``z = omega + V^{1/2} h`` with their
+        means ``omega = Q^{1/2} u``, where u and h (n, P, C) are standard normal. A test is the mean of products whose mean must
+        vanish: of the error of the posterior mean with a function f of what is known. ``draw_index`` and ``suffix`` select the
+        random numbers.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -501,8 +502,8 @@ class PriorTest(ItemTest):
         self.allowance = 3.0 / self.signal_draws if self.is_low_rank else 3.0
 
     def check(self, Qhat: Host, place: str, draw_index: int) -> None:
-        """Test the prior at an information Qhat (P, P), which ``place`` describes in messages; ``draw_index`` selects the
-        random draws.
+        """Test the prior, and its map from information Qhat (P, P) to overlap Q and error V, at one Qhat, which ``place``
+        describes in messages; ``draw_index`` selects the random draws.
         """
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", draw_index)
         (claimed_errors, dimension), _ = self.run_growing(failures_of)
@@ -546,7 +547,7 @@ class PriorTest(ItemTest):
     ) -> tuple[Failures, tuple[Host, int]]:
         r"""Failures of the prior's tests, the stated errors (draws, P) in units of ``_unit``, and the dimension. R is a noisy
         observation of a signal at information Qhat, and a test is the mean of products whose mean must vanish: of the
-        estimate's error with a function f of R.
+        estimate's error with a function f of R. ``draw_index`` and ``suffix`` select the random numbers.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -651,8 +652,8 @@ class PriorTest(ItemTest):
         return failures, (np.array(claimed_errors), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
-        """Call the denoiser on observation R at information Qhat, check shapes and data types, and return its estimate and
-        error V.
+        """Call the denoiser on observation R of P components at information Qhat, check shapes and data types, and return its
+        estimate and error V.
         """
         P = len(Qhat)
         denoiser_output = self.call("denoise", R, Qhat)
@@ -681,8 +682,8 @@ def _stated_error(posterior: object) -> float:
 def _means(
     test_values: dict[str, Array], zero_mean_controls: Sequence[Array] = ()
 ) -> Means:
-    """Means (P,) and standard errors of test values (n, P), by name, with their variance reduced by regression on
-    ``zero_mean_controls`` (n, P), whose means are exactly 0.
+    """Means (P,) and standard errors of test values (n, P), by name, one component a at a time, with their variance reduced by
+    regression on ``zero_mean_controls`` (n, P), whose means are exactly 0.
     """
     samples = np.stack(list(test_values.values()))
     _, n, P = samples.shape

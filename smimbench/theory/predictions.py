@@ -175,7 +175,7 @@ MAX_SAMPLED_OVERLAPS = 32
 
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
-    """Align overlaps (truth: signal with itself, cross: estimate with signal, gram: estimate with itself): apply the
+    """Align overlaps (P, P) (truth: signal with itself, cross: estimate with signal, gram: estimate with itself): apply the
     symmetry operation that brings the estimate closest to the signal.
 
     A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
@@ -253,8 +253,8 @@ def limit_point(
 ) -> AlgorithmPrediction:
     """Build the prediction at sample ratio alpha for an algorithm that is not Bayes-optimal, from its overlaps in the limit of
     infinite dimension (signal with itself, ``cross`` of estimate and signal, ``gram`` of the estimate), one set for every
-    evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the algorithm claims, and ``prediction``
-    asks for generalization errors.
+    evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the algorithm claims, ``prediction``
+    asks for generalization errors, and ``method`` and ``branch`` label the result.
 
     Parameters
     ----------

@@ -235,8 +235,8 @@ class ScalarCurve(Curve):
     def _predict_beyond_curve(
         self, alpha: float, beyond_last_node: bool, branch: str
     ) -> Prediction:
-        """Build the prediction at a sample ratio beyond either end of the curve: perfect recovery or the last node if
-        ``beyond_last_node``, else by the information at the prior mean.
+        """Build the prediction (Q, V) of a branch at a sample ratio alpha beyond either end of the curve: perfect recovery or
+        the last node if ``beyond_last_node``, else by the information at the prior mean.
         """
         if beyond_last_node:
             Q, V = self._overlap(self.nodes[-1])
@@ -265,8 +265,8 @@ class ScalarCurve(Curve):
     def _predict_on_curve(
         self, alphas: Array, log_qhats: Array, branch: str
     ) -> list[Prediction]:
-        """Build predictions at points (alpha, log Qhat) of the curve. The errors of V follow from those of log alpha, through
-        the slopes of log alpha and V in log Qhat.
+        """Build predictions of a branch at points (alpha, log Qhat) of the curve, of overlap Q and error V. The errors of V
+        follow from those of log alpha, through the slopes of log alpha and V in log Qhat.
         """
         Q, V = self._overlap(log_qhats)
         log_qhat_step = 1e-3
@@ -332,7 +332,7 @@ class ScalarCurve(Curve):
         )
 
     def segments(self) -> list[Segment]:
-        """Return the complete curve as one segment on a fine grid."""
+        """Return the complete curve as one segment on a fine grid of log Qhat, with log alpha, its error, Qhat and V."""
         log_qhat = np.linspace(self.nodes[0], self.nodes[-1], 2001)
         relative_error = np.interp(
             log_qhat,
@@ -615,8 +615,8 @@ def scalar_curve(problem: Problem) -> ScalarCurve | None:
 
 
 def shares_overlap(problem: Problem) -> bool:
-    """Whether one scalar overlap suffices: one component, or channel and prior that are invariant under rotations of
-    components.
+    """Whether one scalar overlap Q (and error V) suffices: one component, or channel and prior invariant under rotations of
+    these.
     """
     if problem.components == 1:
         return True

@@ -147,7 +147,9 @@ class ComponentRatios:
             self.critical_qhat[a] = self._critical_qhat_of(int(a))
 
     def _overlap_gain(self, qhat: float) -> Host:
-        """Increase (P,) of every component's overlap over its lowest value if all components have this scalar ``qhat``."""
+        """Increase (P,) of every component's overlap over its lowest value, if all have this ``qhat``: prior variance minus MSE
+        (diagonal of V).
+        """
         # V keeps its digits where Q - prior_mean_overlap does not
         V = np.diagonal(self.overlap(np.full(len(self.second_moment), qhat))[1])
         overlap_gain: Host = np.maximum(
@@ -160,7 +162,7 @@ class ComponentRatios:
         from scipy.optimize import brentq
 
         def sign_of_growth(log_qhat: float) -> float:
-            """1 if the overlap of component a is above its lowest value where all Qhat_aa have this logarithm, else -1."""
+            """1 if the overlap Q_aa of component a is above its lowest value where all Qhat_aa have this logarithm, else -1."""
             Q = self.overlap(np.full(len(self.prior_mean_overlap), np.exp(log_qhat)))[0]
             return 1.0 if Q[a, a] > self.prior_mean_overlap[a] else -1.0
 
@@ -223,10 +225,10 @@ class ComponentRatios:
     def log_ratios(
         self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
-        """Compute ``log alpha_a`` (P,) and its error at coordinates x: where component a is at a fixed point if it is learned,
-        else where it becomes unstable. alpha_a is 1 over kappa times a rate: information over Qhat, or for unlearned components
-        the growth of the overlap (susceptibility times response); infinite at rate 0. ``rough`` values are for finite
-        differences only.
+        """Compute ``log alpha_a`` (P,) and its error at coordinates x (overlap Q, error V): where component a is at a fixed
+        point if it is learned, else where it becomes unstable. alpha_a is 1 over kappa times a rate: information over Qhat, or
+        for unlearned components the growth of the overlap (susceptibility times response); infinite at rate 0. ``rough`` values
+        are for finite differences only.
         """
         qhat = self.qhat(x, learned_components)
         Q, V = self.overlap(qhat)
@@ -257,8 +259,8 @@ class ComponentRatios:
 
 
 def components_decouple(problem: Problem) -> bool:
-    """Whether components decouple: diagonal overlaps stay diagonal, and unlearned components stay unlearned. Component a is
-    learned alone to see what it tells of others.
+    """Whether the P components decouple: diagonal overlaps stay diagonal, and unlearned components stay unlearned. Component a
+    is learned alone to see whether labels then tell of others.
 
     The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
     and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims
@@ -356,7 +358,7 @@ class Stage:
 
     @property
     def moving_components(self) -> list[int]:
-        """Learned components that have not yet reached perfect recovery."""
+        """Learned components a that have not yet reached perfect recovery, whose coordinates change along the stage."""
         return [
             a for a in self.learned_components if a not in self.recovered_components
         ]
@@ -438,8 +440,8 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences; return the log alpha_a there.
-        Coordinates of component a are shifted by ``difference_step``.
+        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences in coordinates x; return the log
+        alpha_a there. The coordinate of one component a of the stage at a time is shifted by ``difference_step``.
 
         Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
         computed so, only the columns of new components are added.
@@ -555,9 +557,10 @@ class Corrector:
     def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Find the point of the curve near ``x``, where the log alpha_a agree; return it and the largest correction of x beyond
-        noise. Newton steps use the Jacobian of the node ``origin``, updated on the way (Broyden) or measured again from rough
-        values; the change by the last correction is not evaluated again but counted in the residual.
+        """Find the point of the curve near ``x``, where the log alpha_a agree; return it and the largest correction of x
+        (perpendicular to ``tangent``) beyond noise. Newton steps use the Jacobian of the node ``origin``, updated on the way
+        (Broyden) or measured again from rough values at ``rough_x``; the change by the last correction is not evaluated again
+        but counted in the residual.
         """
         accuracy, moving_components, largest_correction = (
             self.ratios.accuracy,

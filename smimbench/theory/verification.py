@@ -143,7 +143,9 @@ class PointByDraws:
         point: TheoryPoint,
         on_draws: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Set the point, and find its learned components, whose overlap exceeds that of the prior mean."""
+        """Set the theory point, and find its learned components a, whose overlap exceeds that of the prior mean; ``on_draws``
+        is told how many draws were made.
+        """
         self.problem, self.point, self.draws, self.on_draws = (
             problem,
             point,
@@ -193,7 +195,7 @@ class PointByDraws:
     def _posteriors(
         self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
-        """Draw latents z of overlap Q and error V, and labels, in chunks; yield means omega, z - omega and the labels'
+        """Draw latents z of overlap Q and error V, and labels y, in chunks; yield means omega, z - omega and the labels'
         posterior.
         """
         shape = (self.problem.components, self.problem.model.sites)
@@ -269,7 +271,7 @@ class PointByDraws:
 
         def information_and_mse(step: Host) -> Host:
             """Information at the K compared entries, then the MSE of learned components, at Qhat shifted by ``step`` (K,)
-            there.
+            there, which gives overlap Q and error V.
             """
             qhat = self.qhat.copy()
             qhat[rows, columns] = qhat[columns, rows] = self.qhat[rows, columns] + step
@@ -364,7 +366,7 @@ class PointByDraws:
     def _unlearned(self) -> list[Check]:
         """Check that unlearned components a are stable at this sample ratio: the factor by which their overlap grows in one
         iteration is at most 1. Held ones keep their lowest overlap up to a critical Qhat; the others grow at a rate that
-        posteriors give.
+        posteriors give, by their responses ``G = <z z^T> / V - I``.
         """
         unlearned = [a for a in range(len(self.V)) if a not in self.learned_components]
         if (
@@ -437,7 +439,7 @@ class PointByDraws:
         return checks
 
     def _perfect(self) -> list[Check]:
-        """Check that perfect recovery is stable: a small error shrinks under state evolution."""
+        """Check that perfect recovery is stable: a small error V (overlap Q) shrinks under state evolution."""
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
         Q = self.second_moment - V
@@ -471,8 +473,8 @@ class PointByDraws:
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
     def _signal(self) -> list[Check]:
-        """Check the MSE of the signal denoised at the printed Qhat; matrices are drawn at two dimensions D and extrapolated in
-        1/D.
+        """Check the MSE of the signal (P components a) denoised at the printed Qhat; matrices are drawn at two dimensions D and
+        extrapolated in 1/D.
         """
         prior, model, P = (
             self.problem.prior,
@@ -485,8 +487,8 @@ class PointByDraws:
         root = inverse_root(self.qhat, 1e-12)
 
         def squared_errors_of(dimension: int, index: int) -> Host:
-            """Squared errors of the denoised signal in one draw numbered ``index``: (P, D) by entry for vectors, else means (P,
-            1).
+            """Squared errors of the signal denoised from its observation R, in one draw numbered ``index`` at D =
+            ``dimension``: (P, D) by entry for vectors, else means (P, 1).
             """
             rng = self._rng("signal", dimension, index)
             signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
@@ -537,8 +539,8 @@ class PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Check generalization errors with two posterior draws of the latents, one of which serves as the truth. Each loss is
-        the product of two label differences with independent noise.
+        """Check generalization errors with two posterior draws of the latents z (n, P, C), one of which serves as the truth,
+        and their predicted labels y. Each loss is the product of two label differences with independent noise.
         """
         printed_errors = self.point.generalization_error
         if not printed_errors:
