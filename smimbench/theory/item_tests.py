@@ -61,9 +61,7 @@ class ItemTest:
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem whose item is tested; ``clock`` counts seconds, and ``share`` is the share of the usual time to
-        spend.
-        """
+        """Set the problem whose item is tested; ``clock`` counts seconds, ``share`` is the share of the usual time to spend."""
         self.problem, self.clock, self.seed, self.share = problem, clock, seed, share
         self.item = getattr(problem, self.kind)
         self.name = problem.spec[self.kind]["name"]
@@ -490,9 +488,7 @@ class PriorTest(ItemTest):
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem, with fewer draws for matrices than for vectors; ``share`` is the share of the usual time to
-        spend.
-        """
+        """Set the problem, with fewer draws for matrices than for vectors; ``share`` is the share of the usual time to spend."""
         super().__init__(problem, clock, seed, share)
         self.is_low_rank = problem.model.rank == "low"
         self.min_draws, self.max_draws = (
@@ -652,9 +648,7 @@ class PriorTest(ItemTest):
         return failures, (np.array(claimed_errors), dimension)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
-        """Call the denoiser on observation R of P components at information Qhat, check shapes and data types, and return its
-        estimate and error V.
-        """
+        """Call the denoiser on observation R of P components at Qhat, check its estimate and error V, and return them."""
         P = len(Qhat)
         denoiser_output = self.call("denoise", R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
