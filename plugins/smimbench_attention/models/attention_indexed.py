@@ -321,6 +321,7 @@ class AttentionIndexed(TokenModel):
         def component_adjoint(student: int, component: int) -> Array:
             """Adjoint (d, d) for one component of one student: sums over samples of token pairs, weighted with
             ``entry_gradients``, the gradients at the entries of the T x T matrix of pairs, less their trace on the diagonal.
+            Bands of rows are computed from their diagonal block on and mirrored.
             """
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device

@@ -38,8 +38,6 @@ LENGTHS = ("posterior", "loss")
 class ErmState(NamedTuple):
     """State of ``erm``: the current weights (P, D), on the host, the estimate made of them by ``length_factor``, the labels
     as ``targets``, loss, penalty, and the gradient's norm at zero weights.
-
-    ``length_factor`` rescales it to the ``estimate``; ``gradient_norm_at_zero`` is the norm of the gradient at zero.
     """
 
     weights: Host
@@ -207,8 +205,6 @@ class Erm(Algorithm):
     ) -> AlgorithmPrediction | str:
         """Predict the overlaps of the minimizer at sample ratio alpha in the limit, by the replica-symmetric fixed point
         (``fixed_point.py``). Penalty and length are best for the problem ``assumed``, if it is another one.
-
-        Penalty and length are those that are best for ``assumed``.
         """
         try:
             loss, penalty, length_factor = self._loss_penalty_length(

@@ -173,7 +173,8 @@ def order_parameters(
 ) -> OrderParameters:
     """Overlaps M, Q and susceptibility V of the estimate, as the fixed-point equations give them from ``parameters``: V,
     m_hat and Q_hat (3, P, P), for signals of second moment T, without cancellation. ``feature_gains`` is
-    ``lambda (penalty + lambda V_hat)^{-1}`` of features of variance lambda.
+    ``lambda (penalty + lambda V_hat)^{-1}`` of features of variance lambda. ``conditional_covariance`` is that of the
+    signal's latents given the estimate's, ``noise_covariance`` the reverse.
     """
     V, m_hat, Q_hat = parameters
     feature_gains, feature_variance = V[None], np.ones((1, 1, 1))

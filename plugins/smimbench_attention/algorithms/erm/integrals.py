@@ -166,7 +166,7 @@ class IntegrationAccuracy(NamedTuple):
     root_attempts: int = 20  # attempts of the root finder
     evaluations_per_unknown: int = 30
     converged_change: float = 1e-11  # relative change at a fixed point
-    stalled_change: float = 1e-8  # if no less is reached
+    stalled_change: float = 1e-8  # accepted if no less is reached
     damping_weight: float = 0.7  # weight of the new order parameters
 
 

@@ -120,7 +120,7 @@ class RecursionAccuracy(NamedTuple):
     trajectory_points: int = 2**15  # points of integrals along a trajectory
     signal_entries: int = 2**13  # entries for a signal of low rank
     point_sets: int = 4  # independent sets of random points
-    initial_overlap: float = 1e-4  # where the prior mean is a fixed point
+    initial_overlap: float = 1e-4  # of starts where the prior mean stays
     damping: float = 0.3  # weight of the old order parameters
     stationary_change: float = 1e-10  # relative change that ends the recursion
     max_iterations: int = 1000

@@ -269,7 +269,8 @@ def next_damping(
 ) -> DampingState:
     """Choose the weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate or
     from their sizes. ``squared_step`` and ``predicted_error`` (P,) are the squared change and predicted squared error of
-    every component, ``length_ratio`` is that of the current to the previous change.
+    every component, ``length_ratio`` is that of the current to the previous change. ``relative_change`` is the size of the
+    change in units of the predicted error.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``

@@ -74,7 +74,7 @@ class FieldAccuracy(NamedTuple):
 
     scrambles: int = 4  # independent sets of random points
     points: int = 512  # random points per latent and set
-    single_latent_factor: int = 4  # more points for one noisy latent
+    single_latent_factor: int = 4  # factor of points for one noisy latent
     gauss_nodes: tuple[int, int] = (40, 56)  # two rules for one noiseless latent
     label_draws: int = 2**22  # label draws of each set
     fewest_label_draws: int = 16  # label draws for each point
@@ -276,7 +276,7 @@ class _SampledFields:
         """Mean labels (starts, points, ...) at one set of points, and random vectors with the covariance of the label noise,
         None without noise; ``label_deviation`` is counted from ``reference_labels``, one draw.
 
-        Labels are those of the first copy of the points; the vectors are None without noise.
+        Labels are those of the first copy of the points.
         """
         unmirrored_fields = points.white_fields[
             : len(points.white_fields) // points.mirrored_copies

@@ -61,7 +61,7 @@ class NuclearState(NamedTuple):
     duality_gap: float  # relative, of the previous estimate; infinite at the start
     least_squares: LeastSquares
     slope_and_loss_at_zero: tuple[Array, float]  # slope and loss of the zero matrix
-    lipschitz: float  # constant of the gradient
+    lipschitz: float  # Lipschitz constant of the gradient
     penalty: float
     next_penalty: float  # penalty of the next step; it falls to ``penalty``
     remark: str  # what the user reads on labels and penalty

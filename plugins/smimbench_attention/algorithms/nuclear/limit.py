@@ -122,8 +122,6 @@ class Observations:
 class NuclearFixedPoint:
     """Fixed point of state evolution: effective noise Delta of the observed matrix, threshold theta of its eigenvalues,
     susceptibility v, properties of the estimate, and the loss that remains, ``sum_mu sum_k w_k r^2 / d^2`` of residuals r.
-
-    ``remaining_loss`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
     """
 
     noise: float

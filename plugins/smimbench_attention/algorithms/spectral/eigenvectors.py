@@ -295,8 +295,6 @@ class LinearizedMatrices:
     ) -> tuple[float, Array] | None:
         """Largest real eigenvalue of the asymmetric matrix K, and the signal (k, D) of its eigenvector, by Arnoldi's method;
         None if there is no real one above 1 among those searched.
-
-        None if there is no real one above 1 among the ``SEARCHED_EIGENVALUES`` eigenvalues.
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 

@@ -391,7 +391,7 @@ def joint_eigenvector_mode(
     r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
     alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the
     overlap A with the signal. ``regularisation`` is epsilon of the symmetric matrix. Components and sites share one axis in
-    ``flat_G``.
+    ``flat_G``. ``signal_strength`` is ``alpha F``, above 1 where there is an outlier without epsilon.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -527,13 +527,17 @@ def _gaussian_overlap(information: Host) -> Host:
 
 
 def _sum_over_sites(J: Host, P: int) -> Host:
-    """Trace over sites ``E sum_m J_mm`` (P, P) of matrices J on P components times C sites."""
+    """Trace over sites m, ``E sum_m J_mm`` (P, P), of matrices J on P components times C sites; E is the mean over labels,
+    the first axis of J.
+    """
     C = J.shape[-1] // P
     return np.asarray(np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J))
 
 
 def _matrix_of_site_sum(J: Host, K: Host, P: int) -> Host:
-    """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm``, for J and K on P components times C sites."""
+    """Matrix (P^2, P^2) of the linear map ``A -> E sum_mm' J_mm' A K_m'm`` of matrices A (P, P), for J and K on P components
+    times C sites m; E is the mean over labels, the first axis of J and K.
+    """
     C = J.shape[-1] // P
     J_rows = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
     K_columns = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
