@@ -45,9 +45,9 @@ class LogCdf(NamedTuple):
 def log_cdf(
     h: Array, k: Array, r: float, *, sign: Array | None = None, hessian: bool = False
 ) -> LogCdf:
-    r"""Log-probability, with its derivatives in h and k, that two standard normals stay below the bounds ``h`` and ``k``, one
-    pair per sample. ``r`` is their correlation, multiplied by ``sign`` (1 or -1 per sample) into ``rho``; probabilities below
-    ``_TAIL_PROBABILITY`` (the tail) are computed apart.
+    r"""Log-probability that two standard normals stay below the bounds ``h`` and ``k``, one pair per sample, with its
+    derivatives in h and k (second ones if ``hessian``). ``r`` is their correlation, multiplied by ``sign`` (1 or -1 per sample)
+    into ``rho``; probabilities below ``_TAIL_PROBABILITY`` (the tail) are computed apart.
 
     .. math::
 
@@ -124,9 +124,9 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Probability that two correlated standard normals stay below ``h`` and ``k``, its logarithm and derivatives, accurate
-    where the probability is not small. ``rho`` is the correlation r with the sign of each sample, ``s = sqrt(1 - r^2)``; the
-    probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``.
+    """Probability that two correlated standard normals stay below ``h`` and ``k``, its logarithm and derivatives (second ones
+    if ``hessian``), accurate where it is not small. ``rho`` is the correlation r with the sign of each sample, ``s = sqrt(1 -
+    r^2)``; the probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``.
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)

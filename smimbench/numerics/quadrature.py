@@ -202,9 +202,9 @@ def line_moments(
     places: Sequence[float] = (),
 ) -> LineMoments:
     """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` (phi: standard normal density) on each of ``count`` lines,
-    by adaptive quadrature. ``log_weight(t, lines)`` takes coordinates t and numbers of lines; t is cut at ``-reach`` and
-    ``reach`` and first split at ``places``; at most ``rounds`` refinements, and lines that seem zero are searched for a peak if
-    ``search``.
+    by adaptive quadrature until every mean is accurate to ``tolerance``. ``log_weight(t, lines)`` takes coordinates t and
+    numbers of lines; t is cut at ``-reach`` and ``reach`` and first split at ``places``; at most ``rounds`` refinements, and
+    lines that seem zero are searched for a peak if ``search``.
 
     Parameters
     ----------

@@ -21,10 +21,10 @@ def bracketed_roots(
     tolerance: float = 1e-14,
     values: tuple[Host, Host] | None = None,
 ) -> Host:
-    """Find one root of ``function(x, bracket_index)`` in each of many brackets from ``lower`` to ``upper``, by Chandrupatla's
-    method; NaN where the function has one sign at both ends. ``a`` is the latest point, ``b`` the other end of the bracket,
-    ``c`` the end given up last, fa, fb, fc the function there (``values``: at both ends, if known); xi and phi tell whether
-    inverse quadratic interpolation is safe.
+    """Find one root of ``function(x, bracket_index)``, to a relative ``tolerance``, in each of many brackets from ``lower`` to
+    ``upper``, by Chandrupatla's method; NaN where the function has one sign at both ends. ``a`` is the latest point, ``b`` the
+    other end of the bracket, ``c`` the end given up last, fa, fb, fc the function there (``values``: at both ends, if known);
+    xi and phi tell whether inverse quadratic interpolation is safe.
 
     Inverse quadratic interpolation where the three latest points promise that it works, otherwise bisection: never slower
     than bisection by more than a step, and usually as fast as Newton's method.

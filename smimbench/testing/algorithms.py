@@ -581,8 +581,8 @@ def _runs_at_dimension(
 def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
-    """Check that MSE and Nishimori ratio of runs at three dimensions D, extrapolated in 1/D, match the algorithm's theory.
-    ``runs_by_dimension`` is the number of runs at every D, and alpha the sample ratio.
+    """Check that MSE and Nishimori ratio of runs at three dimensions D, extrapolated in 1/D, match the algorithm's theory under
+    the ``conditions`` of these runs. ``runs_by_dimension`` is the number of runs at every D, and alpha the sample ratio.
     """
     alpha, runs_by_dimension = RUNS_BY_DIMENSION[problem.model.rank]
     runs = {

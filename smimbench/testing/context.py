@@ -164,8 +164,8 @@ class CheckContext:
         consistency_test: Callable[..., None] = require_consistent,
         **options: Any,
     ) -> None:
-        """Run one of the consistency tests that theory applies to an item before using it, on a problem of this model; a
-        ProblemError becomes CheckFailed.
+        """Run one of the consistency tests that theory applies to an item before using it, with these ``options``, on a problem
+        of this model; a ProblemError becomes CheckFailed.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class OverlayRegistry:
     """A registry in which the items under test take precedence over registered items of the same name."""
 
     def __init__(self, items: Mapping[str, Any]) -> None:
-        """Set the items under test by kind."""
+        """Store the items under test, by their kind (such as model, channel, prior)."""
         self.items, self.registry = items, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
@@ -290,7 +290,8 @@ def kind_of(item: Any) -> str:
 
 
 def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None) -> Any:
-    """Create one instance of an item's class. The engine's own parameters, such as tokens, are tried in several values.
+    """Create one instance of an item's class, with ``parameters`` given by name. Those that the engine takes from the model,
+    such as tokens, are tried in several values.
 
     Raises
     ------

@@ -192,7 +192,8 @@ def published(
     required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that publishes a function as a check of these ``kinds`` of items, with the function's name as its id. ``cases``
-    yields the further arguments of each call from the context; ``meaning`` explains a failure.
+    yields the further arguments of each call from the context, ``meaning`` explains a failure, and if a ``required`` check
+    fails, the item's other checks are skipped.
 
     Parameters
     ----------

@@ -27,7 +27,9 @@ model_check = partial(published, ("model",), cases=lambda context: [(context.ite
 def signal(
     model: Model, components: int, dimension: int, rng: np.random.Generator
 ) -> Array:
-    """Draw a signal from a shipped prior of the model, or from the model's noise if there is none."""
+    """Draw a signal of P = ``components`` in this ``dimension`` from a shipped prior of the model, or from the model's noise if
+    there is none.
+    """
     samplers = [
         *(prior.sample for prior in shipped_items("prior", model)),
         model.draw_noise,
@@ -59,7 +61,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the methods of a model that draw random numbers."""
+    """Yield the methods of a model that draw random numbers, as ``Draw`` functions of a generator: its noise."""
     model = context.item
     yield Draw(
         "draw_noise", lambda rng: model.draw_noise(rng, 1, 5), depends_on_seed=True

@@ -139,7 +139,9 @@ class Recursion:
         return self._iterate_with_corrections(start, residual_tolerance, target, offset)
 
     def nearby(self, fixed_point: FixedPoint, residual_tolerance: float) -> Host:
-        """Find Qhat (P, P) of the fixed point by iterating from ``fixed_point``, the one at a nearby sample ratio."""
+        """Find Qhat (P, P) of the fixed point by iterating from ``fixed_point``, the one at a nearby sample ratio, until the
+        residual is below ``residual_tolerance``.
+        """
         relative_error = (
             None if fixed_point.offset is None else fixed_point.relative_error
         )
@@ -389,7 +391,9 @@ class CoupledCurve(Curve):
         return [self._competing(alpha) for alpha in alphas]
 
     def _competing(self, alpha: float) -> list[Prediction]:
-        """Solve for the fixed points of both branches at one sample ratio, the Bayes-optimal one first."""
+        """Solve for the fixed points of both branches (uninformed, informed) at one sample ratio alpha, the Bayes-optimal one
+        first.
+        """
         uninformed = self.solve(alpha)
         (
             (uninformed_prediction, uninformed_point),
@@ -666,7 +670,7 @@ def _climb_to_fixed_point(
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
-    """Prediction and fixed point of perfect recovery."""
+    """Prediction and fixed point of perfect recovery at sample ratio alpha, for a branch."""
     prediction = perfect_prediction(problem, alpha, branch)
     return SolvedFixedPoint(
         prediction,

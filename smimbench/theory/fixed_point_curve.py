@@ -84,7 +84,7 @@ class TracedCurve:
     """
 
     def __init__(self, node_count: int, curves: list[StageCurve]) -> None:
-        """Join the fine grids of the stages; ``node_count`` is the number of nodes of all stages."""
+        """Join the fine grids of the stages (``curves``); ``node_count`` is the number of nodes of all stages."""
         self.node_count, self.curves = node_count, curves
         stage_indices = [
             np.full(len(curve.position), stage_index)
@@ -103,7 +103,9 @@ class TracedCurve:
 
 
 class FixedPointCurve(Continuation, Curve):
-    """Curve of fixed points that starts at the prior mean, for components that decouple."""
+    """Curve of fixed points that starts at the prior mean, for components that decouple; what has been traced is read by
+    branches, errors, folds and thresholds.
+    """
 
     _traced_curve: TracedCurve | None = None
 
@@ -134,7 +136,7 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_one(self, alpha: float, branch: str) -> Prediction:
         """Predict the fixed point of one branch at one sample ratio alpha, where the traced curve crosses it. The error of V
         follows from Qhat at coordinates x plus and minus their error; a component a may be learned where the error of x_a is
-        nonzero.
+        nonzero. ``ratio_error`` is that of the alpha_a at fixed x, relative.
         """
         self.trace(until=alpha if branch == "uninformed" else None)
         traced_curve = self._traced_so_far()
@@ -419,7 +421,9 @@ class FixedPointCurve(Continuation, Curve):
         return bool(highest_so_far[-1] - np.log(self.perfect.value) > 1e-6 + tolerance)
 
     def is_same_prediction(self, uninformed: Prediction, informed: Prediction) -> bool:
-        """Whether two predictions are the same fixed point; nonzero MSE never counts as perfect recovery."""
+        """Whether two predictions (``uninformed``, ``informed``) are the same fixed point within errors; nonzero MSE never
+        counts as perfect recovery.
+        """
         return uninformed.V.any() == informed.V.any() and super().is_same_prediction(
             uninformed, informed
         )

@@ -260,8 +260,8 @@ class ChannelTest(ItemTest):
     ) -> tuple[Failures, tuple[Array, Array]]:
         r"""Failures of the posterior's tests on ``count`` labels y, and the drawn latents ``z = omega + V^{1/2} h`` with their
         means ``omega = Q^{1/2} u``, where u and h (n, P, C) are standard normal. A test is the mean of products whose mean must
-        vanish: of the error of the posterior mean with a function f of what is known. ``draw_index`` and ``suffix`` select the
-        random numbers.
+        vanish: of the error of the posterior mean (``mean_error``) with a function f of what is known. ``draw_index`` and
+        ``suffix`` select random numbers.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -562,8 +562,8 @@ class PriorTest(ItemTest):
         constant = np.ones_like(prior_mean) if self.is_low_rank else prior_mean
 
         def product(factor: Array, summand: Array) -> Array:
-            """Inner products (draws, P) of the components of ``factor``, such as an error, with the sum of the components of
-            ``summand``; for vectors over 5 groups of entries, each counted as a draw.
+            """Inner products (draws, P) of every component of ``factor``, such as an error, with the sum of the components of
+            ``summand``; for vectors in 5 groups of entries, each counted as a draw.
             """
             summand_total = summand.sum(0)
             if self.is_low_rank:

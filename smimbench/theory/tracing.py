@@ -494,8 +494,8 @@ class Corrector:
     def _correction_system(
         self, moving_components: list[int], jacobian: Host, tangent: Host
     ) -> Host:
-        """Matrix of the linear system for a correction of x: differences of the Jacobian's rows to the first (``log alpha_a``
-        must agree), and the tangent as last row (no step along the curve).
+        """Matrix of the linear system for a correction of x on ``moving_components``: differences of the Jacobian's rows to the
+        first (``log alpha_a`` must agree), and the tangent as last row (no step along the curve).
         """
         moving_jacobian = jacobian[np.ix_(moving_components, moving_components)]
         return np.vstack(
@@ -557,10 +557,10 @@ class Corrector:
     def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Find the point of the curve near ``x``, where the log alpha_a agree; return it and the largest correction of x
-        (perpendicular to ``tangent``) beyond noise. Newton steps use the Jacobian of the node ``origin``, updated on the way
-        (Broyden) or measured again from rough values at ``rough_x``; the change by the last correction is not evaluated again
-        but counted in the residual.
+        """Find the point of the curve near ``x``, where the log alpha_a (``log_ratios``) agree; return it and the largest
+        correction of x (perpendicular to ``tangent``) beyond noise. Newton steps use the Jacobian of the node ``origin``,
+        updated on the way (Broyden) or measured again from rough values at ``rough_x``; ``last_ratios`` are the log alpha_a at
+        ``last_x``, and the change by the last correction is counted in the residual.
         """
         accuracy, moving_components, largest_correction = (
             self.ratios.accuracy,
