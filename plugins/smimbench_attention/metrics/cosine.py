@@ -23,7 +23,7 @@ class Cosine(PerComponent):
     unit = "the direction of the signal"
 
     def bounded(self, model: Model) -> bool:
-        """Whether the posterior mean is best: always."""
+        """Whether no estimate has a larger mean cosine with the signal than the posterior mean, in any model: true."""
         return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

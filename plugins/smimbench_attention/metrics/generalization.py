@@ -81,7 +81,7 @@ class BayesError(_PredictionError):
     kind = "bayes"
 
     def bounded(self, model: Model) -> bool:
-        """Whether the Bayes predictor is best: always."""
+        """Whether no predictor has a smaller error than the Bayes predictor at the posterior mean, in any model: true."""
         return True
 
     def measure(

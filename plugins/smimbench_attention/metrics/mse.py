@@ -24,7 +24,7 @@ class MSE(PerComponent):
     in_trajectory = True
 
     def bounded(self, model: Model) -> bool:
-        """Whether the posterior mean is best: always."""
+        """Whether no estimate has a smaller mean squared error than the posterior mean, in any model: true."""
         return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

@@ -382,7 +382,9 @@ def solve(
 def affordable_draws(
     problem: Problem, steps: int, batch_size: int, start_count: int, dimension: int
 ) -> int:
-    """Number of draws per start that the time limit allows; 0 if too few to estimate their error."""
+    """Number of draws per start, for ``start_count`` starts and a number of steps on batches in ``dimension`` D, that the
+    time limit allows, counted in sampled latents; 0 if too few to estimate their error.
+    """
     field_accuracy = online_fields.ACCURACY
     fewest_draws, most_draws = field_accuracy.draw_range
     latents_of_a_draw = batch_size * problem.components * problem.model.sites

@@ -195,7 +195,7 @@ def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
 
 
 def zero_eigenvalue_fraction(prior: Prior) -> float:
-    """Fraction of zero eigenvalues of the signal S, counted as eigenvalues below a tiny noise."""
+    """Fraction of zero eigenvalues of signals S of this prior, counted as eigenvalues that are tiny under a tiny noise."""
     tiny_noise = 1e-18
     zero_tolerance = 3 * math.sqrt(tiny_noise)
 
