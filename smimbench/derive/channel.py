@@ -289,8 +289,8 @@ class IntegratedChannel(DerivedChannel):
         return self.channel.susceptibility
 
     def _slope(self, Q: Array, V: Array) -> Uncertain:
-        """Derivative of the information with respect to the overlap ``Q`` at Q = 0 (not used otherwise), where ``V`` (1, 1) is
-        the variance of the latents.
+        """Derivative of the information with respect to the overlap at zero overlap, where ``V`` (1, 1) is the variance of the
+        latents; ``Q`` is not used.
         """
         value, error, method = self._information.susceptibility(float(V[0, 0]))
         return Uncertain(np.array([[value]]), np.array([[error]]), method)

@@ -166,8 +166,8 @@ def error_curve(
 ) -> Callable[[Host], Host]:
     """Interpolate the error V of the posterior mean as a function of the information (inverse noise variance), from values of
     ``exact_error`` on a logarithmic grid with ``per_decade`` points around ``1 / variance``. With ``takes_grid``, exact_error
-    takes all points at once; otherwise it is no longer called once V relative to a linear estimate changes by less than
-    ``steady``.
+    takes all points at once; otherwise it is no longer called once the gain, V over the error of a linear estimate, changes by
+    less than ``steady``.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
     the best linear estimate the estimate is. ``takes_grid``: ``exact_error`` takes the whole grid at once. ``per_decade``: values
@@ -204,8 +204,8 @@ def error_curve(
     interpolant = PchipInterpolator(log_grid, log_gain)
 
     def error(information: Host) -> Host:
-        """Interpolated error V at any information; the prior variance at none. ``gain`` is the logarithm of V over the
-        error of a linear estimate, exponentiated.
+        """Interpolated error V at any ``information``; the prior variance at none. ``gain`` is V over the error of a linear
+        estimate.
         """
         information = np.asarray(information, dtype=np.float64)
         clipped_information = np.clip(information, LOWEST, HIGHEST)
@@ -333,8 +333,8 @@ class SimulatedPrior(DerivedPrior):
 
     @cached_property
     def _error_curve(self) -> tuple[Callable[[Host], Host], Host, Host]:
-        """Function from the information Qhat of one component to its simulated error V, and V's relative error on a grid of log
-        Qhat (grid, errors).
+        """Function from the information Qhat of one component to its simulated error V, and two arrays: a grid of log Qhat
+        (``log_grid``), and the relative error of V on it.
         """
         variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
         log_grid = []

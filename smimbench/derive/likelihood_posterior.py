@@ -551,8 +551,8 @@ def _on_lines(block: Samples, count: int) -> PosteriorMoments:
     sample_of_line = xp.reshape(xp.broadcast_to(sample_numbers, (R, n, count)), (-1,))
 
     def log_weight(t: Array, lines: Array) -> Array:
-        """Logarithm, at coordinates ``t`` along the lines with these numbers, of likelihood times prior over the Gaussian from
-        which the points across the lines are drawn. ``u`` are the whitened latents there.
+        """Log-likelihood plus log-prior at the whitened latents ``u`` at coordinates ``t`` along the lines with these numbers,
+        minus the logarithm of the Gaussian from which the points across the lines are drawn.
         """
         origin = xp.take(origins, lines, axis=0)[:, None, :]
         direction = xp.take(directions, lines, axis=0)[:, None, :]

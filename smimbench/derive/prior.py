@@ -243,8 +243,8 @@ class DensityPrior(DerivedLaw):
 
     def _entry_posteriors(self, r: Host, information: Host, tolerance: float) -> Host:
         """Posterior mean and variance of signal entries observed as ``r`` (N,), and the log-density of r, stacked (3, N); noise
-        has variance 1/information, one for each. The quadrature over an entry has points as dense as the noise is wide or as
-        the law is wide, whichever is narrower, and where unsure both are tried.
+        has variance 1/information, one for each. The quadrature over an entry has the scale of the noise or of the law,
+        whichever is narrower, or where unsure both, and is accurate to ``tolerance``.
         """
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
         noise_is_narrower = information >= 1

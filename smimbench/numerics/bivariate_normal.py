@@ -204,8 +204,9 @@ def _log_cdf_tail(
 ) -> list[Array]:
     """Log-probability that two normals of correlation ``rho`` (r with a sign) stay below h and k, and its derivatives, where
     the probability is small; by quadrature over the distance ``a`` of the first normal below its bound h, the smaller one.
-    Given the first, the second normal stays below k with probability ``Phi(t)``; ``s = sqrt(1 - r^2)``, names ending in 0 are
-    values at a = 0, and ``fall`` is the decrease of the hazard ``phi(t) / Phi(t)`` since a = 0.
+    Given the first, the second normal stays below k with probability ``Phi(t)``, which is ``scaled`` without its decay; ``s =
+    sqrt(1 - r^2)``, names ending in 0 are values at a = 0, and ``fall`` is the decrease of the hazard ``phi(t) / Phi(t)`` since
+    a = 0.
 
     The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
     divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that

@@ -135,8 +135,8 @@ def extrapolate(
     second: float = SECOND,
 ) -> Extrapolation:
     r"""Extrapolate values at three or more sizes D to infinite size, by fitting ``limit + b / D + c / D^2``. D, y and e are
-    sizes, values and their standard errors, ``dof`` the degrees of freedom of the errors; ``second`` is how large ``c / D^2``
-    may be, relative to the value.
+    sizes, values and their standard errors, ``dof`` the degrees of freedom of the errors; ``second`` is how large c may be,
+    relative to the value.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:

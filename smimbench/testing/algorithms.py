@@ -106,7 +106,9 @@ class SmallProblem:
     def run(
         self, seed: int, data: Data | None = None, max_steps: int = MAX_STEPS
     ) -> Host:
-        """Run the algorithm from a seed, on ``data`` or that of the instance, and return a copy of its estimate on the host."""
+        """Run the algorithm from a seed for at most ``max_steps`` steps, on ``data`` or that of the instance, and return a copy
+        of its estimate on the host.
+        """
         rng = self.context.rng(seed)
         return np.array(to_host(self.estimate(data or self.data(), rng, max_steps)))
 

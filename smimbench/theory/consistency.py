@@ -58,7 +58,7 @@ def require_consistent(
 ) -> None:
     """Test by random draws that the channel, prior and inputs of a problem are consistent with state evolution; ``kinds`` are
     the kinds of item to test, by default those from third parties, ``components`` the number of signal components for the
-    prior, and ``clock`` counts seconds.
+    prior. ``seed`` is that of the draws, and ``clock`` counts seconds.
 
     Parameters
     ----------

@@ -384,7 +384,8 @@ def free_entropy_between(
 
 def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
     """Index of the node at which a branch reaches each of k requested sample ratios, on a curve with n nodes at these
-    ``ratios``; n if it never does. The uninformed branch takes the first such node, the informed one the last rise.
+    ``ratios``; n if it never does. The uninformed branch takes the first node that reaches it, the informed one the node from
+    which on all do.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """

@@ -488,7 +488,9 @@ class PriorTest(ItemTest):
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem, with fewer draws for matrices than for vectors; ``share`` is the share of the usual time to spend."""
+        """Set the problem, with smaller dimensions for matrices than vectors; ``share`` is the share of the usual time to
+        spend.
+        """
         super().__init__(problem, clock, seed, share)
         self.is_low_rank = problem.model.rank == "low"
         self.min_draws, self.max_draws = (

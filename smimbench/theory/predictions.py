@@ -88,7 +88,7 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
 
 
 def thresholds(problem: Problem) -> Thresholds:
-    """Critical sample ratios (thresholds) of a problem."""
+    """Critical sample ratios (thresholds) of a problem: weak and perfect recovery, sequential learning, hard phase."""
     return curve_of(problem).thresholds()
 
 
