@@ -80,7 +80,8 @@ def loss_gradient(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
         """Losses (students, samples, ...) of a ``chunk`` of samples with latents z (students times samples, P, C), and their
-        derivatives with respect to z; ``cotangent`` is the derivative of the loss in the channel's output.
+        derivatives with respect to z; ``cotangent`` is the derivative of the loss in the channel's output. ``students`` is
+        the shape of the axes of students.
         """
         output = predict(differentiable_channel, z)
         output = xp.reshape(output, (*students, -1, *output.shape[1:]))

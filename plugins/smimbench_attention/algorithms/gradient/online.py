@@ -437,7 +437,8 @@ def draw_paths(
 
     def next_gram(gram: Host, step: int) -> Host:
         """Gram matrix after one random step of every path, in a basis of the previous R vectors and P new directions of the
-        gradient; z are the student's latents, g the derivatives of the loss in them.
+        gradient; z are the student's latents, g the derivatives of the loss in them. The two vector sets are teacher and
+        student.
         """
         vectors_in_frame = triangular_root(gram.reshape(path_count, R, R))
         white_inputs = rng.standard_normal((path_count, R, B * C))
