@@ -72,8 +72,7 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """Progress in solving a problem's theory: answers solved, of a total, nodes in use, the sample ratio reached, and a
-    note on the rest.
+    """Progress in solving a problem's theory: answers, nodes in use, the sample ratio reached, and a note on the rest.
 
     Attributes
     ----------
@@ -157,9 +156,7 @@ class TheorySolver(Answers):
         on_remark: Callable[[str], object] = lambda remark: None,
         memory: Memory | None = None,
     ) -> None:
-        """Solve into ``folder`` or memory alone, until the moment ``deadline``, third-party code ``in_subprocess`` if
-        asked.
-        """
+        """Solve into ``folder`` or memory, until the moment ``deadline``, third-party code ``in_subprocess`` if asked."""
         super().__init__(
             folder,
             prediction_errors=prediction_errors,
@@ -529,9 +526,7 @@ class TheorySolver(Answers):
         def evaluate_and_store(
             name: str, compute: Callable[[], Uncertain]
         ) -> tuple[Uncertain, bool]:
-            """Evaluate the node of this name; store it in the folder if that took long. Return it and whether it was
-            stored.
-            """
+            """Evaluate a node and store it in the folder if that took long; return it and whether it was stored."""
             timer_start = time.perf_counter()
             node = compute()
             if time.perf_counter() - timer_start < SLOW:

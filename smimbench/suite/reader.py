@@ -196,9 +196,7 @@ def _validated(tables: JsonObject, file: str) -> Document:
 @dataclass(frozen=True)
 class _ProblemVariant:
     """One problem of a ``[problem]`` table that lists several values of parameters: its tables with one value each, these
-    values, and its dimensions with numbers of replicates (``seeds``).
-
-    ``listed_values`` are its values of these parameters, by name.
+    values by name (``listed_values``), and its dimensions with numbers of replicates (``seeds``).
     """
 
     tables: dict[str, Parameters]
@@ -211,9 +209,7 @@ class _Reader:
     """Builder of a suite from a parsed document; checks its items and whether its keys agree with each other."""
 
     def __init__(self, path: Path, document: Document, from_results: bool) -> None:
-        """Prepare to build the suite of the file ``path`` from its checked tables; ``from_results`` marks a suite in stored
-        results.
-        """
+        """Prepare to build the suite of the file ``path`` from its tables; ``from_results`` marks one in stored results."""
         self.path, self.document, self.from_results = path, document, from_results
         self.file = str(path)
         self.remarks: list[str] = []
@@ -633,10 +629,7 @@ class _Reader:
         component_counts: Mapping[str, int],
         algorithm_labels: Collection[str],
     ) -> None:
-        """Check one curve of a figure, given the numbers of components of problems and the labels of algorithms.
-
-        ``component_counts`` are the numbers of components of the problems, by label.
-        """
+        """Check one curve of a figure, given the numbers of components of problems, by label, and labels of algorithms."""
 
         def require(field: str, name: str, choices: Collection[str]) -> None:
             """Raise SuiteError unless ``name``, the value of a field of the curve, is one of ``choices``."""
