@@ -367,7 +367,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
             axis.spines[["left", "right", "top"]].set_visible(False)
         axes[0].set_yticks([*rows.values()], [*rows])
         figure.supxlabel(
-            "error / limit, one axis for all problems (full: tied with the leader of its ranking; "
+            "error / optimal error at infinite size, one axis for all problems (full: tied with the leader of its ranking; "
             "blue: self-tuning, orange: tuned)",
             fontsize=7,
         )

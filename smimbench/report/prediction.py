@@ -1,4 +1,4 @@
-r"""Statistical test of agreement between runs and theory at finite D, with its power; Bayes-optimal error at finite D.
+r"""Statistical test of agreement between runs and theory at finite D, with its power.
 
 The deviation of a mean over runs from its prediction is measured at every size D and continued to infinite D, where the
 prediction holds. Numbers of several sample ratios, metrics and components are tested together: each has the share ``LEVEL / N``
@@ -19,16 +19,7 @@ from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.registry import find_metric
-from smimbench.report.row import (
-    FITTED,
-    LIMIT,
-    ZERO,
-    PredictedNumber,
-    Row,
-    grouped,
-    place,
-)
-from smimbench.theory.types import TheoryPoint
+from smimbench.report.row import ZERO, PredictedNumber, Row, grouped, place
 
 LEVEL = 0.01
 """Significance level: probability that an algorithm is said to disagree with theory although it agrees exactly.
@@ -619,117 +610,3 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
         < -quantile(1 - IMPOSSIBLE / len(series_deviations))
         for series_deviation in series_deviations
     )
-
-
-# -- Bayes-optimal error at finite dimension -------------------------------------------------------------------------------
-# At finite D the smallest possible error differs from the limit, by 10% at d = 80. The coefficient of 1 / D is known in closed
-# form, or measured from runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
-
-
-class Optimum(NamedTuple):
-    """Bayes-optimal errors (P,) at one dimension with standard errors (P,), their source, and the errors on single instances.
-
-    ``is_mean_of_runs``: they are no more than the mean over the runs of one algorithm, whose ratio to them is 1.
-    """
-
-    value: Host
-    error: Host
-    source: str
-    instance_errors: Mapping[str, Host]
-    is_mean_of_runs: bool = False
-
-    def reachable_errors(self, instance: str) -> Host:
-        """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
-        return np.maximum(self.value, self.instance_errors.get(instance, 0.0))
-
-
-class OptimalRuns(NamedTuple):
-    """Runs of a Bayes-optimal algorithm at one dimension: limit (P,), errors by instance, coefficients of 1/D if known."""
-
-    dimension: int
-    algorithm: str
-    limit: Host
-    instance_errors: Mapping[str, Host]
-    coefficient: Sequence[float] | None
-
-
-def optimum_at_limit(point: TheoryPoint) -> Optimum:
-    """Optimum without a finite-size correction: the infinite-D limit at a theory point."""
-    return Optimum(point.mse, point.mse_error, LIMIT, {})
-
-
-def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
-    """Compute the optimum at every dimension for one problem and sample ratio.
-
-    Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
-    variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
-    explains (``FINITE`` and ``SECOND``) is cut off there.
-    """
-    closed_form = {}
-    for reference in references:
-        limit, dimension = reference.limit, reference.dimension
-        if reference.coefficient is not None:
-            excess = np.asarray(reference.coefficient, dtype=float) / dimension
-            error = excess**2 / np.where(limit > 0, limit, 1.0)
-            closed_form[dimension] = Optimum(
-                limit + excess, error, "closed form", reference.instance_errors
-            )
-    return closed_form or _fitted_optima(
-        [
-            reference
-            for reference in references
-            if len(reference.instance_errors) > 1 and (reference.limit > 1e-12).all()
-        ]
-    )
-
-
-def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
-    """Fit the optimum at every dimension to the runs of a Bayes-optimal algorithm."""
-    if not references:
-        return {}
-    dimensions = np.array(
-        [reference.dimension for reference in references], dtype=float
-    )
-    run_counts = [len(reference.instance_errors) for reference in references]
-    limits = np.array([reference.limit for reference in references]).T
-    optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
-    is_mean_of_runs = len(references) == 1
-    for component, limit in enumerate(limits):
-        run_errors = [
-            np.array([*reference.instance_errors.values()])[:, component]
-            for reference in references
-        ]
-        excess = (
-            np.array([dimension_errors.mean() for dimension_errors in run_errors])
-            - limit
-        )
-        sems, _ = pooled_errors(
-            dimensions,
-            [dimension_errors.std(ddof=1) for dimension_errors in run_errors],
-            run_counts,
-        )
-        sems = np.maximum(sems, 1e-6 * limit)
-        fit = fit_sizes(
-            dimensions, excess, sems, (0.0, np.inf, SECOND / 3 * limit.max())
-        )
-        # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
-        largest_plausible = limit * (
-            1 + 2 * (FINITE["lower"] / dimensions + SECOND / dimensions**2)
-        )
-        fitted_errors = limit + fit.laws @ fit.coefficients
-        is_mean_of_runs &= bool((fitted_errors <= largest_plausible).all())
-        optimal_errors[component] = np.clip(
-            fitted_errors, 1e-3 * limit, largest_plausible
-        )
-        errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
-    source = f"{FITTED}{references[0].algorithm}"
-    return {
-        reference.dimension: Optimum(
-            optimal_errors[:, size_index],
-            errors[:, size_index],
-            source,
-            reference.instance_errors,
-            is_mean_of_runs,
-        )
-        for size_index, reference in enumerate(references)
-    }

@@ -1,4 +1,4 @@
-"""Rows of the error table as typed values: flat JSON, grouping by place, unique labels, reasons of failed runs."""
+"""Rows of the error table as typed values: flat JSON, grouping by place, reasons of failed runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 from pydantic import Field
 
-from smimbench.files import canonical_json
 from smimbench.interfaces.checks import short_repr
 from smimbench.problem.problem import Specification, without
 from smimbench.run.external import EXTERNAL
@@ -430,7 +429,8 @@ class Row:
         ):
             return None
         standard_error = math.hypot(self.estimate.sem or 0.0, predicted.error or 0.0)
-        return ((self.estimate.mean or 0.0) - predicted.value) / standard_error
+        difference = (self.estimate.mean or 0.0) - predicted.value
+        return difference / standard_error if standard_error else None
 
     @property
     def z_from_limit(self) -> Number:
@@ -725,59 +725,3 @@ def common_dimension_letter(rows: Iterable[Row | RowEntry]) -> str:
     """Return the letter for the dimension of rows: that of their model, or D if models differ."""
     letters = {row.dimension_letter for row in rows}
     return letters.pop() or "D" if len(letters) == 1 else "D"
-
-
-def with_unique_labels(rows: Iterable[Row]) -> list[Row]:
-    """Extend labels that different problems or algorithms share, so that every label is unique."""
-    rows = list(rows)
-    for item in ("problem", "algorithm"):
-        specs_by_label: dict[str, dict[str, dict[str, object]]] = {}
-        for row in rows:
-            spec = getattr(row.identity, item)
-            specs_by_label.setdefault(getattr(row.place, item), {})[
-                canonical_json(spec)
-            ] = _flattened(spec)
-        for row_index, row in enumerate(rows):
-            label, spec = getattr(row.place, item), getattr(row.identity, item)
-            if len(specs_by_label[label]) > 1:
-                labels = {
-                    "problem": row.place.problem,
-                    "algorithm": row.place.algorithm,
-                }
-                labels[item] += _differing_parameters(
-                    specs_by_label[label], canonical_json(spec)
-                )
-                rows[row_index] = row.labeled(**labels)
-    return rows
-
-
-def _flattened(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Flatten nested tables; keys of inner tables follow those of outer ones after a dot."""
-    flat_table: dict[str, object] = {}
-    for name, value in table.items():
-        if isinstance(value, dict):
-            flat_table |= _flattened(value, f"{prefix}{name}.")
-        else:
-            flat_table[prefix + name] = value
-    return flat_table
-
-
-def _differing_parameters(
-    flat_specs: Mapping[str, Mapping[str, object]], identity: str
-) -> str:
-    """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``."""
-    parameters = sorted(
-        {parameter for flat_spec in flat_specs.values() for parameter in flat_spec}
-    )
-    settings = []
-    for parameter in parameters:
-        if (
-            len({repr(flat_spec.get(parameter)) for flat_spec in flat_specs.values()})
-            > 1
-        ):
-            is_package = parameter.rpartition(".")[2] == "distribution"
-            default = "smimbench" if is_package else "unset"
-            settings.append(
-                f"{parameter}={flat_specs[identity].get(parameter, default)}"
-            )
-    return f" ({', '.join(settings)})"

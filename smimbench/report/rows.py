@@ -30,7 +30,7 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
-from smimbench.report.prediction import (
+from smimbench.report.optimum import (
     OptimalRuns,
     Optimum,
     optima_by_dimension,
@@ -53,7 +53,6 @@ from smimbench.report.row import (
     dimension_letter_of,
     grouped,
     reason_of,
-    with_unique_labels,
 )
 from smimbench.report.statistics import (
     TracedRun,
@@ -69,6 +68,7 @@ from smimbench.report.statistics import (
     runs_still_moving,
     values_of,
 )
+from smimbench.report.unique_labels import with_unique_labels
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, stored_or_none
 from smimbench.run.external import EXTERNAL, GridPoint, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status

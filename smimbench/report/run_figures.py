@@ -20,7 +20,7 @@ from smimbench.registry.registry import (
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap, optimum_name, problem_titles
-from smimbench.report.prediction import optimum_at_limit
+from smimbench.report.optimum import optimum_at_limit
 from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,

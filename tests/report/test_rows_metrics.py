@@ -86,7 +86,8 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
         ), abs=1e-6)  # fmt: skip
         assert row["theory_error"] == 0.01
         assert row["ratio_to_bayes"] is None
-    _, text, _ = call(capsys, "show", suite, "--results", out, "--figures", *options)
+    shown = ("show", suite, "--results", out, "--full", "--figures", *options)
+    _, text, _ = call(capsys, *shown)
     assert "line: found share against theory" in text
     assert (
         "error /"

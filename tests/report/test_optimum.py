@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from smimbench.report.prediction import (
-    LIMIT,
+from smimbench.report.optimum import (
     OptimalRuns,
     Optimum,
     optima_by_dimension,
     optimum_at_limit,
 )
+from smimbench.report.row import LIMIT
 from tests.helpers import theory_point
 
 
