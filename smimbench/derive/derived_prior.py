@@ -227,7 +227,7 @@ def _gains_until_steady(
     log_gain = np.zeros(len(grid))
     steady_count = 0
     for grid_index, information in enumerate(grid):
-        # Far out at the upper end nothing changes any more.
+        # At large informations the gain no longer changes.
         if steady_count == 3:
             log_gain[grid_index] = log_gain[grid_index - 1]
             continue
@@ -315,7 +315,7 @@ class SimulatedPrior(DerivedPrior):
         if not self._simulates:
             return 0.0
         if self.matrix:
-            return 3e-3  # of that dimension
+            return 3e-3  # error of matrices of that dimension
         if len(Qhat) > 1:
             return float(np.max(_relative_error(self._simulated_errors(Qhat))))
         _, log_grid, errors = self._error_curve

@@ -38,7 +38,7 @@ def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
     The two are independent means over draws of the noise, or one exact value twice.
     Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
     """
-    if getattr(channel, "draws_predictions", False):  # a derived channel alone
+    if getattr(channel, "draws_predictions", False):  # only derived channels have it
         return cast("tuple[Array, Array]", channel.predict_twice(z, *index))
     prediction = predict(channel, z)
     return prediction, prediction
@@ -83,7 +83,7 @@ def is_noisy(channel: Channel, z: Array) -> bool:
         TypeError,
         AttributeError,
         AssertionError,
-    ):  # rng is required, or None has no such method
+    ):  # forward requires rng, or calls a method of it
         return True
     labels_of_seed_0, labels_of_seed_1 = (
         np.asarray(channel.forward(z, rng=np.random.default_rng(seed)))
@@ -141,7 +141,7 @@ def few_labels(channel: Channel, sites: int) -> Host | None:
     drawn from test latents ``z`` (n, P, C) with C = ``sites``.
     """
     rng = monte_carlo_rng("likelihood: symmetry")
-    z = probe(channel, sites, 4096)  # values of a smaller probability are not met
+    z = probe(channel, sites, 4096)  # rarer labels are not met
     y = np.asarray(channel.forward(z, rng=rng))
     label_values = np.unique(y.reshape(len(y), -1), axis=0)
     if len(label_values) > 64:
@@ -159,7 +159,7 @@ def few_labels(channel: Channel, sites: int) -> Host | None:
                     log_likelihood(channel, repeated_label, test_latents), dtype=float
                 )
             )
-    # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
+    # If the sum is not constant, the likelihood is no probability or a label was not met: labels are sampled instead.
     return (
         label_values
         if np.ptp(probability_sum) < 1e-6 * probability_sum.mean()
@@ -178,7 +178,7 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
     transposition = np.eye(P)
     transposition[:2] = transposition[:2][::-1]
     random_rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
-    random_rotation[0] *= np.linalg.det(random_rotation)  # a reflection is none
+    random_rotation[0] *= np.linalg.det(random_rotation)  # a rotation has determinant 1
     if P > 1 and is_symmetry(random_rotation):
         return "rotations"
     has_sign_flips = all(

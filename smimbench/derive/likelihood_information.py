@@ -328,7 +328,7 @@ class LikelihoodInformation:
         for (u, importance_weights), reflection_axis in zip(
             point_sets, reflection_axes
         ):
-            # Turned for every omega, so that the errors of different omegas are independent.
+            # Points are reflected for every omega, so that the errors of different omegas are independent.
             reflected_points = reflected(
                 np.broadcast_to(u, (n, *u.shape)), reflection_axis, np
             )

@@ -255,7 +255,7 @@ class Samples:
                 1e-9 / d * xp.linalg.trace(fitted_covariance)[:, None, None] * identity
             )
             fitted_covariance = COVARIANCE_FACTOR * fitted_covariance + covariance_ridge
-            # Nothing found: look further out.
+            # If no possible point was found, look further out.
             has_possible_point = xp.max(log_weights, axis=1) > 0.5 * IMPOSSIBLE
             row_mean = xp.where(has_possible_point[:, None], fitted_center, row_mean)
             fitted_covariance = xp.where(
@@ -431,7 +431,7 @@ def _from_prior(block: Samples) -> PosteriorMoments:
     ``block`` is a block of samples.
     """
     moments = _on_points(block, POINTS)
-    # Where errors of single samples average out, a few effective points will do.
+    # Without ``refine`` errors of single samples average out, and a few effective points are enough.
     needed_fraction = (1.0 if block.refine else 0.2) * PRIOR_FRACTION
     is_effective = moments.effective >= needed_fraction * POINTS * REPLICATES
     moments = _with_more_points(block, moments, is_effective)

@@ -126,7 +126,7 @@ class DensityPrior(DerivedLaw):
                 "log_density",
                 "must be the log-density of a law with finite variance, but it does not decrease far from 0",
             )
-        for _ in range(3):  # zoom to where the mass is
+        for _ in range(3):  # narrow the grid to the mass
             in_support = np.flatnonzero(log_density >= log_density.max() - 60)
             lowest_t = t[max(in_support[0] - 1, 0)]
             highest_t = t[min(in_support[-1] + 1, len(t) - 1)]
@@ -232,7 +232,7 @@ class DensityPrior(DerivedLaw):
                 observations, np.full_like(observations, information), 1e-6
             )[:2].T
 
-        # Both are smooth in r, and entries are many.
+        # Posterior mean and variance are smooth in r, and entries are many: interpolate.
         posterior_width = math.sqrt(min(self.variance, 1 / information))
         mean_and_variance = values_by_panels(
             entry_moments,

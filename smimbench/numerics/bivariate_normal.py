@@ -216,7 +216,7 @@ def _log_cdf_tail(
     s = math.sqrt(1 - r * r)
     is_swapped = k < h
     h, k = xp.where(is_swapped, k, h), xp.where(is_swapped, h, k)
-    # nodes of the rule for the tail
+    # The rule for the tail has 64 nodes.
     nodes, node_weights = (
         xp.asarray(rule_array, dtype=xp.float64, device=device)[:, None]
         for rule_array in gauss_legendre(64, 0.0, 1.0)

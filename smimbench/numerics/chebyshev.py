@@ -45,7 +45,7 @@ def values_by_panels(
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     is_evaluated = np.ones(len(x), dtype=bool)
-    # panels to begin with
+    # 8 panels to begin with
     edges = (
         np.linspace(sorted_points[0], sorted_points[-1], 8 + 1)
         if len(x)
@@ -61,7 +61,7 @@ def values_by_panels(
             np.searchsorted(sorted_points, panels[:, 1], side="left"),
         )
         # Equal or nearly equal points are evaluated directly, however many there are.
-        # narrowest panel, relative to where it is
+        # Panels narrower than 1e-12 of their position are not split.
         has_many_points = (stops - starts > NODES) & (
             np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1)
         )
@@ -76,7 +76,7 @@ def values_by_panels(
             (midpoint[:, None] + half_width[:, None] * nodes).ravel()
         ).reshape(len(panels), NODES, -1)
         coefficients = np.einsum("ij,pjk->pik", to_coefficients, values)
-        # coefficients that must be small, the last ones
+        # The last 3 coefficients must be small.
         is_resolved = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
         for panel in np.flatnonzero(is_resolved):
             panel_points = slice(starts[panel], stops[panel])

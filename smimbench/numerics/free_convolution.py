@@ -325,7 +325,7 @@ class FreeConvolution:
         integrals, errors = evaluate(panels)
         for _ in range(40):
             tolerance = rtol * np.abs(integrals).sum(-1)
-            # panels at which an integral is given up
+            # an integral with more panels is given up
             if (errors.sum(-1) <= tolerance).all() or len(panels) > 20_000:
                 break
             is_inaccurate = (errors > tolerance[:, None] / (2 * len(panels))).any(0)

@@ -313,7 +313,7 @@ def _integrate(
         if not (cells.top > IMPOSSIBLE / 2).all():
             cells = cells.take(
                 np.flatnonzero(cells.top > IMPOSSIBLE / 2)
-            )  # zeros carry nothing
+            )  # cells of integrand 0 are left out
         if not len(cells.line):
             return
         line_starts = np.flatnonzero(np.diff(cells.line, prepend=-1))
@@ -332,7 +332,7 @@ def _integrate(
         unfinished_cells = np.flatnonzero(np.repeat(is_unfinished, cell_counts))
         cells_to_copy = np.repeat(unfinished_cells, 1 + is_split[unfinished_cells])
         split_cells = cells.take(unfinished_cells[is_split[unfinished_cells]])
-        # Until the halves of a cell are evaluated: a narrow support may lie between their nodes.
+        # The error is infinite until the halves of a cell are evaluated: a narrow support may lie between their nodes.
         all_moments.error[split_cells.line] = np.inf
         cell_starts = split_cells.midpoint - split_cells.half
         cell_stops = split_cells.midpoint + split_cells.half

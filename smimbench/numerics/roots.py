@@ -66,7 +66,7 @@ def bracketed_roots(
         bracket_array[is_active] for bracket_array in (bracket_index, a, b, fa, fb)
     )
     step_fraction = np.full(a.shape, 0.5)
-    # bisection needs at most 60
+    # bisection alone needs at most 60 rounds
     for _ in range(200):
         if not bracket_index.size:
             break

@@ -187,9 +187,7 @@ def extrapolate(
     smallest_size = float(D.min())
     value_at_smallest = abs(float(y[np.argmin(D)]))
     second_order_scale = 0.0
-    for _ in range(
-        3
-    ):  # at first by 1/D alone: what follows it is of the size of its square
+    for _ in range(3):  # first without c; then c is of the size of b squared
         size_fit = fit_sizes(D, y, e, (math.inf, math.inf, second_order_scale))
         limit, b, c = size_fit.coefficients.tolist()
         value_size = max(abs(limit), value_at_smallest)

@@ -266,7 +266,7 @@ def nishimori(context: CheckContext, model: Model, components: int | None) -> No
         model,
         kinds=(context.kind,),
         components=components,
-        clock=time.process_time,  # other processes do not slow it
+        clock=time.process_time,  # time of this process alone
     )
 
 

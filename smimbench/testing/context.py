@@ -254,7 +254,7 @@ def _why_refused(channel: Channel, model: Model) -> str:
     z = monte_carlo_rng("checks: latents").standard_normal(shape)
     rng = monte_carlo_rng("checks: labels")
     labels, error = attempt(lambda: np.asarray(channel.forward(z, rng=rng)))
-    if error is not None:  # another number of tokens may do
+    if error is not None:  # a channel may accept another number of tokens
         return f"forward raised {error_line(error)} for latents of shape {z.shape}"
     if labels.shape[:1] != (3,):
         return f"forward of 3 samples must return labels of shape (3, ...), got {labels.shape}"

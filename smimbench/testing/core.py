@@ -99,7 +99,7 @@ class Check:
             Exception,
             SystemExit,
             _TimeIsUp,
-        ) as error:  # the item's own: it may raise anything
+        ) as error:  # errors of the item, which may raise anything
             if self.required:
                 context.broken.append(self.id)
             if isinstance(error, CheckFailed):
@@ -137,7 +137,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, outer_handler)
-        if outer_remaining:  # of whoever watches us
+        if outer_remaining:  # restore the timer of an outer caller
             outer_remaining = max(
                 outer_remaining - (time.monotonic() - start_time), 1e-3
             )

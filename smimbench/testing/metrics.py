@@ -203,7 +203,7 @@ def theory(context: CheckContext, instance: Instance) -> None:
         "branch": "unique",
         "method": "made up",
     }
-    # As it is, before the engine leaves out what is wrong.
+    # The metric's own theory, before the engine leaves out wrong numbers.
     theory_values, theory_errors = context.item.theory(problem, theory_point)
     expected_count = P if context.item.per_component else 1
     if len(theory_values) != expected_count or len(theory_errors) != expected_count:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from smimbench.theory.types import Check, Prediction, compare
 
-# Imported when first used: this folder is imported whenever smimbench is.
+# Public names are imported when first used, because this folder is imported whenever smimbench is.
 _HOME = {
     "measured_error": "generalization",
     "exponential": "coupled",

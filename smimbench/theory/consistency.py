@@ -127,7 +127,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
             raise channel_test.fail(
                 "log_likelihood is -inf for the latents from which forward drew the label"
             )
-        # Until ratios differ, but not so much that a few of them are the mean.
+        # Lengthen the shift until likelihood ratios differ, but not so much that a few of them dominate the mean.
         for _ in range(5):
             log_ratio = (
                 _log_likelihood(channel_test, y, z + shift_step * shift_direction)
@@ -184,7 +184,7 @@ def _require_prior(prior_test: PriorTest, P: int) -> None:
     signal = prior_test.call(
         "sample", prior_test.rng("signal, form"), P, prior_test.min_draws
     )
-    # Before its moments, which may be derived from denoise.
+    # Test the form of denoise before the moments, which may be derived from it.
     prior_test.denoised(np.asarray(signal, dtype=float), np.eye(P))
     second_moment, prior_mean_overlap = (
         np.asarray(prior_test.call(name, P))
@@ -192,7 +192,7 @@ def _require_prior(prior_test: PriorTest, P: int) -> None:
     )
     variance = second_moment - prior_mean_overlap
     inverse_variance = np.linalg.inv(variance)
-    # More is known of one component than of another.
+    # Weights by which more is known of one component than of another.
     component_weights = np.diag(np.sqrt(1 + np.arange(P)))
     for draw_index, qhat_factor in enumerate(TESTED_QHAT_FACTORS):
         Qhat = qhat_factor * component_weights @ inverse_variance @ component_weights
@@ -240,7 +240,7 @@ def require_consistent_at(
         return
     second_moment, prior_mean_overlap = prior_moments(problem)
     second_moments, start_time = np.diagonal(second_moment), clock()
-    # In random order: a slow item is tested along the whole curve, too.
+    # The order is random, so that a slow item is tested along the whole curve, too.
     random_order = monte_carlo_rng("consistency: points").permutation(len(points))
     for index in random_order[:REPORTED_POINTS].tolist():
         Q, V = points[index]
@@ -253,7 +253,7 @@ def require_consistent_at(
             )
         if unknown_shares.max() < SMALLEST_UNKNOWN_SHARE:
             continue
-        # A little further: where an item goes wrong, a curve turns, and points stop just before.
+        # Test at a slightly smaller error: where an item goes wrong, a curve turns, and points stop just before.
         V = 0.98 * V
         learned_components = np.flatnonzero(
             np.diagonal(Q - prior_mean_overlap) > NEGLIGIBLE * second_moments

@@ -92,7 +92,7 @@ class Continuation:
             1e-6
             * information_diagonal[informative_components]
             / information_diagonal.max()
-        )  # below so little everything is proportional to alpha
+        )  # at so small a Qhat everything is proportional to alpha
         log_ratios, information_error = self.ratios.log_ratios(
             x, informative_components
         )
@@ -206,7 +206,7 @@ class Continuation:
                 and len(stage.moving_components) == 1
                 and self.ratios.uses_sampling
             ):
-                mismatch = tolerance  # there is no slope yet to compare with
+                mismatch = tolerance  # one node has no slope to extrapolate
             moves_backwards = float((node.x - latest_node.x) @ tangent) <= 0
             is_rejected = (
                 not np.isfinite(node.log_alpha)
@@ -285,7 +285,7 @@ class Continuation:
         ) <= 3 * self._tolerance(stage, node)
         if is_near_extrapolation or distance <= 2 * self.ratios.accuracy.shortest_step:
             return stage.nodes_ahead.pop()
-        # Somewhere on the way, not just before its end.
+        # If the node ahead is near, go half of the way to it, not to a point just before it.
         stage.step = min(
             stage.step, distance if stage.step < 0.7 * distance else distance / 2
         )
@@ -526,7 +526,7 @@ class Continuation:
         position, crossing_node = min(
             positions_and_nodes[2:], key=lambda point: abs(stability_gap(point[1]))
         )
-        # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
+        # The remaining stability gap is removed along the curve, on which log alpha changes by ``log_alpha_per_gap`` times it.
         positions, *gaps_and_log_alphas = nearest_points(2)
         gap_slope, log_alpha_slope = (
             np.polyfit(positions, ordinates, 1)[0] for ordinates in gaps_and_log_alphas

@@ -213,7 +213,7 @@ class Recursion:
         assert best_solution is not None
         if (
             best_solution.residual <= best_solution.relative_error
-        ):  # where values jump, nothing closer can be found
+        ):  # sampled values may jump: nothing closer can be found
             return best_solution
         return best_solution._replace(
             method=f"{best_solution.method}, {MAX_CORRECTIONS} {UNFINISHED}"
@@ -279,7 +279,7 @@ class Recursion:
                 log_qhat = image
                 break
             if residual > 2 * smallest_residual:
-                last_points, last_steps = [], []  # the history misleads
+                last_points, last_steps = [], []  # forget the history, which misleads
             smallest_residual = min(smallest_residual, residual)
             last_points, last_steps = (
                 [*last_points[-3:], log_qhat],
@@ -309,7 +309,7 @@ class Recursion:
                     - (point_changes + step_changes) @ mixing_weights
                 )
                 if accelerated_step @ step[upper_triangle] < 0:
-                    # Against the iteration itself: towards a fixed point that it moves away from.
+                    # The accelerated step goes against the iteration, towards a fixed point that repels it: take the plain step.
                     last_points, last_steps = [], []
                     continue
                 largest_change = float(np.abs(accelerated_step).max())
@@ -374,7 +374,7 @@ class CoupledCurve(Curve):
         )
         return information.value, 1e-2 if is_sampled(
             information.method
-        ) else 1e-6  # less would be lost in noise
+        ) else 1e-6  # a smaller perturbation would be lost in noise
 
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"
@@ -403,7 +403,7 @@ class CoupledCurve(Curve):
             UNFINISHED in informed_prediction.method
             and UNFINISHED not in uninformed_prediction.method
         ):
-            # What was not reached in so many steps is no fixed point.
+            # An informed solve that did not converge is no fixed point.
             return [
                 replace(
                     uninformed_prediction,
@@ -480,7 +480,7 @@ class CoupledCurve(Curve):
             )
             if (
                 is_nearly_perfect and perfect_threshold.value == 0
-            ):  # a discrete signal: what is nearly known is stable
+            ):  # discrete signals: nearly perfect recovery is stable
                 return _perfect(problem, alpha, branch)
             if is_nearly_perfect or UNFINISHED in fixed_point.method:
                 lower_fixed_point = _climb_to_fixed_point(
@@ -580,7 +580,7 @@ def _prediction(
         0.01 if fixed_point.offset is None else 0.05
     )  # rough values may jump by 1e-3
     alpha_shift = relative_shift if branch == "uninformed" else -relative_shift
-    # A residual far below the shift is enough.
+    # A residual far below the relative shift of alpha is enough.
     nearby_qhat = Recursion(problem, alpha * (1 - alpha_shift)).nearby(
         fixed_point, 0.05 * relative_shift
     )

@@ -206,7 +206,7 @@ class Curve(ABC):
             return informed_start
         inner_alphas = np.linspace(informed_start.value, uninformed_end, 33)[
             1:-1
-        ]  # shorter leads are not seen
+        ]  # a transition closer to the start is not seen
         is_informed_optimal = (
             np.array([self._free_entropy_gap(alpha)[0] for alpha in inner_alphas]) > 0
         )
@@ -360,7 +360,7 @@ def free_entropy_between(
     path_start, path_end = (
         spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
     )
-    # Every node, and its neighbors on both sides for the slope of the path.
+    # Rows of positions: before, at and after every node, for the slope of the path.
     path_positions = (nodes + position_step * np.array([[-1.0], [0.0], [1.0]]))[
         ..., None, None
     ]
@@ -545,7 +545,7 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
         for ratios, *_ in (at_larger_error, at_balance, at_smaller_error)
     )
     ratio_limit = aitken(ratio_below, ratio_at_balance, ratio_above)
-    # Where it is no geometric sequence, what is left is not known better than the last step.
+    # If the sequence is not geometric, its limit is not known better than its last step.
     limit_error = (
         abs(ratio_limit - ratio_above)
         if ratio_limit != ratio_above

@@ -158,7 +158,7 @@ class FixedPointCurve(Continuation, Curve):
             )
         stage_curve = traced_curve.curves[int(traced_curve.stage_index[grid_index])]
         position, position_error = traced_curve.position[grid_index], 0.0
-        # Between two stages a component waits for its own sample ratio.
+        # If the curve reaches alpha between two stages, the fixed point is the start of the next one.
         if (
             traced_curve.stage_index[grid_index - 1]
             == traced_curve.stage_index[grid_index]
@@ -328,7 +328,7 @@ class FixedPointCurve(Continuation, Curve):
         stage, node = curves[-1].stage, curves[-1].stage.nodes[-1]
         qhat = self.ratios.qhat(node.x, stage.learned_components)
         if perfect_log_alpha == np.inf or len(stage.learned_components) < len(qhat):
-            # The curve ends where numbers do: the error that is left is as uncertain as it is small.
+            # The curve ends at the resolution of numbers: the remaining error is uncertain by its own size.
             return self._build_prediction(alpha, qhat, [qhat * np.exp(1.0)], branch)
         remaining_share = (
             (perfect_log_alpha - log_alpha) / (perfect_log_alpha - node.log_alpha)

@@ -144,7 +144,7 @@ def _add_error_of_V(
     V_shift = np.diag(
         np.minimum(np.broadcast_to(V_error, len(V)), np.maximum(np.diagonal(Q), 0.0))
     )
-    if V_shift.max() <= 1e-8:  # less does not show
+    if V_shift.max() <= 1e-8:  # smaller errors of V do not matter
         return errors
     errors_at_point, errors_at_shift = (
         generalization_error(problem, q, v)

@@ -124,7 +124,7 @@ class Nodes:
         node = self.evaluated.get(key)
         if (
             node is None or np.shape(node.value) != Q.shape
-        ):  # a stored one may be anything
+        ):  # a stored node may have another shape
             if self._evaluate is None:
                 node = evaluate(Q, V)
             else:
@@ -314,7 +314,9 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
     """Relative error of V at information ``qhat`` (P, P) as stated by the prior; 0 if the prior states none."""
-    stated_error = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
+    stated_error = getattr(
+        problem.prior, "overlap_error", 0.0
+    )  # derived priors have one
     return float(
         stated_error(np.asarray(qhat, dtype=float))
         if callable(stated_error)
@@ -380,7 +382,7 @@ def inverse_map(
     target_log_odds = log_odds(Q, V)
     start_entries = (
         target_log_odds - symmetric_logarithm(prior_variance_block)[free_entries]
-    )  # exact for Gaussian signals
+    )  # this start is exact for Gaussian signals
 
     def residual(log_entries: Host) -> Host:
         """Log-odds (see ``log_odds``) at these entries of log Qhat minus those of the Q and V asked for."""

@@ -288,8 +288,8 @@ class ChannelTest(ItemTest):
             < effective_sample_size((mean_step * mean_step).sum((1, 2)))
             < FEWEST_EFFECTIVE
         ):
-            return {}, (z, omega)  # hardly any label says anything: chance decides
-        # Any function of the label will do: a bounded one of a random direction in which labels differ.
+            return {}, (z, omega)  # few labels move the mean: a test would be chance
+        # A bounded function of the label, along a random direction in the space of labels.
         flat_labels = np.nan_to_num(np.asarray(y, dtype=float).reshape(count, -1))
         rng = self.rng("directions", draw_index)
         label_deviations = np.ascontiguousarray(flat_labels.T).std(1)
@@ -303,7 +303,7 @@ class ChannelTest(ItemTest):
         omega_along = omega @ site_direction
         omega_weight = 1 + omega_along / np.std(
             omega_along, axis=0
-        )  # where labels see none, omega has it
+        )  # gives omega a sign where labels see none
         constant_function, is_large = np.ones_like(u), np.abs(u) > 1
         test_functions = {
             "on average": constant_function,

@@ -206,9 +206,9 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     signal, estimate = signal_and_estimate[:P], signal_and_estimate[P:]
     model = getattr(
         problem.model, "model", problem.model
-    )  # without weights of features
+    )  # the model without weights of features
     aligned_estimate, inner = model.align(signal, estimate, symmetry), model.inner
-    # What is given is not changed by rounding: the operation is read off, and applied to it.
+    # The operation is read off the roots and applied to the overlaps themselves, which the roots have rounded.
     transformation = np.asarray(inner(aligned_estimate, estimate)) @ np.linalg.pinv(
         np.asarray(inner(estimate, estimate)), rcond=1e-12
     )
@@ -234,7 +234,7 @@ def scores(overlaps: Overlaps) -> dict[str, Host]:
         1.0,
     )
     mse = T - 2 * M + Q
-    # At perfect recovery the three cancel, and rounding must not leave an error below 0. One that is clearly negative is kept:
+    # At perfect recovery T, M and Q cancel, and rounding must not leave an MSE below 0. A clearly negative one is kept:
     # the overlaps are wrong then.
     mse = np.where(mse > -1e-14 * (np.abs(T) + np.abs(Q)), np.maximum(mse, 0.0), mse)
     return {"mse": mse, "squared_cosine": cosine**2, "cosine": cosine, "overlap": M}
@@ -346,7 +346,7 @@ def _generalization_errors(
         [measured_error(problem, T, M.T, Q, V) for T, M, Q in zip(*matrices)]
         for matrices in zip(*sampled_overlaps)
     ]
-    # Evaluations differ by chance, starts do not, unless only some of them are looked at.
+    # The scatter of evaluations is an error; that of starts is one only if some of them are left out.
     groups = evaluations
     if start_count > MAX_SAMPLED_OVERLAPS:
         groups = [[errors] for errors in evaluations[0]]

@@ -99,7 +99,7 @@ class ScalarCurve(Curve):
         )
         self.prior_variance = (
             self.second_moment - self.prior_mean_overlap
-        )  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
+        )  # prior variance; that of a wide Wishart matrix is small
         node_count = (
             round(
                 np.log10(self.highest_qhat / self.lowest_qhat) * self.nodes_per_decade
@@ -193,7 +193,7 @@ class ScalarCurve(Curve):
         if branch == "informed" and self.perfect is not None:
             upper_node[requested_ratios >= self.perfect.value] = len(
                 node_alphas
-            )  # counting says where V = 0 is stable, whatever the last node is
+            )  # above this alpha V = 0 is stable, whatever the last node is
         has_node_pair = (upper_node > 0) & (upper_node < len(node_alphas))
         log_qhat = np.where(upper_node == 0, -np.inf, np.inf)
         if has_node_pair.any():
@@ -282,7 +282,7 @@ class ScalarCurve(Curve):
             for neighbor_pair in (np.log(alpha), neighbor_V)
         )
         # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
-        # What that makes of the information is an error of alpha, too.
+        # The change of the information with V by that error is an error of alpha, too.
         stated_error = np.array(
             [
                 overlap_error_at(self.problem, qhat * self.identity)
@@ -428,7 +428,7 @@ class ScalarCurve(Curve):
             return Threshold(
                 0.0, 0.0
             )  # a discrete signal: once known, it stays known at any sample ratio
-        # A prior may not know more than rounding allows: the sequence ends where it does.
+        # Qhat of the sequence goes no further than the last node, beyond which rounding hides V.
         end_qhat = min(1e10, float(np.exp(self.nodes[-1])))
         (end_ratio, earlier_ratio), (end_error, _) = self.alpha_of(
             np.log(end_qhat / np.array([1.0, RECOVERY_QHAT_FACTOR]))
@@ -436,7 +436,7 @@ class ScalarCurve(Curve):
         if not end_ratio <= max(
             LARGEST_RATIO_RISE * earlier_ratio, earlier_ratio + 3 * end_error
         ):
-            return None  # noise decides at last, however little there is of it
+            return None  # alpha rises without limit: some noise of the labels remains
         end_ratios = [
             self._alpha_at(np.log(end_qhat / 10**k)) for k in range(5, -1, -1)
         ]
@@ -647,7 +647,7 @@ def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
         ):
             extrema.append((extreme_index, search_direction > 0))
             search_direction, extreme_index = -search_direction, index
-    # The first may be the beginning itself, or no further from it than noise.
+    # The first extremum found may be the first value itself, or no further from it than noise: it does not count.
     if extrema and abs(values[extrema[0][0]] - values[0]) <= max(
         noise[extrema[0][0]], noise[0]
     ):

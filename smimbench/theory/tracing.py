@@ -150,7 +150,7 @@ class ComponentRatios:
         """Increase (P,) of every component's overlap over its lowest value, if all have this ``qhat``: prior variance minus MSE
         (diagonal of V).
         """
-        # V keeps its digits where Q - prior_mean_overlap does not
+        # At small gains Q - prior_mean_overlap loses its digits to cancellation; the gain is taken from V, which keeps them.
         V = np.diagonal(self.overlap(np.full(len(self.second_moment), qhat))[1])
         overlap_gain: Host = np.maximum(
             self.second_moment - self.prior_mean_overlap - V, 0.0
@@ -381,7 +381,7 @@ class Stage:
         monotone_cubic = PchipInterpolator(positions, node_values)
         if len(positions) <= 3:
             return monotone_cubic, monotone_cubic
-        # Cubics of four neighbors are eight times as far from a smooth curve as the spline is.
+        # The error of a cubic through four neighbors is about eight times that of the spline.
         local_cubic = LocalCubic(positions, node_values)
         cubic_spline = CubicSpline(positions, node_values)
         return cubic_spline, monotone_cubic if len(positions) == 4 else local_cubic
@@ -578,7 +578,7 @@ class Corrector:
             self.ratios.has_rough_information and len(moving_components) > 1
         )
         rough_x, rough_ratios = x, None
-        # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
+        # A stage begins where a component's overlap is 0, and the error of rough values may be another one there.
         if (
             is_jacobian_measured
             and origin.rough_error is not None
@@ -600,7 +600,8 @@ class Corrector:
                         x + correction * min(1.0, 1.0 / max(correction_size, 1e-300)),
                     ),
                 )
-        for halving in range(6):  # then the step is halved
+        # After 6 corrections without success the caller halves its step.
+        for halving in range(6):
             log_ratios, error = self.ratios.log_ratios(x, stage.learned_components)
             x_change = x - last_x
             if is_jacobian_measured and halving == 0:
@@ -635,7 +636,7 @@ class Corrector:
             corrected_x = x + correction * min(1.0, 1.0 / correction_size)
             x = self.step_within_bounds(stage, x, corrected_x)
             if (x != corrected_x).any() and len(stage.nodes) == 1:
-                # Back to the lowest overlap where it has just been left: noise, for this step is too short.
+                # The correction leads back to the lowest overlap that has just been left: the step is too short to exceed the noise.
                 correction, largest_correction, x = (
                     np.zeros_like(correction),
                     np.inf,

@@ -158,7 +158,7 @@ class PointByDraws:
         self.V = self.second_moment - self.Q
         np.fill_diagonal(
             self.V, self.mse
-        )  # the difference has lost the digits of small errors
+        )  # Q and the second moment have lost the digits of small errors
         overlap_gain = np.diagonal(self.Q) - np.diagonal(self.prior_mean_overlap)
         self.learned_components = [
             int(a)
@@ -234,7 +234,7 @@ class PointByDraws:
             by_posterior.append(g @ np.swapaxes(g, 1, 2))
             by_teacher.append(symmetric(g @ np.swapaxes(h, 1, 2)))
             posterior_error = max(posterior_error, float(posterior.error))
-        # An error of the posterior mean adds its square to the mean square.
+        # An error of the posterior mean adds its square to the mean of ``g g^T``.
         return (
             np.concatenate(by_posterior),
             np.concatenate(by_teacher),
@@ -345,7 +345,7 @@ class PointByDraws:
                 )
         if not all(
             check.has_enough_draws for check in checks[: len(rows)]
-        ):  # a step from means that are not known leads nowhere
+        ):  # a Newton step needs reliable means
             return checks
         mse_changes = (
             self.information_factor * by_posterior[:, rows, columns]
@@ -405,12 +405,8 @@ class PointByDraws:
             for omega, _, posterior in self._posteriors(
                 self.Q, self.V, second_moment=True
             ):
-                for (
-                    a,
-                    rates,
-                ) in (
-                    growth_rates.items()
-                ):  # at which a small overlap creates information
+                # Rates at which a small overlap creates information.
+                for a, rates in growth_rates.items():
                     G = np.asarray(posterior.second_moment)[:, a, :, a, :] / self.V[
                         a, a
                     ] - np.eye(omega.shape[2])
@@ -440,7 +436,7 @@ class PointByDraws:
 
     def _perfect(self) -> list[Check]:
         """Check that perfect recovery is stable: a small error V (overlap Q) shrinks under state evolution."""
-        # What is unknown has the covariance of the prior: components may share a mean, but no error.
+        # V is a small multiple of the prior covariance, so that components that share a mean share no error.
         V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
         Q = self.second_moment - V
         by_posterior, _, information_bias = self.draw(Q, V)
@@ -461,7 +457,7 @@ class PointByDraws:
             rate_bias,
             bound=True,
         )
-        # Written as a rate at which the error grows, so that the bound is an upper one like others.
+        # The inverse, the rate at which the error grows, is bounded from above like other rates.
         return [
             replace(
                 check,
@@ -503,7 +499,9 @@ class PointByDraws:
 
         check_options: dict[str, float] = {}
         finite_size_bias = np.zeros(P)
-        if self.problem.features is not None:  # weighted, and of its own size
+        if (
+            self.problem.features is not None
+        ):  # signals with feature weights have a dimension of their own
             D = len(self.problem.features)
             samples = np.concatenate(
                 [squared_errors_of(D, k) for k in range(max(2, self.draws // D))],
@@ -511,7 +509,7 @@ class PointByDraws:
             )
         elif has_low_rank:
             samples = squared_errors_of(self.draws, 0)
-        else:  # what the size of a matrix does is taken to fall as its inverse, and counted as an error
+        else:  # the effect of 1/D is extrapolated, and counted as an error
             small_D_errors, large_D_errors = (
                 np.concatenate(
                     [squared_errors_of(factor * DIMENSION, k) for k in range(MATRICES)],
@@ -571,7 +569,7 @@ class PointByDraws:
             "constant": constant_losses * self.draws / (self.draws - 1),
         }
         errors = self.point.generalization_error_error or {}
-        return [  # of balanced labels the first term vanishes, and what is left is of second order
+        return [  # the last argument allows for terms of second order, which matter for balanced labels
             compare(
                 f"generalization {kind}", None, printed_errors[kind], errors.get(kind, 0.0), loss, 2 * loss.mean() / self.draws
             )
