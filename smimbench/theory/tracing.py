@@ -636,7 +636,7 @@ class Corrector:
             corrected_x = x + correction * min(1.0, 1.0 / correction_size)
             x = self.step_within_bounds(stage, x, corrected_x)
             if (x != corrected_x).any() and len(stage.nodes) == 1:
-                # The correction leads back to the lowest overlap that has just been left: the step is too short to exceed the noise.
+                # The correction leads back to the lowest overlap, just left: the step is too short to exceed the noise.
                 correction, largest_correction, x = (
                     np.zeros_like(correction),
                     np.inf,

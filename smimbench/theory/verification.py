@@ -436,7 +436,7 @@ class PointByDraws:
 
     def _perfect(self) -> list[Check]:
         """Check that perfect recovery is stable: a small error V (overlap Q) shrinks under state evolution."""
-        # V is a small multiple of the prior covariance, so that components that share a mean share no error.
+        # V is a small multiple of the prior covariance, in which a mean that components share does not count.
         V = NEAR_RECOVERY_SHARE * (self.second_moment - self.prior_mean_overlap)
         Q = self.second_moment - V
         by_posterior, _, information_bias = self.draw(Q, V)
@@ -499,9 +499,8 @@ class PointByDraws:
 
         check_options: dict[str, float] = {}
         finite_size_bias = np.zeros(P)
-        if (
-            self.problem.features is not None
-        ):  # signals with feature weights have a dimension of their own
+        # Signals whose features have weights have a dimension of their own.
+        if self.problem.features is not None:
             D = len(self.problem.features)
             samples = np.concatenate(
                 [squared_errors_of(D, k) for k in range(max(2, self.draws // D))],
