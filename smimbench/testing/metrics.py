@@ -1,4 +1,4 @@
-"""Checks of metrics: type of the values, invariance under symmetry, at_teacher value at the teacher, theory."""
+"""Checks of metrics: type of the values, invariance under symmetry, value at the teacher, theory."""
 
 from __future__ import annotations
 
