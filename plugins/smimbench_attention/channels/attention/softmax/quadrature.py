@@ -140,8 +140,8 @@ def _add_point(sums, weight, values):
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Mean logit t where ``log((p + r) / (2 - p - r)) = log_odds`` and the logits of p and r differ by v: with x = e^t the root
-    of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t.
+    """Mean logit t where attention p, r has ``log((p + r) / (2 - p - r)) = log_odds`` and logits that differ by v: with x = e^t
+    the root of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t.
     """
     exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
     odds = math.exp(-abs(log_odds))
@@ -185,7 +185,7 @@ def _prior_mean_point(prior, sample):
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
-    p and r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives.
+    attention p, r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -221,8 +221,9 @@ def _normal_equations(prior, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
-    """Minimize the cost -2 log-weight over mean t and difference v of the logits of p and r by Levenberg-Marquardt steps (J^T J:
-    tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little wider, as tails are rarely thinner.
+    """Minimize the cost -2 log-weight over mean t, difference v of the logits of attention p and r by Levenberg-Marquardt steps
+    (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little wider, as tails are rarely
+    thinner.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -345,8 +346,8 @@ def _write_crude_means(samples, prior, start_t, start_v, rules, means):
 
 @_compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, prior):
-    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, s = p + r + c - 1, when a_2 = slope_size q need
-    only come within ``slack`` of its mean ``target_a2``.
+    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, s = p + r + c - 1 with attention p and r, when
+    a_2 = slope_size q need only come within ``slack`` of its mean ``target_a2``.
     """
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
     return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
@@ -354,8 +355,9 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation above ``threshold`` of ``_q_log_weight`` over s = p + r + c - 1 from s_low to s_high; its one maximum is at q =
-    ``best_q``. It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
+    """Variation above ``threshold`` of ``_q_log_weight`` over s = p + r + c - 1 from s_low to s_high; its one maximum is at 1 /
+    s^2 = ``best_q``. It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two
+    maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2

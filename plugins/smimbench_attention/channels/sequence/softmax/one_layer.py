@@ -151,7 +151,9 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
 
 
 class MixedSequenceSoftmax(MixedChannel):
-    """One-layer softmax channel for correlated latents, in closed form; only the posterior differs from independent tokens."""
+    """One-layer softmax channel for latents that are correlated over tokens, in closed form; only the posterior differs from
+    independent ones.
+    """
 
     def posterior(
         self,

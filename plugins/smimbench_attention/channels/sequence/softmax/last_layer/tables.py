@@ -136,8 +136,8 @@ def make_tables(
     def table_of_outer_value(
         outer_index: int, outer_value: Host | None
     ) -> tuple[Host, float]:
-        """Prior sums (N, m N) of the other layers at one value ``outer_value`` (2,) of the known layer's latents, the grid's
-        number ``outer_index`` (None: no layer is known), and the weight that lies beyond the last node.
+        """Prior sums (N, m N) of the other layers at one value ``outer_value`` (2,) of the known layer's latents (None: no layer
+        is known), number ``outer_index`` on the grid, and the weight that lies beyond the last node.
         """
         if len(unknown_layers) == 1:
             normal_numbers, weight = _two_token_grid(skip, points_per_unit)
