@@ -50,7 +50,9 @@ class StreamedInputs:
         empty_array: Array,
         read_slice: Callable[[slice], Array],
     ) -> None:
-        """Set the shape (n, T, D), an empty array of the right kind, and the function that reads a slice of samples."""
+        """Set the inputs' shape (n, T, D), an empty device array of their kind (its dtype and device count), and the function
+        that reads a slice of samples.
+        """
         self.shape = tuple(shape)
         """(n, T, D)."""
         self.like = empty_array
@@ -151,7 +153,9 @@ class DrawnInputs(StreamedInputs):
         self._set_source(shape, like, read)
 
     def whole_blocks(self, chunks: Iterable[slice]) -> list[slice]:
-        """Move the boundaries of sample slices to block boundaries, so that no block is drawn twice in a pass."""
+        """Move the boundaries of sample slices (``chunks``) to those of blocks, which are drawn as a whole, so that no block
+        is drawn twice in a pass.
+        """
         longest_chunk = max((chunk.stop - chunk.start for chunk in chunks), default=1)
         samples_per_slice = max(1, longest_chunk // self.block) * self.block
         return [
@@ -210,7 +214,8 @@ def fits_device_memory(byte_count: int, backend: Backend) -> bool:
 
 
 def sample_chunks(model: Model, inputs: Array, components: int) -> Iterable[slice]:
-    """Split the samples into slices for one pass (forward, posterior, adjoint) over the inputs.
+    """Split the samples of inputs (n, T, D) into slices, each small enough for one pass of the model (forward, posterior,
+    adjoint) with P = ``components`` components.
 
     The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
     ``components`` is P, or P times the number of students.

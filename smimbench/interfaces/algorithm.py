@@ -13,8 +13,9 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 
 class Plan(NamedTuple):
-    """Plan of an algorithm for a run: steps, batch size, students, cost; stated before any data are drawn.
-    ``draws_fresh`` says whether it learns from fresh samples instead of the data set.
+    """Plan of an algorithm for a run, stated before any data are drawn: number of steps, samples per step (``batch``), number
+    of estimates learned side by side (``students``), and cost of a step. ``draws_fresh`` says whether it learns from fresh
+    samples instead of the data set.
 
     Attributes
     ----------
@@ -44,8 +45,8 @@ class Plan(NamedTuple):
 
 
 class Overlaps(NamedTuple):
-    """Overlap matrices (P, P) of a signal ``S`` and an estimate ``S_hat``, computed by the model's ``inner``.
-    ``truth`` is the signal's with itself, ``cross`` the estimate's with the signal, ``own`` the estimate's with itself.
+    """Overlap matrices (P, P) of a signal S and an estimate S_hat, computed by the model's ``inner``: ``truth`` is the
+    signal's with itself, ``cross`` the estimate's with the signal, ``own`` the estimate's with itself.
 
     Attributes
     ----------

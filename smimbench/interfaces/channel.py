@@ -87,7 +87,8 @@ class Channel(Item):
         second_moment: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Posterior:
-        """Posterior of latents z ~ N(omega, V (x) I_C) given the labels y.
+        """Posterior of the latents z (n, P, C) given the labels y of n samples, if z ~ N(omega, V (x) I_C) before: means
+        ``omega`` (n, P, C), covariance V (P, P) of components.
 
         Derived: from `log_likelihood`.
 

@@ -111,7 +111,7 @@ def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
 
 
 def check_latents(z: Array, components: int, sites: int) -> None:
-    """Raise ValueError unless latents ``z`` have the shape (..., n, components, sites)."""
+    """Raise ValueError unless the latents ``z`` have the shape (..., n, P, C): n samples, P = ``components``, C = ``sites``."""
     if z.ndim < 3 or tuple(z.shape[-2:]) != (components, sites):
         raise ValueError(
             f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}"
@@ -121,7 +121,8 @@ def check_latents(z: Array, components: int, sites: int) -> None:
 def checked_posterior(
     posterior: Posterior, omega: Array, *, second_moment: bool = False
 ) -> Posterior:
-    """Check shapes and data types of the posterior that a channel returned for means ``omega`` (n, P, C), and return it.
+    """Check shapes and data types of the posterior that a channel returned for latents of prior means ``omega`` (n, P, C), n
+    samples, and return it; ``second_moment`` says whether that was requested, too.
 
     Raises
     ------

@@ -60,7 +60,8 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One draw of teacher and training data, bit-identical for every algorithm and backend.
+    """One draw of the problem, bit-identical for every algorithm and backend: the teacher (``signal``), and the training
+    inputs (n, T, D) and labels (n, ...) at the sample ratio.
 
     Attributes
     ----------
@@ -138,7 +139,9 @@ class Instance:
 
     @functools.cached_property
     def remarks(self) -> list[str]:
-        """Warnings about inputs whose mean is not 0 or whose variance is not 1."""
+        """Warnings about training inputs whose mean is not 0 or whose variance is not 1; means over samples are compared with
+        these within ``allowed_deviation``.
+        """
         numbers_per_sample = math.prod(self.inputs.shape[1:])
         sample_rows = np.asarray(
             to_host(self.inputs[: max(1, HOST_BLOCK // numbers_per_sample)]),
@@ -174,6 +177,7 @@ class Instance:
         self, estimate: Array, failed_metrics: dict[str, str] | None = None
     ) -> MetricValues:
         """Measure the metrics that are recorded at each iteration: ``mse``, ``overlap``, and those that plugins add.
+        ``failed_metrics``, the reason by metric, lists metrics that failed before and are left out; new failures are added.
 
         Parameters
         ----------
@@ -216,7 +220,9 @@ class Instance:
         return metric_values, reasons
 
     def overlaps(self, estimate: Array) -> Overlaps:
-        """Compute the overlap matrices (P, P) of teacher and estimate with each other and themselves, before alignment."""
+        """Compute the overlap matrices (P, P) of teacher with teacher, estimate with teacher, and estimate with itself,
+        before the estimate is aligned.
+        """
         teacher, inner_product = (
             _teacher_on_device_of(self, estimate),
             self.problem.model.inner,
@@ -232,7 +238,7 @@ class Instance:
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
     ) -> Measurement:
-        """Measure metrics of a final estimate on the host.
+        """Measure the metrics ``names`` of a final estimate on the host; ``V`` is the error (P, P) that the algorithm claims.
 
         Parameters
         ----------
@@ -258,7 +264,8 @@ class Instance:
         return Measurement(metric_values, reasons, claims.remarks)
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """Return what metrics compare: teacher, estimate aligned with it, and the error V that the algorithm claims.
+        """Return what metrics compare: the teacher, the estimate aligned with it by the problem's symmetry, and the error
+        ``V`` (P, P) that the algorithm claims, transformed in the same way.
 
         Raises
         ------
@@ -316,8 +323,9 @@ def draw_on_device(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Draw inputs x and labels y of n samples on a device, in blocks, each from the seed ``block_seed(block_index)``;
-    inputs that do not fit its memory are redrawn whenever they are read.
+    """Draw inputs x (n, T, D) and labels y of n samples on a device for a teacher ``signal``, in blocks of samples, each from
+    the seed ``block_seed(block_index)``; ``z`` are the latents, ``rng`` draws the noise of labels. Inputs that do not fit its
+    memory are redrawn whenever they are read.
     """
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
@@ -362,7 +370,9 @@ def _block_drawer(
     block_size: int,
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
-    """Return a function that draws one block of the tokens, given its index, in float64 on a device."""
+    """Return a function that draws one block of ``block_size`` samples of the inputs of this ``shape`` (n, T, D), given the
+    block's index, in float64 on a device.
+    """
     sample_count, *sample_shape = shape
     transform = inputs.transform
     if transform is None:  # all at once: samples of a file are different ones
@@ -391,7 +401,9 @@ def _block_drawer(
 
 
 def input_and_label_types(dtype: str) -> tuple[str, str]:
-    """Return the data types of inputs and of real-valued labels: for ``"mixed"``, float32 and float64."""
+    """Return the names of the data types of inputs and of real-valued labels, given that of the run: float32 and float64 for
+    ``"mixed"``, otherwise twice the same.
+    """
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
 

@@ -123,7 +123,9 @@ def specification(entry: Entry, item: object) -> Specification:
 
 
 def version_of(entry: Entry) -> Specification:
-    """Return the version of a registered item and, if it is third-party, the hash of its code, as in specifications."""
+    """Return the version of a registered item (``entry``) and, if it is third-party, the hash of its code, under the keys of
+    specifications.
+    """
     return {"version": entry.item.version} | (
         {} if entry.source is None else {"source": entry.source}
     )
@@ -156,7 +158,7 @@ def without(key: str, table: Parameters) -> Parameters:
 
 
 def _chosen_parameters(spec: Specification, defaults: Parameters) -> Parameters:
-    """Return the parameters that have no default, or differ from it."""
+    """Return the parameters in the specification of an item that have no default, or differ from it."""
     return {
         parameter_name: value
         for parameter_name, value in spec.items()
@@ -166,7 +168,7 @@ def _chosen_parameters(spec: Specification, defaults: Parameters) -> Parameters:
 
 
 def _parameter_text(spec: Specification, defaults: Parameters) -> str:
-    """Write the parameters that differ from their defaults as text ``name=value, ...``."""
+    """Write the parameters of an item's specification that differ from their defaults as text ``name=value, ...``."""
     parameters = _chosen_parameters(spec, defaults)
     return ", ".join(f"{name}={value}" for name, value in parameters.items())
 
@@ -273,7 +275,9 @@ class Problem:
         return not (np.asarray(variances(self.inputs.shape[1] or 8)) == 1).all()
 
     def _weigh_features(self) -> None:
-        """Weight the model's inner products and the prior by the feature variances, if a low-rank signal meets a spectrum."""
+        """Weight the model's inner products and the prior by the variances of the input features, if these differ (a
+        spectrum) and the signal has low rank.
+        """
         inputs = self.inputs
         if (
             inputs.feature_variances is None
@@ -287,7 +291,9 @@ class Problem:
         self.model, self.prior = weighted(self.model, self.prior, inputs)
 
     def per_variance(self, gradient: Array) -> Array:
-        """Divide a gradient with respect to the signal by the feature variances: its form in the metric of the latents."""
+        """Divide a gradient (P, D) with respect to the signal, coordinate by coordinate, by the variances of the D input
+        features: its form in the metric of the latents.
+        """
         if self.variances is None:
             return gradient
         variances = self.variances(gradient.shape[-1])

@@ -59,7 +59,9 @@ COMPARED_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """Change of a mean over runs between two tables, with its verdict.
+    """Change of a mean over runs between two tables (baseline and candidate), in percent with its standard error, its degrees
+    of freedom, confidence interval and ``z``, and the ``verdict`` on it, in words (``better``, ``worse``, ``within noise``,
+    ...).
 
     Attributes
     ----------
@@ -88,7 +90,8 @@ class Judgment:
 
 @dataclass(frozen=True, slots=True)
 class RowChange(RowEntry):
-    """Change between a row of the baseline and the row of the candidate for the same runs.
+    """Change between a row of the baseline and the row of the candidate for the same runs: the judged change of the mean, the
+    change of the time per iteration in percent, and the items whose code differs.
 
     Attributes
     ----------
@@ -169,7 +172,8 @@ def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowC
 
 
 def _row_pairs(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
-    """Pair the rows of two tables; a row without a counterpart is paired with None.
+    """Pair the rows of two tables of results that stand for the same runs (baseline row, candidate row); a row without a
+    counterpart is paired with None.
 
     A row without a counterpart of the same parameters is paired with the only row of the other table that agrees in all
     parameters that both have: another version of an item may have more parameters or use more samples.
@@ -245,7 +249,9 @@ def _code_hashes(item: object) -> list[object]:
 
 
 def _judge_change(baseline: Row, candidate: Row) -> Judgment:
-    """Judge the change of a mean; a larger share of failed runs takes precedence."""
+    """Judge the change of a mean over runs from the row of the baseline to that of the candidate; a larger share of failed
+    runs takes precedence over the mean.
+    """
     judgment = _judge_means(baseline, candidate)
     fails_more = _failed_fraction(candidate) > _failed_fraction(baseline)
     has_means = None not in (baseline.estimate.mean, candidate.estimate.mean)
@@ -255,7 +261,9 @@ def _judge_change(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _judge_means(baseline: Row, candidate: Row) -> Judgment:
-    """Judge the change of a mean without regard to failed runs."""
+    """Judge the change of a mean over runs, from the row of the baseline to that of the candidate, without regard to failed
+    runs. ``worse_by_instance`` says for each shared instance whether its value is worse.
+    """
     if baseline.estimate.mean is None:
         still_has_none = candidate.estimate.mean is None
         return Judgment("unchanged" if still_has_none else "estimates now")
@@ -302,7 +310,7 @@ def _judge_means(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _mean_on(instances: Sequence[str], row: Row) -> float:
-    """Mean of a row over the given instances; over all instances of the row if none are given."""
+    """Mean of a row's values over the given instances; over all instances of the row if none are given."""
     values, mean = row.estimate.values, row.estimate.mean
     if len(instances) in (0, len(values)) and mean is not None:
         return mean
@@ -327,7 +335,7 @@ def _time_change(baseline: Row, candidate: Row) -> float | None:
 
 
 def _sort_key(change: RowChange) -> tuple[float, float]:
-    """Sort key of changes: by verdict, worst first, then by the size of the change."""
+    """Key that sorts changes by verdict, worst first, then by the size of the change."""
     verdict = change.judgment.verdict
     rank = ORDER.index(verdict) if verdict in ORDER else len(ORDER)
     return rank, -abs(change.judgment.percent or 0.0)
@@ -342,7 +350,7 @@ class OverallChange(RowEntry):
     half_width: float
 
     def document(self) -> JsonObject:
-        """Return the JSON document of the change."""
+        """Return the JSON document of the mean change."""
         row, judgment = self.row.document(), self.judgment
         return {
             **{key: row[key] for key in OVERALL_KEYS},
@@ -405,7 +413,9 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
 def exceeds_limit(
     judgment: Judgment, limit_percent: float, time_percent: float | None = None
 ) -> bool:
-    """Return whether an error is worse, or a time slower, by more than ``limit_percent``, or the row exists in one table only."""
+    """Return whether the error of a row is worse, or its time (``time_percent``) slower, by more than ``limit_percent``, or
+    the row exists in one table only.
+    """
     if judgment.verdict in (LOST_ESTIMATE, FAILS_MORE, *ONE_SIDED):
         return True
     if (time_percent or 0.0) > limit_percent:

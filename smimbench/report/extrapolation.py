@@ -45,7 +45,9 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean over runs at one dimension, and its value ``moved`` to the common sample ratio with the standard error ``error``."""
+    """Mean over ``n`` runs at one dimension. ``moved`` is the mean rescaled to the common sample ratio by the theory's
+    dependence on it, ``error`` the standard error of ``moved``.
+    """
 
     dimension: int
     n: int
@@ -56,7 +58,9 @@ class SizePoint:
 
 @dataclass(frozen=True, slots=True)
 class Limit(RowEntry):
-    """Extrapolation to infinite D of one quantity, from rows that differ only in their dimension.
+    """Extrapolation to infinite D of one quantity (metric and component of an algorithm), from rows of results that differ
+    only in their dimension; ``row`` is a row of the table that holds the limit, ``points`` the means over runs that were
+    fitted.
 
     Attributes
     ----------
@@ -79,12 +83,14 @@ class Limit(RowEntry):
 
     @property
     def z(self) -> float | None:
-        """Difference of the limit from theory in standard errors."""
+        """Difference of the extrapolated limit from theory, in standard errors; None if the fit was rejected or there is no
+        theory.
+        """
         return self.row.z_from_limit
 
     @property
     def z_at_size(self) -> float | None:
-        """The same: at infinite D theory needs no correction."""
+        """The same as ``z``: theory at infinite D needs no finite-size correction."""
         return self.z
 
     def document(self) -> JsonObject:
@@ -117,7 +123,8 @@ FIT_FIELDS = {"value": "limit", "error": "error", "error_dof": "dof", "coefficie
 
 
 def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
-    """Extrapolate every quantity that was measured at three or more different dimensions to infinite D.
+    """Extrapolate every quantity that was measured at three or more different dimensions to infinite D; errors below
+    ``target`` are not resolved.
 
     A quantity is a metric of a component, for one problem, algorithm, backend and nominal sample ratio.
 
@@ -162,7 +169,10 @@ def _series_key(row: Row) -> tuple[object, ...]:
 
 
 def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
-    """Extrapolate one quantity from its rows at increasing dimension; None with fewer than three of them."""
+    """Extrapolate one quantity to infinite D from its rows at increasing dimension; None with fewer than three of them. The
+    ``theory_factors`` rescale the means over runs to the sample ratio of the largest dimension, ``difference`` is the limit
+    minus theory and ``z`` its normal score; errors below ``target`` are not resolved.
+    """
     rows = [row for row in series_rows if row.estimate.mean is not None]
     if len(rows) < FEWEST:
         return None
@@ -226,7 +236,9 @@ def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
 
 
 def _normal_score(fit: Extrapolation, difference: float, *errors: float) -> float:
-    """Return a difference over its combined error, converted from Student's law to the equally likely normal score."""
+    """Return the difference of an extrapolated limit from theory over its error, that of the fit combined with the further
+    ``errors``, converted from Student's law to the normal score of the same probability.
+    """
     score = difference / math.hypot(fit.error, *errors)
     return math.copysign(normal_score(abs(score), fit.dof), score)
 
@@ -287,7 +299,9 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
 
 
 def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
-    """Make the panel of one metric, algorithm and component, with a line for each sample ratio."""
+    """Make the panel of one metric, algorithm and component: its limits at all sample ratios, a line for each. ``alphas`` are
+    the sample ratios of the whole figure, which set the colors.
+    """
     series: list[Series] = []
     for limit in sorted(limits, key=lambda limit: limit.place.alpha):
         alpha_index = alphas.index(limit.place.alpha)

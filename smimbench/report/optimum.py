@@ -36,7 +36,9 @@ class Optimum(NamedTuple):
 
 
 class OptimalRuns(NamedTuple):
-    """Runs of a Bayes-optimal algorithm at one dimension: limit (P,), errors by instance, coefficients of 1/D if known."""
+    """Runs of a Bayes-optimal algorithm at one dimension: theory's error ``limit`` (P,) at infinite D, the errors (P,) of
+    each instance, and, if known in closed form, the coefficients (P,) of the correction of order 1/D.
+    """
 
     dimension: int
     algorithm: str
@@ -46,12 +48,13 @@ class OptimalRuns(NamedTuple):
 
 
 def optimum_at_limit(point: TheoryPoint) -> Optimum:
-    """Optimum without a finite-size correction: the infinite-D limit at a theory point."""
+    """Optimum without a finite-size correction: the error at infinite D of a ``point`` (fixed point of the theory)."""
     return Optimum(point.mse, point.mse_error, LIMIT, {})
 
 
 def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
-    """Compute the optimum at every dimension for one problem and sample ratio.
+    """Compute the Bayes-optimal error at every dimension for one problem and sample ratio, from the runs ``references`` of a
+    Bayes-optimal algorithm (one entry per dimension): in closed form where the coefficient of 1/D is known, otherwise fitted.
 
     Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
     variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
@@ -76,7 +79,10 @@ def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]
 
 
 def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
-    """Fit the optimum at every dimension to the runs of a Bayes-optimal algorithm."""
+    """Fit the Bayes-optimal error at every dimension to the runs ``references`` of a Bayes-optimal algorithm (one entry per
+    dimension). The fitted ``excess`` is the mean error over runs minus its limit at infinite D, by dimension; ``sems`` are
+    its standard errors.
+    """
     if not references:
         return {}
     dimensions = np.array(

@@ -80,9 +80,8 @@ Doubled, runs near a threshold are taken for outliers."""
 
 
 class Deviation(NamedTuple):
-    """Relative deviation from theory at infinite D, with its standard error and the allowance for finite-size corrections.
-
-    The standard error has ``dof`` degrees of freedom.
+    """Relative deviation ``value`` of the mean over runs from theory at infinite D, with its standard error, that error's
+    degrees of freedom ``dof`` (Student's law), and the ``allowance``: how much finite-size corrections can explain.
     """
 
     value: float
@@ -96,13 +95,15 @@ class Deviation(NamedTuple):
         return self.allowance + quantiles * self.error
 
     def excess_score(self, allowance: float = 0.0) -> float:
-        """Return the normal score of the part of the deviation that exceeds an allowance."""
+        """Return the normal score of the part of the deviation that exceeds an allowance (0: the whole deviation)."""
         excess = max(abs(self.value) - allowance, 0.0)
         return math.copysign(normal_score(excess / self.error, self.dof), self.value)
 
 
 class SizeRuns(NamedTuple):
-    """Values of one quantity over runs at one dimension, with the prediction, its error and the unit of deviations.
+    """Values of one quantity over the runs at one dimension, with theory's ``prediction`` at infinite D and its numerical
+    ``error``. Deviations are divided by ``unit``; ``teacher_excess`` is, for each run, the relative excess of the teacher's
+    squared norm over its expected value.
 
     ``teacher_excess`` is the relative excess of each teacher's squared norm over its mean; NaN where unknown.
     """
@@ -116,7 +117,9 @@ class SizeRuns(NamedTuple):
 
 
 class SizeSeries(NamedTuple):
-    """Runs at all dimensions for one quantity, with the coefficient of its 1/D correction and the direction of its metric."""
+    """Runs of one quantity at all its dimensions (``sizes``), with the coefficient of its 1/D correction if known, and the
+    best ``direction`` of its metric (``"lower"``, ``"higher"``, or ``"one"``: 1 is best).
+    """
 
     direction: str
     coefficient: float | None
@@ -131,7 +134,9 @@ class SizeSeries(NamedTuple):
 def deviation(
     series: SizeSeries, relative_variance: float = 0.0, finite_size_factor: float = 1.0
 ) -> Deviation | None:
-    r"""Estimate the deviation of runs from their prediction at infinite D; None for fewer than four runs.
+    r"""Estimate the relative deviation of runs at all dimensions from theory at infinite D, by a fit with corrections of
+    order 1/D and 1/D^2; None for fewer than four runs. ``relative_variance``, the variance of single runs times D, is a lower
+    bound; ``finite_size_factor`` multiplies the correction of order 1/D that is allowed.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
     a normal variable around 0, with a third of ``finite_size_factor`` times ``FINITE`` or of ``SECOND`` as its standard
@@ -183,7 +188,8 @@ def deviation(
 
 
 def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
-    """Compute relative residuals of runs from their prediction, without the part linear in the teacher's norm (regression).
+    """Compute the relative residuals of runs, (value - prediction) / unit, one array per dimension. A linear dependence on
+    the teacher's norm (``norm_excesses``: its deviation from the expected norm) is removed by regression.
 
     A signal that is longer by chance has a larger error. One slope is fitted for all dimensions.
     """
@@ -212,7 +218,9 @@ def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
 
 
 class PredictedQuantity(NamedTuple):
-    """Key of a predicted quantity: metric and component at a sample ratio, after the fraction ``step_fraction`` of the steps."""
+    """Key of a predicted quantity: a metric and component at a sample ratio alpha, at the end of the run or after the
+    fraction ``step_fraction`` of its steps.
+    """
 
     alpha: float
     metric: str
@@ -303,7 +311,7 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
 def _holds_at_all_sizes(
     rows: Sequence[Row], condition: Callable[[Row], bool]
 ) -> list[bool]:
-    """Return for each row whether a condition holds for all rows that differ from it in their dimension only."""
+    """Return for each row of results whether ``condition`` is true of all rows that differ from it in their dimension only."""
 
     def quantity(row: Row) -> PredictedQuantity:
         """Return what rows of all dimensions share."""
@@ -319,7 +327,8 @@ RunName = tuple[tuple[object, ...], str]
 
 
 def _outliers(rows: Sequence[Row]) -> tuple[set[RunName], int]:
-    """Find the outliers among runs, and count all runs; there are none if too many runs are far from the median.
+    """Find the outlying runs of some rows of results, and count all runs. A run is an outlier if the log of its error is far
+    from the median of its row; if too many runs are far, there are none.
 
     Logarithms of errors scatter about the median of a row by a robust standard deviation, that of the row or of all rows
     together, whichever is larger.
@@ -348,7 +357,9 @@ def _outliers(rows: Sequence[Row]) -> tuple[set[RunName], int]:
 def _test_agreement(
     rows: Sequence[Row], metric: str | None, outliers: Collection[RunName] = ()
 ) -> Agreement:
-    """Test whether the runs, without the given outliers, agree with their prediction."""
+    """Test whether the runs of an algorithm, without the given outliers, agree with theory's prediction in all predicted
+    quantities; ``metric`` is the error metric for which the smallest detectable deviation is stated.
+    """
     predicted_numbers = [
         (row, predicted_number)
         for row in rows
@@ -433,7 +444,9 @@ def _predicted_numbers(row: Row) -> list[PredictedNumber]:
 
 
 def _at_end(row: Row, *prediction: float | None) -> PredictedNumber:
-    """Return the row's metric at the end of the run with its ``prediction``: coefficient of 1/D, value and numerical error."""
+    """Return the row's metric at the end of the run with its ``prediction``: the coefficient of its 1/D correction, the value
+    at infinite D, and the value's numerical error.
+    """
     return PredictedNumber(
         row.metric, row.component, None, row.estimate.values, *prediction
     )
@@ -443,7 +456,9 @@ def _series_by_quantity(
     predicted_numbers: Iterable[tuple[Row, PredictedNumber]],
     outliers: Collection[RunName] = (),
 ) -> dict[PredictedQuantity, SizeSeries]:
-    """Collect the runs of several rows by predicted quantity, without outliers."""
+    """Collect the runs of several rows by predicted quantity and dimension; ``predicted_numbers`` pairs each row with a
+    quantity of its runs and the prediction for it, ``outliers`` names runs that are left out.
+    """
     predicted_numbers = list(predicted_numbers)
     teacher_excesses = {
         place(row): row.prediction.teachers
@@ -500,7 +515,8 @@ def _series_by_quantity(
 def _relative_variances(
     series_by_quantity: Mapping[PredictedQuantity, SizeSeries],
 ) -> dict[PredictedQuantity, float]:
-    """Estimate the relative variance of single runs for each quantity; a large one of a related quantity counts, too.
+    """Estimate for each quantity the variance over single runs, relative to the square of the quantity's scale and times D.
+    The largest among the quantity itself and related ones (of the same sample ratio) counts.
 
     There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all
     quantities of its sample ratio, and the scatter of an error for the claim about it.
@@ -539,7 +555,8 @@ def _relative_variances(
 
 
 def _relative_variance(series: SizeSeries) -> float:
-    """Relative variance of single runs at the largest dimension, times D.
+    """Variance over single runs of a quantity at its largest dimension, relative to the square of the quantity's own scale
+    (its prediction) and times D.
 
     For overlaps, whose prediction may be 0, it is relative to the larger of mean and prediction.
     """
@@ -565,7 +582,9 @@ def _relative_variance(series: SizeSeries) -> float:
 def _mean_deviations(
     deviations: Mapping[PredictedQuantity, Deviation],
 ) -> dict[PredictedQuantity, Deviation]:
-    """Average the deviations of each quantity over sample ratios, where there are several; their runs are independent."""
+    """Average the relative deviations of each quantity over its sample ratios, weighted by inverse variance, where there are
+    several; runs at different ratios are independent.
+    """
     means: dict[PredictedQuantity, Deviation] = {}
     for quantity, quantities in grouped(
         deviations, lambda q: q._replace(alpha=math.nan)

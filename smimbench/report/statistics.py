@@ -46,7 +46,9 @@ EPSILONS = tuple(map(float, get_args(Epsilon)))
 def values_of(
     records: Sequence[Record], metric: str, component: int
 ) -> dict[str, float]:
-    """Return the finite values of a metric by instance; ``component`` counts from 0."""
+    """Return the finite values of a metric in the records of runs, by instance, for one component of the signal
+    (``component`` counts from 0).
+    """
     values = {}
     for record in records:
         component_values = record.metrics.get(metric, ())
@@ -64,7 +66,7 @@ def instance_of(record: Record) -> str:
 
 
 def count_runs(status_counts: Mapping[str, int]) -> int:
-    """Count the runs that were not skipped."""
+    """Count the runs that were not skipped, given the number of runs by status."""
     return sum(
         count for status, count in status_counts.items() if status != Status.SKIPPED
     )
@@ -94,7 +96,7 @@ class MeanAndError(NamedTuple):
 
 @np.errstate(over="ignore")
 def mean_and_error(values: Host) -> MeanAndError:
-    """Compute the mean of values, and its standard error if there are at least two."""
+    """Compute the mean of values (n,) over runs, and its standard error if there are at least two."""
     count = len(values)
     sem = float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else None
     return MeanAndError(float(values.mean()) if count else None, sem)
@@ -103,7 +105,9 @@ def mean_and_error(values: Host) -> MeanAndError:
 def compared_with_theory(
     estimate: MeanAndError, theory: float | None, theory_error: float | None
 ) -> Comparison:
-    """Compare a mean with theory; ``z`` is their difference in units of the combined error."""
+    """Compare a mean over runs (``estimate``) with the value of theory; ``z`` is their difference in units of the combined
+    error: the standard error of the mean, and the numerical error of theory.
+    """
     mean, sem = estimate
     if mean is None or theory is None:
         return Comparison(theory, theory_error, None, None)
@@ -117,7 +121,9 @@ def compared_with_theory(
 def ratio_to_bayes(
     mean: float | None, bayes: float | None, target: float, optimum: float | None = None
 ) -> float | None:
-    """Ratio of the mean to the Bayes-optimal error (at this dimension if known); None where the latter is 0."""
+    """Ratio of the mean error over runs to the Bayes-optimal error: to ``optimum``, that of this dimension, if known,
+    otherwise to ``bayes``, that of infinite D. None where ``bayes`` is 0 to the resolution of ``target``.
+    """
     if mean is None or bayes is None or bayes <= target * ZERO:
         return None
     return mean / (optimum or bayes)
@@ -127,7 +133,9 @@ def mean_diagnostics(
     records: Sequence[Record],
     predictions_by_diagnostic: Mapping[str, Sequence[float | None] | None],
 ) -> dict[str, list[Finding]]:
-    """Average the diagnostics that runs report, with their theory; a vector has one entry per component."""
+    """Average over runs the diagnostics that algorithms report at their end, lists of numbers by name, with one entry per
+    component or so; each mean is paired with theory's prediction for that entry.
+    """
     lists_by_diagnostic: dict[str, list[list[float | None]]] = {}
     for record in records:
         for diagnostic, reported_values in record.final.items():
@@ -158,14 +166,16 @@ def mean_diagnostics(
 
 
 class Change(NamedTuple):
-    """Difference of two means with its standard error, which has ``dof`` degrees of freedom."""
+    """Difference (``value``) between the means over runs of two algorithms or tables, with its standard error ``error``,
+    which has ``dof`` degrees of freedom (Student's law).
+    """
 
     value: float
     error: float
     dof: float
 
     def half_width(self, level: float) -> float:
-        """Half-width of the confidence interval by Student's t."""
+        """Half-width of the confidence interval of the difference at confidence ``level`` by Student's t."""
         return quantile((1 + level) / 2, self.dof) * self.error if self.error else 0.0
 
     @property
@@ -179,7 +189,9 @@ class Change(NamedTuple):
 def shared_instances(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> list[K]:
-    """List the instances for which both tables have a value, in the baseline's order; empty if fewer than two."""
+    """List the instances for which both ``baseline`` and ``candidate`` (values by instance) have a value, in the baseline's
+    order; empty if there are fewer than two.
+    """
     shared = [instance for instance in baseline if instance in candidate]
     return shared if len(shared) > 1 else []
 
@@ -187,7 +199,8 @@ def shared_instances(
 def change_between(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> Change | None:
-    """Compute the change of a mean from the values by instance.
+    """Compute the change of a mean over runs, candidate minus baseline, from their values by instance: from paired
+    differences on shared instances, if there are any, otherwise from the two means.
 
     Runs on the same instances (at least two) are compared in pairs, others by Welch's test. None for a single run.
     """
@@ -210,7 +223,9 @@ def change_between(
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
-    """Average independent changes, with the degrees of freedom by Welch and Satterthwaite."""
+    """Average independent changes of means over runs; the error's degrees of freedom follow Welch and Satterthwaite.
+    ``squares`` is the sum of the squared variances, each over its degrees of freedom.
+    """
     count, variances = len(changes), [change.error**2 for change in changes]
     total_variance = math.fsum(variances)
     squares = math.fsum(
@@ -248,7 +263,9 @@ class FirstTime(NamedTuple):
 
 
 def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstTime:
-    """Find when a condition first holds along a trajectory."""
+    """Find when a condition first holds along a trajectory; ``is_reached`` is one truth value per recorded point, and all
+    times are infinite without it or if it never holds.
+    """
     if trajectory is None or is_reached is None or not is_reached.any():
         return FirstTime()
     first_index = int(np.argmax(is_reached))
@@ -261,7 +278,7 @@ def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstT
 
 
 def time_near_optimum(trajectory: Trajectory | None, goal: Host) -> FirstTime:
-    """Find when the errors of all components first reach their goals (P,)."""
+    """Find when the errors (P,) of all components along a trajectory are first at most their goals (P,)."""
     if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
         return FirstTime()
     return first_time(trajectory, np.all(trajectory["mse"] <= goal, axis=1))
@@ -273,7 +290,9 @@ def _time_to_optimum(
     epsilon: float,
     target: float,
 ) -> Nearness:
-    """Compute median times until the errors of a run are at most ``1 + epsilon`` times the optimal ones."""
+    """Compute the median over runs of the time until a run's errors are at most ``1 + epsilon`` times the Bayes-optimal ones;
+    ``optimal_errors`` holds the latter, (P,) for each run.
+    """
     if optimal_errors is None:
         return Nearness(None, None, None)
     seconds, iterations = [], []
@@ -340,7 +359,9 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
 
 
 def _median_time(times: Sequence[float] | Host) -> float | None:
-    """Median time, where runs that never reach the goal count as infinite; None if it is infinite or unknown."""
+    """Median over runs of a time (or number of iterations or samples), where runs that never reach the goal count as
+    infinite; None if the median is infinite or unknown.
+    """
     median = float(np.median(times)) if len(times) else math.inf
     return median if math.isfinite(median) else None
 
@@ -431,7 +452,8 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
 
 
 def _error_of_block_mean(block: Host) -> float:
-    """Standard error of the mean of a block of a trajectory, after a linear trend is removed.
+    """Standard error of the mean error over a ``block`` of successive points of a trajectory, after a linear trend is
+    removed.
 
     It uses the means of the block's quarters, because errors at neighboring steps are correlated.
     """
@@ -460,7 +482,9 @@ def near_threshold(
     directions: int,
     component_word: str = "component",
 ) -> str | None:
-    """Describe the nearest threshold if it is so close that runs of this size may not converge; otherwise return None.
+    """Describe the threshold nearest to the sample ratio alpha if it is so close that runs of this size may not converge;
+    otherwise return None. Fluctuations of the data are of order 1 / sqrt(``directions``): D for low rank, n samples for
+    extensive rank.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
     ``1 / sqrt(count)`` from one draw of the data to the next, with ``count = D`` directions for low rank, and n samples for
@@ -509,7 +533,9 @@ def learning_order(
     optimal_overlaps: Sequence[float],
     samples_per_epoch: float,
 ) -> tuple[list[HalfOverlap], LearningOrder]:
-    """Determine when each component was learned, and in which order.
+    """Determine when each component was learned along the runs' trajectories (its overlap reached half of its value in
+    ``optimal_overlaps``), and in which order. ``times`` are iterations, samples and seconds, by run and by component with an
+    optimal overlap above 0.
 
     A component counts as learned when its overlap first reaches half of the Bayes-optimal one. Components count from 1.
 
@@ -581,7 +607,10 @@ def learning_order(
 
 
 def _learning_factor(times: Host) -> LearningFactor | None:
-    """Ratio of the learning times of the last and the first component, in samples where these are counted."""
+    """Ratio of the learning times of the last and the first component, as geometric mean over runs; ``times`` (runs,
+    components, 3) are iterations, samples and seconds, of which samples are used where these are counted, otherwise
+    iterations.
+    """
     is_counted = not np.isnan(times[..., 1]).any()
     learning_times = times[..., 1 if is_counted else 0]
     learning_times = learning_times[(learning_times > 0).all(axis=1)]

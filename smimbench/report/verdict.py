@@ -46,7 +46,9 @@ Rows = list[Row]
 
 @dataclass(frozen=True, slots=True)
 class ErrorRatio:
-    """Geometric mean of the ratio of an algorithm's error to that of a reference algorithm, with its confidence interval."""
+    """Geometric mean over shared instances of the ratio of an algorithm's error to that of the algorithm named ``reference``,
+    with its confidence interval (lower and upper end).
+    """
 
     reference: str
     ratio: float
@@ -281,7 +283,8 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
 def _reversals(
     rows: Rows, best_algorithm: str, algorithms: Sequence[str]
 ) -> list[Reversal]:
-    """Find the algorithms that are better than the best at one sample ratio and worse at another.
+    """Find, among ``algorithms``, those that are better than the best one at one sample ratio and worse at another;
+    ``logs_by_alpha`` are the log errors by sample ratio, algorithm and instance.
 
     Errors where theory says 0 count as the target if they are below it. The intervals of all comparisons hold together with
     probability ``TIE``, by Bonferroni's inequality.
@@ -313,7 +316,9 @@ def _reversals(
 
 
 def _without_optimum(contender: Contender) -> Contender:
-    """Convert scores relative to ``UNIT`` to errors, for a problem whose optimal error is unknown."""
+    """Convert a contender's scores, which are ratios of errors to ``UNIT`` (1 in place of the optimum), to plain errors, for
+    a problem whose optimal error is unknown.
+    """
     return replace(
         contender,
         ratio_to_limit=None,
@@ -335,7 +340,8 @@ UNIT = OptimalValue(1.0, None, 1.0, None, LIMIT)
 
 
 def with_failures(rows: Rows) -> Rows:
-    """Give failed runs the largest error of all algorithms at the same grid point, so that failures count in the ranking.
+    """Give failed runs the largest error that any algorithm has at the same problem, sample ratio and dimension, so that
+    failures count in the ranking; ``completed_rows`` are the rows with these errors.
 
     For the MSE it is at least 1, the error of the prior mean. Algorithms without any estimate stay without values.
     """
@@ -369,6 +375,7 @@ def with_failures(rows: Rows) -> Rows:
 
 
 def _algorithm_key(row: Row) -> tuple[str, ...]:
+    """Return what identifies the algorithm of a row on its problem, at all sample ratios and dimensions."""
     return row.place.problem, row.place.algorithm, row.place.backend
 
 
@@ -385,7 +392,9 @@ def _grid_point(row: Row) -> tuple[object, ...]:
 
 
 def _is_tied(log_ratios: LogRatios, best: Contender, contender: Contender) -> bool:
-    """Return whether an algorithm is tied with the best; one that fails more often is not."""
+    """Return whether ``contender`` is tied with the best: the interval of their error ratio contains 1. One that fails more
+    is not.
+    """
     if None in (contender.error, best.error) or contender.missing != best.missing:
         return False
     if contender.failed > best.failed:
@@ -397,7 +406,7 @@ def _is_tied(log_ratios: LogRatios, best: Contender, contender: Contender) -> bo
 def _error_ratio(
     log_ratios: LogRatios, reference: str, algorithm: str
 ) -> ErrorRatio | None:
-    """Return the ratio of the errors of two algorithms on shared instances, with its interval."""
+    """Return the ratio of the error of ``algorithm`` to that of ``reference`` on shared instances, with its interval."""
     if reference == algorithm or not (log_ratios[reference] and log_ratios[algorithm]):
         return None
     change = change_between(log_ratios[reference], log_ratios[algorithm])
@@ -412,7 +421,7 @@ def _error_ratio(
 
 
 def _bounded_exp(log: float) -> float:
-    """Return the exponential, limited to the largest floating-point number."""
+    """Return the exponential of ``log``, limited to the largest floating-point number."""
     return math.exp(min(log, LARGEST_LOG))
 
 
@@ -422,26 +431,26 @@ def _log_ratio(error: float, optimum: float) -> float:
 
 
 class _Sum(NamedTuple):
-    """Sum over components with its standard error, which is infinite where one is unknown."""
+    """Sum over components of errors or optima, with its standard error, which is infinite where one is unknown."""
 
     value: float
     error: float
 
     def log_ratio(self, reference: _Sum) -> tuple[float, float]:
-        """Return the logarithm of the ratio to a reference, with its standard error."""
+        """Return the logarithm of the ratio of this sum to the sum ``reference``, with its standard error."""
         errors = self.error / self.value, reference.error / reference.value
         return _log_ratio(self.value, reference.value), math.hypot(*errors)
 
 
 def _sum(values_and_errors: Iterable[tuple[float | None, float | None]]) -> _Sum:
-    """Sum values with independent standard errors."""
+    """Sum values over components, given as pairs (value, standard error) with independent errors."""
     values, errors = zip(*values_and_errors)
     known_errors = [math.inf if error is None else error for error in errors]
     return _Sum(math.fsum(value or 0.0 for value in values), math.hypot(*known_errors))
 
 
 def _geometric_mean(log_ratios: Sequence[tuple[float, float]]) -> MeanAndError:
-    """Return the geometric mean of ratios, given by logarithms with standard errors; None if there are none."""
+    """Return the geometric mean of ratios, given as pairs of a logarithm and its standard error; None if there are none."""
     if not log_ratios:
         return MeanAndError(None, None)
     logs, errors = zip(*log_ratios)
@@ -453,7 +462,8 @@ def _geometric_mean(log_ratios: Sequence[tuple[float, float]]) -> MeanAndError:
 def _scored_contender(
     algorithm: str, rows: Rows, all_rows: Rows, alpha_count: int
 ) -> Contender:
-    """Compute the scores of an algorithm from its rows at the largest dimension.
+    """Compute the scores of an algorithm on a problem from its ``rows`` at the largest dimension; ``all_rows`` are those at
+    all dimensions and metrics, ``alpha_count`` is the number of sample ratios of the problem.
 
     Agreement with theory is tested with the rows of all dimensions. A sample ratio at which only other algorithms were run
     counts as one without estimate.
@@ -538,7 +548,7 @@ def _scored_contender(
 
 
 def _has_optimum(components: Rows) -> bool:
-    """Return whether the Bayes-optimal error of every component is known."""
+    """Return whether the Bayes-optimal error is known for all ``components``, the rows of one place and metric."""
     return all(row.optimum.limit is not None for row in components)
 
 
@@ -591,7 +601,9 @@ def _uses_instance_data(row: Row) -> bool:
 
 
 def _log_ratios(rows: Sequence[Row]) -> LogRatios:
-    """Compute the log of error / Bayes-optimal error for each algorithm and instance, where that error is not 0."""
+    """Compute log(error / Bayes-optimal error) by algorithm and instance, on the instances whose Bayes-optimal error is not
+    0.
+    """
     largest_zero = ZERO * max((row.target for row in rows), default=0.0)
     log_ratios: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
     for algorithm, algorithm_errors in errors_and_optima(rows).items():
@@ -629,7 +641,10 @@ class AlgorithmSummary:
 
 
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
-    """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem."""
+    """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem. ``log_ratios``
+    are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance; ``instances`` those where the
+    algorithm has an error.
+    """
     rows = on_instance_data(rows)
     instances, completed_rows = errors_and_optima(rows), with_failures(rows)
     if len(instances) < 2:
