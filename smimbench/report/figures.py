@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -485,21 +486,31 @@ def metric_chart(
     ]
     return Chart(
         metric,
-        suite.title,
+        figure_title(suite),
         panels,
         " ".join(notes),
         f"{metric_label(metric)} against the sample ratio. {KEY}",
     )
 
 
+def figure_title(suite: Suite) -> str:
+    """Return the title of a suite; for one that has only the names of its items, the words that its problems share."""
+    if suite.title.replace(", ", "-") != suite.name or not suite.chosen_plans:
+        return suite.title
+    titles = [plan.problem.title.split(", ") for plan in suite.chosen_plans]
+    words = [word for word in titles[0] if all(word in title for title in titles)]
+    return ", ".join(words)
+
+
 def problem_titles(suite: Suite) -> dict[str, str]:
     """Return titles of problems by label: the label if the suite gives one, otherwise words, if they are of one problem only."""
     titles = {}
+    word_counts = Counter(plan.problem.title for plan in suite.plans)
     for plan in suite.plans:
         words = plan.problem.title
-        is_unique = [other.problem.title for other in suite.plans].count(words) == 1
-        is_named = plan.label != plan.problem.label
-        titles[plan.label] = plan.label if is_named or not is_unique else words
+        has_label = plan.label != plan.problem.label
+        is_named = has_label or word_counts[words] > 1
+        titles[plan.label] = plan.label if is_named else words
     return titles
 
 
@@ -777,8 +788,9 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
         )
     kind, _, name = parameter_name.partition(".")
     ylabel = title_word(getattr(suite.chosen_plans[0].problem, kind), name)
+    title = figure_title(suite)
     panel = Panel(
-        suite.title,
+        title,
         "sample ratio α",
         ylabel,
         series,
@@ -786,4 +798,4 @@ def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
         starts_at_zero=False,
     )
     key = f"thresholds in the plane of sample ratio and {parameter_name}."
-    return Chart("phases", suite.title, [panel], legend_words=key)
+    return Chart("phases", title, [panel], legend_words=key)

@@ -231,8 +231,9 @@ def math_text(text: str) -> str:
 
     def italic(match: re.Match[str]) -> str:
         """Return a letter as a formula if it is a symbol."""
-        before, after = text[: match.start()].rstrip(), text[match.end() :].lstrip()
-        is_symbol = before.endswith(_OPERATORS) or after.startswith(
+        text_before = text[: match.start()].rstrip()
+        text_after = text[match.end() :].lstrip()
+        is_symbol = text_before.endswith(_OPERATORS) or text_after.startswith(
             (*_OPERATORS[:-1], ")", "²", "³")
         )
         return f"${match[0]}$" if is_symbol or match[0] in GREEK.values() else match[0]
@@ -432,18 +433,20 @@ def _thin_ticks(axis: Axis) -> None:
         for label, location in zip(axis.get_ticklabels(), axis.get_majorticklocs())
         if lowest <= location <= highest and label.get_text()
     ]
-    is_horizontal = axis is axis.axes.xaxis
+    is_horizontal, step = axis is axis.axes.xaxis, 1
     for step in range(1, len(labels)):
         extents = [label.get_window_extent() for _, label in labels[::step]]
         gaps = [
-            other.x0 - one.x1 - 0.9 * one.height if is_horizontal else other.y0 - one.y1
-            for one, other in itertools.pairwise(extents)
+            next_extent.x0 - extent.x1 - 0.9 * extent.height
+            if is_horizontal
+            else next_extent.y0 - extent.y1
+            for extent, next_extent in itertools.pairwise(extents)
         ]
         if min(gaps, default=0.0) >= 0:
             break
-    if labels and step > 1:
-        kept = [(location, label.get_text()) for location, label in labels[::step]]
-        axis.set_ticks(*map(list, zip(*kept)))
+    if step > 1:
+        locations, thinned_labels = zip(*labels[::step])
+        axis.set_ticks(locations, [label.get_text() for label in thinned_labels])
 
 
 PAGE_MARGIN = 0.4

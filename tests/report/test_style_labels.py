@@ -3,6 +3,7 @@
 import itertools
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from smimbench.report.charts import Chart, Panel, Series, draw, page_figures, sa
 from smimbench.report.figures import metric_chart
 from smimbench.report.style import math_text
 from smimbench.run.answers import Answers
-from smimbench.suite.reader import load_suite
+from smimbench.suite.reader import load_suite, parse_suite
 from smimbench.theory.types import (
     Bifurcation,
     HardPhase,
@@ -196,11 +197,13 @@ prior = { name = "wishart", rho = [0.3, 0.5] }
 alpha = [0.1]
 dimension = [20]
 """
-    from pathlib import Path
-
-    from smimbench.suite.reader import parse_suite
-
     suite = parse_suite(Path("words.toml"), text)
+    assert (
+        metric_chart(suite, [], Theory(), "mse").title
+        == "Softmax attention, T = 3, β = 2"
+    )
+    titled = parse_suite(Path("words.toml"), text + '[suite]\ntitle = "Mine"\n')
+    assert metric_chart(titled, [], Theory(), "mse").title == "Mine"
     titles = [panel.title for panel in metric_chart(suite, [], Theory(), "mse").panels]
     assert titles == [
         f"Softmax attention, T = 3, β = 2, ρ = {rho}" for rho in (0.3, 0.5)
