@@ -84,7 +84,7 @@ class Series:
 
     @property
     def rows(self) -> list[CsvRow]:
-        """The CSV rows of the series, without points that have no value."""
+        """The CSV rows of the series, one per point, without points that have no value."""
         if self.constant_columns is None:
             return []
         rows = []
@@ -406,7 +406,9 @@ def _draw_series(
 def _draw_triangle(
     axis: Any, x: float, floor: float, color: Any, triangle_counts: Counter[float]
 ) -> Any:
-    """Draw a triangle for a value below the axis, stacked on others at the same position."""
+    """Draw a triangle at the horizontal position x for a value below the axis, whose lower end is ``floor``, stacked on the
+    others at this position, which ``triangle_counts`` counts.
+    """
     from matplotlib.transforms import offset_copy
 
     shifted_transform = offset_copy(

@@ -44,7 +44,9 @@ UNINFORMED = "uninformed branch (reached by algorithms)"
 
 
 class Line(NamedTuple):
-    """Theoretical curve of one component: sample ratios (n,), values (n,) and numerical errors (n,)."""
+    """Theoretical curve of one component of the signal: sample ratios ``alpha`` (n,), values (n,) of a metric and their
+    numerical errors (n,), for n drawn points.
+    """
 
     alpha: Host
     value: Host
@@ -57,7 +59,8 @@ def is_cheap(problem: Problem) -> bool:
 
 
 class LineGrid(NamedTuple):
-    """Sample ratios of a theoretical line.
+    """Sample ratios at which a theoretical line is drawn or solved: the given ones, a fine grid, nodes for interpolation, and
+    those where the curve jumps or has a threshold.
 
     Attributes
     ----------
@@ -92,7 +95,8 @@ def line_grid(
     alphas: Iterable[float],
     xlog: bool | None = None,
 ) -> LineGrid:
-    """Choose the sample ratios at which theory is drawn: slightly more than the range used, dense at thresholds.
+    """Choose the sample ratios at which theory is drawn for runs at ``alphas``: slightly more than their range, dense at
+    thresholds; evenly spaced on a logarithmic axis if ``xlog``.
 
     ``xlog``: whether the axis is logarithmic; default: if the sample ratios span decades.
     """
@@ -139,7 +143,9 @@ def line_grid(
 
 
 def has_fine_lines(problem: Problem) -> bool:
-    """Return whether theory is drawn on a fine grid: it is cheap, or can be read from a solved curve."""
+    """Return whether theory of a problem is drawn on a fine grid of sample ratios: it is cheap, or can be read from a solved
+    curve.
+    """
     return problem.components > 1 or is_cheap(problem)
 
 
@@ -197,7 +203,7 @@ def chart_questions(
 def _is_on_line(
     answers: Answers, problem: Problem, metric: str, grid: LineGrid
 ) -> bool:
-    """Return whether stored theory on a line's grid includes a metric; it may lack generalization errors."""
+    """Return whether stored theory on a line's grid of sample ratios includes a metric; it may lack generalization errors."""
     line = (
         answers.line_or_none(problem, grid.fine_alphas)
         if has_fine_lines(problem)
@@ -212,7 +218,7 @@ def _is_on_line(
 def _theory_of(
     metric: str, problem: Problem, point: TheoryPoint
 ) -> tuple[Sequence[float | None], Sequence[float | None]]:
-    """Return the values (P,) of a metric at a theory point, and their errors (P,)."""
+    """Return the values (P,) of a metric at a fixed point of the theory, and their numerical errors (P,)."""
     metric_item = find_metric(metric, problem.model.name)
     return theory_of(metric_item, problem, point, problem.components)
 
@@ -225,7 +231,8 @@ def theory_lines(
     component_index: int,
     xlog: bool | None = None,
 ) -> dict[str, Line]:
-    """Compute the theoretical lines of a component by name: on a fine grid, or interpolated between some sample ratios.
+    """Compute the theoretical lines of a metric of one component (index from 0), by name: Bayes-optimal, and uninformed where
+    that differs. They are on a fine grid of sample ratios, or interpolated between some of them.
 
     The lines are ``optimum_name`` and, where it is another one, that of an uninformed start; none where theory is not stored.
     """
@@ -279,7 +286,9 @@ def theory_lines(
 
 
 def optimum_name(metric: Metric, problem: Problem) -> str:
-    """Return the name of a line of the Bayes-optimal estimate: it is optimal only in a metric that it bounds."""
+    """Return the legend of the line of a metric of the Bayes-optimal estimate, which is optimal only in a metric that it
+    bounds.
+    """
     is_bound = metric.bounded is not None and metric.bounded(problem.model)
     return "Bayes-optimal" if is_bound else "predicted (posterior mean)"
 
@@ -287,7 +296,7 @@ def optimum_name(metric: Metric, problem: Problem) -> str:
 def _evenly_spaced(
     lowest_alpha: float, highest_alpha: float, xlog: bool | None = None
 ) -> Host:
-    """Return sample ratios that are evenly spaced on the drawn axis."""
+    """Return sample ratios from the lowest to the highest that are evenly spaced on the drawn axis (logarithmic if ``xlog``)."""
     if xlog is None:
         xlog = _spans_decades([lowest_alpha, highest_alpha])
     spacing = np.geomspace if lowest_alpha > 0 and xlog else np.linspace
@@ -295,7 +304,8 @@ def _evenly_spaced(
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
-    """Interpolate a line by monotone cubics without overshoot, with breaks at thresholds.
+    """Interpolate a theoretical line over the sample ratio by monotone cubics without overshoot, with breaks at the ratios
+    ``jump_alphas`` where it jumps.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line, unless
     both are next to the threshold.
@@ -377,7 +387,9 @@ def threshold_series(
     color: str = "0.5",
     x_per_alpha: float = 1.0,
 ) -> Series:
-    """Make vertical lines at thresholds, which the CSV names."""
+    """Make vertical lines at thresholds (``marks``), which the CSV names. ``constant_columns`` are the CSV columns that are
+    equal for all of them, ``x_per_alpha`` is the x coordinate per unit of the sample ratio.
+    """
     alphas, names, errors = zip(*marks) if marks else ((), (), ())
     columns = {
         "threshold": names,
@@ -396,7 +408,9 @@ def theory_series(
     constant_columns: CsvRow,
     algorithm: str = "",
 ) -> Series:
-    """Make a line with a band for its numerical error; one or two isolated points become horizontal bars."""
+    """Make a drawn line from a theoretical curve, with a band for its numerical error; one or two isolated points become
+    horizontal bars. ``constant_columns`` are the CSV columns that are equal at all points.
+    """
     line_style: dict[str, object] = {"zorder": 2}
     kind: Kind = "line"
     if len(line.alpha) < 3:
@@ -581,7 +595,9 @@ def _scale_errors(
     rows: Sequence[Row],
     target: float,
 ) -> None:
-    """Choose the vertical scale for errors: logarithmic if they span decades, with a floor if the optimal one is 0."""
+    """Choose the vertical scale of a panel of errors, from the optimal line and the mean errors in rows: logarithmic if they
+    span decades, with a floor if the optimal error is 0.
+    """
     mean_errors = [row.estimate.mean or 0.0 for row in rows]
     panel.ylog = _spans_decades([*line.value, *mean_errors])
     is_zero_error = line.value <= ZERO * target
@@ -636,7 +652,9 @@ class _ComponentSeries:
         return [replace(one_series, component=component) for one_series in series]
 
     def _constant_columns(self, kind: str, algorithm: str = "") -> CsvRow:
-        """Return the CSV columns that are constant in this series."""
+        """Return the CSV columns that are equal at all points of a series: problem, component, algorithm and what is drawn
+        (``kind``).
+        """
         about = {"problem": self.plan.label, "component": self.component, "what": kind}
         return about | ({"algorithm": algorithm} if algorithm else {})
 

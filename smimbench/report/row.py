@@ -70,7 +70,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MeanOfRuns:
-    """Mean over the runs that gave an estimate, with its standard error.
+    """Mean of a metric over the ``n`` runs that gave an estimate, with its standard error ``sem``; ``values`` are those of
+    single runs, by instance.
 
     Attributes
     ----------
@@ -89,7 +90,9 @@ class MeanOfRuns:
 
 @dataclass(frozen=True, slots=True)
 class PredictedNumber:
-    """A predicted quantity without its own row: a metric that the suite does not list, or an error during the run.
+    """A predicted quantity without its own row, for one component: a metric that the suite does not list, or an error during
+    the run (``at``: after which fraction of the steps). It has the runs' ``values`` by instance, theory's ``prediction`` at
+    infinite D with its numerical error, and the coefficient of its 1/D correction.
 
     Attributes
     ----------
@@ -173,7 +176,9 @@ class OptimalValue:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Difference of the mean from the algorithm's prediction, or from the Bayes-optimal value if there is no prediction."""
+    """Difference of the mean over runs from a theoretical value (the algorithm's prediction, or the Bayes-optimal value if
+    there is none), with the value's numerical error; ``z`` is the difference in units of the combined error.
+    """
 
     value: Number
     error: Number
@@ -220,7 +225,9 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True)
 class StillMoving:
-    """Number of runs whose error still changed at the last step, with the median change and the ratio lowest / final error."""
+    """Number of runs whose error still changed at the last step, with the median of their relative ``change`` and of
+    ``lowest``: the ratio of the lowest error to the final one.
+    """
 
     runs: int
     change: float
@@ -249,7 +256,9 @@ class LearnedSequence:
 
 @dataclass(frozen=True, slots=True)
 class LearningFactor:
-    """Ratio of the learning times of the last and the first component, in samples or iterations."""
+    """Ratio of the learning times of the last and the first component: geometric mean over ``runs`` runs, with its standard
+    error; ``axis`` says whether times are samples or iterations.
+    """
 
     mean: Number
     sem: Number
@@ -268,7 +277,9 @@ class LearningOrder:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Mean of a diagnostic that algorithms report, over the ``found`` of ``runs`` runs that report it, with its theory."""
+    """Mean of a diagnostic (number that an algorithm reports at its end) over the ``found`` of ``runs`` runs that report it,
+    with its standard error ``sem`` and theory's prediction.
+    """
 
     mean: Number
     sem: Number
@@ -513,7 +524,9 @@ class RowEntry:
 
     @property
     def z_at_size(self) -> Number:
-        """The same where the prediction at the row's size is known."""
+        """Difference of the row's mean from its prediction at the row's dimension, in standard errors; None if that is
+        unknown.
+        """
         return self.row.z_at_size
 
     @property

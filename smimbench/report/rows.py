@@ -102,7 +102,7 @@ def used_fresh_samples(record: Record) -> bool:
 
 
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
-    """Return the sample ratio nearest to ``alpha`` for which the number of samples is an integer."""
+    """Return the sample ratio nearest to ``alpha`` for which the number of samples at this dimension is an integer."""
     model = problem.model
     sample_count = model.sample_count(alpha, dimension)
     return float(model.sample_ratio(sample_count, dimension))
@@ -191,7 +191,7 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
 
 
 def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
-    """Return the Bayes-optimal theory at a sample ratio; None if it is not stored."""
+    """Return the Bayes-optimal fixed point of theory at a sample ratio; None if it is not stored."""
     branches = stored_or_none(answers.points, problem, [ratio])
     return branches[0][0] if branches else None
 
@@ -223,7 +223,7 @@ def prediction_question(
 
 
 def _is_complete(overlaps: Overlaps, components: int) -> bool:
-    """Return whether overlap matrices have this number of components and only finite numbers."""
+    """Return whether the overlap matrices of a run's start are (P, P) for P = ``components``, and all their numbers finite."""
     if {np.shape(matrix) for matrix in overlaps} != {(components, components)}:
         return False
     return bool(np.isfinite(np.array(overlaps, dtype=float)).all())
@@ -307,7 +307,8 @@ def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
-    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension.
+    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension; ``references`` are
+    runs of a Bayes-optimal algorithm, by problem and sample ratio.
 
     They are those that the suite holds, else they come from the ``ok`` runs of the first shipped algorithm that is predicted to
     reach the Bayes-optimal point.
@@ -357,7 +358,9 @@ def stored_optima(plan: ProblemPlan) -> Optima:
 def _optimal_runs(
     problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
 ) -> Iterator[OptimalRuns]:
-    """Yield the runs of an algorithm, by dimension, if theory predicts that it is Bayes-optimal."""
+    """Yield the runs of an algorithm at one dimension if theory predicts that it is Bayes-optimal; nothing otherwise.
+    ``coefficient`` is that of its 1/D correction.
+    """
     ratio = sample_ratio(problem, cell.alpha, cell.dimension)
     try:
         bayes = bayes_point(answers, problem, ratio)
@@ -631,7 +634,9 @@ def _run_outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
 def _learning_order(
     runs: PlaceRuns, traced: Sequence[TracedRun], bayes: TheoryPoint | None
 ) -> tuple[list[HalfOverlap], LearningOrder | None]:
-    """Determine when and in which order components were learned; None if there is a single one."""
+    """Determine from the trajectories ``traced`` when and in which order components were learned, that is, reached half of
+    their optimal overlap at the point ``bayes``; None if there is a single component.
+    """
     problem = runs.problem
     if bayes is None or problem.components == 1:
         return [], None
@@ -652,7 +657,8 @@ def _learning_order(
 def _size_coefficients(
     prediction: AlgorithmPrediction | None, metric: str, components: int
 ) -> Sequence[float | None]:
-    """Return the coefficients (P,) of the 1/D corrections of a predicted metric.
+    """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm; None where
+    unknown.
 
     They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
     """
@@ -748,7 +754,7 @@ def _checkpoints(
 
 
 def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
-    """Return the errors of a run at a time on its clock (iterations or samples).
+    """Return the squared errors (P,) of a run when its ``clock`` (``"iteration"`` or ``"samples"``) shows ``time``.
 
     After the end they are the last errors if the run ended ok, else NaN: dropping runs that converged early would favor slow
     ones.

@@ -60,7 +60,9 @@ GRID = 200
 
 
 class Run(NamedTuple):
-    """Trajectory of one run: values (t, P) of a metric along a clock (t,), with algorithm and record."""
+    """Trajectory of one run: values (t, P) of a metric for P components at t recorded points, whose ``times`` (t,) count
+    samples or seconds, with the algorithm's label and the run's record.
+    """
 
     algorithm: str
     record: Record
@@ -84,7 +86,9 @@ Cells = dict[CellPlace, list[Pair]]
 
 
 def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
-    """Choose the places to draw: those of the largest dimension, at most one figure full; a note says if some are omitted."""
+    """Choose the places (problem, sample ratio, dimension) to draw, one panel each: those of the largest dimension, at most
+    one figure full; a note says if some are omitted.
+    """
     largest: dict[str, int] = {}
     for problem_label, *_, dimension in places:
         largest[problem_label] = max(dimension, largest.get(problem_label, 0))
@@ -226,14 +230,15 @@ def _runs_by_place(
 
 
 def _time_range(runs: Sequence[Run]) -> tuple[float, float]:
-    """Return the earliest start and the latest end of runs on their clock."""
+    """Return the earliest first and the latest last time of runs, in the unit of their clock (samples or seconds)."""
     return min(run.times[0] for run in runs), max(run.times[-1] for run in runs)
 
 
 def _fresh_sample_grid(
     problem: Problem, dimension: int, runs: Sequence[Run]
 ) -> tuple[Host, tuple[float, ...]]:
-    """Return the numbers of samples, and sample ratios, at which the Bayes-optimal error with fresh samples is drawn.
+    """Return the numbers of samples at which the Bayes-optimal error is drawn for ``runs`` that use fresh samples, and the
+    sample ratios that correspond to them.
 
     Empty where no run draws any, or theory takes long.
     """
@@ -336,7 +341,9 @@ class _LearningPanel:
         times: Host,
         **values: Host,
     ) -> None:
-        """Add a line per component, from values (t, P)."""
+        """Add a line per component at t times; each column of ``values`` is an array (t, P) for P components (the value, ends
+        of its band).
+        """
         place_columns = dict(zip(("problem", "alpha", "dimension"), self.place))
         component_name, components = component_word(self.problem), self.components
         for index in range(components):
@@ -358,7 +365,9 @@ class _LearningPanel:
     def _add_optimum(
         self, legend: str, dash_pattern: str, times: Host, ratios: Sequence[float]
     ) -> None:
-        """Add the Bayes-optimal line at those of these sample ratios where theory is stored."""
+        """Add the Bayes-optimal line, over the ``times`` (numbers of samples) that correspond to these sample ratios, where
+        theory is stored.
+        """
         answers, problem = self.results.answers, self.problem
         line_branches = (
             stored_or_none(answers.line, problem, ratios) if len(ratios) > 2 else None
@@ -503,7 +512,9 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
         density: Host,
         zero_fraction: float,
     ) -> Series:
-        """Make the bars of measured eigenvalues, or the line of predicted ones."""
+        """Make the bars of measured eigenvalues, or the line of predicted ones: their ``density`` between successive
+        ``edges`` of bins, and the fraction of eigenvalues that are 0.
+        """
         columns = {"from": edges[:-1], "to": edges[1:], "density": density}
         return Series(
             legend,
@@ -544,7 +555,8 @@ READING = (
 
 
 class TargetTime(NamedTuple):
-    """Time at which a run came near the Bayes-optimal error; infinite if it never did.
+    """Time (seconds, iterations, samples) at which a run of an algorithm on an instance came near the Bayes-optimal error,
+    within a factor ``1 + epsilon``; infinite if it never did.
 
     Attributes
     ----------
@@ -563,7 +575,7 @@ class TargetTime(NamedTuple):
 
 
 def target_times(results: Results) -> list[TargetTime]:
-    """List when each run came near the Bayes-optimal error (at its dimension if known), for each relative distance.
+    """List when each run came near the Bayes-optimal error (at its dimension if known), within each factor ``1 + epsilon``.
 
     Algorithms that draw fresh samples (see ``on_instance_data``) and problems without stored theory are excluded.
     """
@@ -632,7 +644,9 @@ def cumulative_shares(
     numbers_by_algorithm: Mapping[str, Sequence[float]],
     largest_number: float = math.inf,
 ) -> dict[str, tuple[Host, Host]]:
-    """Compute cumulative distributions by algorithm: sorted numbers up to ``largest_number``, and the share of all up to each."""
+    """Compute the cumulative distribution of each algorithm's numbers (times or error ratios): its sorted numbers up to
+    ``largest_number``, and the share of all numbers up to each.
+    """
     distributions = {}
     for algorithm, unsorted_numbers in numbers_by_algorithm.items():
         sorted_numbers = np.sort(unsorted_numbers)

@@ -49,10 +49,12 @@ Shown = TypeVar("Shown", bound=Row | RowEntry)
 
 
 def _by_problem(rows: Iterable[Shown]) -> dict[str, list[Shown]]:
+    """Group rows, or entries that show a row, by the label of their problem."""
     return grouped(rows, lambda row: row.place.problem)
 
 
 def _by_metric(rows: Iterable[Shown]) -> dict[tuple[str, str], list[Shown]]:
+    """Group rows, or entries that show a row, by the label of their problem and by metric."""
     return grouped(rows, lambda row: (row.place.problem, row.metric))
 
 
@@ -60,7 +62,7 @@ def _by_metric(rows: Iterable[Shown]) -> dict[tuple[str, str], list[Shown]]:
 
 
 def has_own_prediction(row: Row | RowEntry) -> bool:
-    """Return whether an algorithm has a prediction other than the optimal value, or lacks one for a known reason."""
+    """Return whether the algorithm of a row has a prediction other than the optimal value, or lacks one for a known reason."""
     prediction = row.prediction
     if prediction.value is None:
         return bool(prediction.reason)
@@ -76,7 +78,7 @@ def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Colum
 
 
 def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
-    """Make the error tables, one per problem and metric, with the largest ratio to the optimal error first."""
+    """Make the error tables, one per problem and metric; rows with the largest ratio to the optimal error come first."""
     tables = []
     for (problem, metric), metric_rows in _by_metric(rows).items():
         title = f"{problem}: {metric_label(metric)}"
@@ -94,7 +96,9 @@ def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _worst_first(row: Row) -> tuple[float, ...]:
-    """Sort key: failures first, then by the ratio to the optimal error, or by the difference from theory without one."""
+    """Key that sorts rows of an error table: failures first, then by the ratio of the error to the optimal one, or by the
+    difference from theory if there is no such ratio.
+    """
     status_counts, mean, optimum = (
         row.runs.status_counts,
         row.estimate.mean,
@@ -156,7 +160,7 @@ CONTENDER: Columns = [
 def contender_tables(
     verdicts: Sequence[Verdict], make_one_table: Callable[..., object] = make_table
 ) -> list[Any]:
-    """Make the ranking tables, one per problem with at least two algorithms, best first; see ``verdicts``.
+    """Make the ranking tables, one per problem with at least two algorithms; algorithms with the smallest errors come first.
 
     Parameters
     ----------
@@ -223,7 +227,8 @@ def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
 
 
 def runtime_tables(rows: Sequence[Row], fingerprint: str) -> list[RenderableType]:
-    """Make the runtime tables, one per problem, slowest to reach the optimum first; notes name other machines.
+    """Make the runtime tables, one per problem; rows of the algorithms slowest to reach the optimum come first. Notes name
+    the machines other than that of ``fingerprint``.
 
     What an algorithm refuses has taken no time and has no row.
     """
@@ -258,7 +263,9 @@ def runtime_tables(rows: Sequence[Row], fingerprint: str) -> list[RenderableType
 
 
 def _slowest_first(row: Row) -> tuple[float, float]:
-    """Sort key: longest time to reach the optimum first, then the longest runs."""
+    """Key that sorts rows of a runtime table: longest time to come within 5% of the optimal error first, then the longest
+    runs.
+    """
     seconds_to_optimum = row.cost.near["0.05"].seconds
     return -(math.inf if seconds_to_optimum is None else seconds_to_optimum), -(
         row.cost.seconds or 0.0
@@ -288,7 +295,7 @@ def other_version_lines(
 
 
 def status_line(counts: Mapping[str, int], missing: int = 0) -> Text:
-    """Return a line with the number of cells per status, and of cells that have not run."""
+    """Return a line with the number of cells per status (``counts``), and of cells that have not run (``missing``)."""
     counted_statuses = (
         f"{counts[status]} {status}" for status in SHORT if counts.get(status)
     )
@@ -363,7 +370,7 @@ class FindingEntry(RowEntry):
 
 
 def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
-    """Make the tables of diagnostics that algorithms report, one per problem and diagnostic."""
+    """Make the tables of diagnostics (numbers that algorithms report at their end), one per problem and diagnostic."""
     entries_by_diagnostic: dict[tuple[str, str], list[FindingEntry]] = {}
     for row in rows:
         if row.metric != rows[0].metric or row.component not in (None, 1):
@@ -402,7 +409,9 @@ LIMIT: Columns = [
 
 
 def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
-    """Make the tables of limits at infinite dimension, one per problem and metric, largest difference from theory first."""
+    """Make the tables of limits at infinite dimension, one per problem and metric; rows that differ most from theory come
+    first.
+    """
     tables = []
     for (problem, metric), metric_limits in _by_metric(limits).items():
         columns: Columns = ["algorithm", "alpha", "component", "extrapolated ± error"]
@@ -421,7 +430,9 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
 
 
 def search_table(search: JsonObject) -> RenderableType:
-    """Make the table of a search's trials with their errors in every round, best first."""
+    """Make the table of the trials of a tuning search, one row for each setting with its error in every round; the best
+    trials come first.
+    """
     rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
     rows: list[JsonObject] = []
     for trial, parameters in enumerate(trials):
@@ -500,7 +511,7 @@ def changed_code_lines(changes: Sequence[RowChange]) -> list[str]:
 
 
 def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
-    """Describe every clear mean change of an algorithm over several rows, one line each."""
+    """Describe every mean change of an algorithm over several rows that is not noise, one line each."""
     name_of = names_with_backend(changes)
     return [
         f"{change.place.problem}: {name_of(change)}: {metric_label(change.metric)} {change.judgment.percent:+.3g}"
@@ -513,7 +524,9 @@ def overall_lines(changes: Sequence[OverallChange]) -> list[str]:
 def unmatched_row_lines(
     changes: Sequence[RowChange], baseline: object, candidate: object
 ) -> list[str]:
-    """Name the rows that exist in one of two tables only, one line for each table."""
+    """Name the rows that exist in only one of two compared tables, one line for each table; ``baseline`` and ``candidate``
+    name the tables.
+    """
     name_of, lines = names_with_backend(changes), []
     for verdict, table_with_row, table_without_row in (
         ("only before", baseline, candidate),
@@ -544,5 +557,5 @@ NAMED = 10
 
 
 def _time_with_change(duration: float, change: float | None) -> str:
-    """Format a time per iteration with its change in percent; blank if the change is unknown."""
+    """Format a time per iteration in seconds (``duration``) with its change in percent; blank if the change is unknown."""
     return "" if change is None else f"{seconds(duration)} {change:+z.0f}%"

@@ -44,7 +44,8 @@ from smimbench.theory.types import (
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """Published value with its accuracy, and the theoretical value.
+    """Value that a paper published at a sample ratio (``reference`` is its table, with source and accuracy), and the value
+    that ``theory`` gives there, with its numerical error.
 
     Attributes
     ----------
@@ -99,7 +100,8 @@ class PublishedValue:
 
 @dataclass(frozen=True)
 class AlgorithmTheory:
-    """Theoretical prediction for an algorithm at one sample ratio, or the reason why there is none.
+    """Theoretical prediction for an algorithm at one sample ratio, or the reason why there is none; ``fresh`` says whether
+    the ratio counts fresh samples, ``overlap`` (P,) holds the predicted overlaps.
 
     Attributes
     ----------
@@ -384,7 +386,7 @@ def with_checks(
 
 
 def _prediction_ratio(problem: Problem, cell: Cell) -> float:
-    """Return the sample ratio of a prediction: that of all fresh samples, or the nominal one."""
+    """Return the sample ratio of a prediction for a cell: that of all fresh samples of its run, or the nominal one."""
     return (
         planned_ratio(problem, cell)
         if draws_fresh_samples(cell.algorithm)

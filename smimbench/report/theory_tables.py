@@ -45,7 +45,8 @@ def _theory_columns(component_word: str) -> Columns:
 
 
 class ComponentRow(NamedTuple):
-    """Table row for one component of a theory point.
+    """Table row for one component of a fixed point of theory, or of a prediction for an algorithm: error, overlap and their
+    numerical errors at a sample ratio.
 
     Attributes
     ----------
@@ -70,7 +71,7 @@ class ComponentRow(NamedTuple):
 
 
 def _rows_of_point(point: TheoryPoint) -> list[ComponentRow]:
-    """Make one table row per component of a theory point."""
+    """Make one table row per component of a fixed point of theory."""
     overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
     rows = _component_rows(point, point.alpha, point.alpha_error, overlap)
     errors = point.generalization_error
@@ -83,7 +84,9 @@ def _component_rows(
     alpha_error: Host,
     overlap: Sequence[float | None],
 ) -> list[ComponentRow]:
-    """Make one table row per component; unless the curve is exact, errors include that of the sample ratio."""
+    """Make one table row per component of a fixed point (or prediction) at a sample ratio. ``alpha_error`` (P,) is the error
+    of the sample ratio, shown unless it is negligible; ``overlap`` (P,) the overlap with the signal.
+    """
     mse, error = np.atleast_1d(point.mse), np.atleast_1d(point.mse_error)
     is_exact = not alpha_error.max() > 1e-6 * alpha
     return [
@@ -138,6 +141,7 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
 
 
 def _component_word(theory: ProblemTheory) -> str:
+    """Return the word for a component of the signal in tables of a problem's theory: component or layer."""
     return "layer" if "layers" in theory.spec.get("channel", ()) else "component"
 
 
@@ -174,7 +178,9 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
 def _threshold_lines(
     thresholds: Thresholds, component_word: str, is_single: bool
 ) -> RenderableType:
-    """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist."""
+    """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist; ``is_single`` says
+    whether the signal has one component.
+    """
 
     def alpha_text(threshold: Threshold) -> str:
         """Format a threshold with seven digits."""
@@ -224,7 +230,7 @@ def _threshold_lines(
 
 
 def _with_error(threshold: Threshold, digits: int = 5) -> str:
-    """Format a threshold with its numerical error."""
+    """Format a threshold (a sample ratio) to ``digits`` digits, with its numerical error."""
     error = one_digit(threshold.error)
     return f"{threshold.value:.{digits}g}" + (f" ± {error}" if error else "")
 
