@@ -190,9 +190,10 @@ class AlgorithmPrediction:
 
 
 class Info(NamedTuple):
-    """Report of one step to the engine's loop: residual, predicted overlap, warnings; not used by the iteration itself.
-    ``squared_step`` is the squared change of the estimate, ``samples`` the number seen so far, ``damping`` the factor of
-    the step, ``integration_error`` the error of posterior integrals.
+    """Report of one step to the engine's loop: the residual, the overlaps (P,) of estimate and signal that the algorithm
+    predicts, warnings; not used by the iteration itself. ``squared_step`` (P,) is the squared change of the estimate,
+    ``samples`` the number seen so far, ``damping`` the factor of the step, ``integration_error`` the error of posterior
+    integrals.
 
     Attributes
     ----------

@@ -22,8 +22,8 @@ SYMMETRIES = (
 
 
 class Posterior(NamedTuple):
-    """Posterior of the latents of every sample given its label: mean, covariance, second moment.
-    ``error`` is the numerical error of the mean.
+    """Posterior of the latents (n, P, C) of n samples given their labels: mean (n, P, C), covariance (P, P) averaged over
+    samples and sites, second moment of each sample. ``error`` is the numerical error of the mean.
 
     Attributes
     ----------

@@ -18,9 +18,8 @@ class NotMeasured(Exception):
 
 @dataclass
 class Claims:
-    """Error that an algorithm claims for its estimate, with the teacher and the aligned estimate for comparison.
-    ``V`` is the claimed error, ``aligned_V`` the same after alignment; ``remarks`` become warnings of the run, ``memory``
-    is a cache for several metrics.
+    """Error ``V`` (P, P) that an algorithm claims for its estimate, with the teacher, the estimate aligned with it, and the
+    error ``aligned_V`` after alignment; ``remarks`` become warnings of the run, ``memory`` is a cache for several metrics.
 
     Attributes
     ----------
@@ -67,7 +66,8 @@ class Metric(Item):
     """Whether ``measure`` returns one number for every component."""
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Measure an estimate: P values if ``per_component``, otherwise one; NaN for a component without a value.
+        """Measure an estimate on an instance (the problem's draw): P values if ``per_component``, otherwise one; NaN for a
+        component without a value. ``claims`` holds the teacher, the aligned estimate and the claimed error.
 
         Parameters
         ----------

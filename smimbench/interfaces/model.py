@@ -11,8 +11,9 @@ from smimbench.interfaces.item import Array, Cost, Item
 
 
 class Model(Item):
-    """Model of the latents as a function of signal and inputs, with matrix products only.
-    ``rank`` of the signal is low or extensive; ``kappa`` is the factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``.
+    """Model of the latents as a function of signal and inputs, with matrix products only. ``rank`` of the signal is low or
+    extensive; ``kappa`` is the factor in ``Qhat = kappa alpha E sum_c g_c g_c^T``, the precision of the effective noise, with
+    g the messages of the channel at the C sites c.
 
     A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
     of that name, which is filled in from the model.
@@ -53,17 +54,19 @@ class Model(Item):
         raise NotImplementedError
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """Sample ratio of n samples, n / D or n / D^2; inverse of ``sample_count``."""
+        """Sample ratio of n samples: n / D for low rank, n / D^2 for extensive rank; inverse of ``sample_count``."""
         raise NotImplementedError
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """Shape of a signal: (P, D) or (P, D, D)."""
+        """Shape of a signal with P components: (P, D) for low rank, (P, D, D) for extensive rank."""
         raise NotImplementedError
 
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw unit noise Z, signal-shaped, for the effective channel ``R = S + Qhat^(-1/2) Z``, on the host."""
+        """Draw unit noise Z on the host, in the shape of the signal S, for the effective channel ``R = S + Qhat^(-1/2) Z`` of
+        precision Qhat (P, P).
+        """
         raise NotImplementedError
 
     def forward(self, inputs: Array, signal: Array) -> Array:
@@ -71,7 +74,8 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of ``forward``: signal-shaped sum of messages g over samples, for ``R = W_hat + Qhat^{-1} adjoint(g)``.
+        """Adjoint of ``forward``: sum over the n samples of messages g (n, P, C) times inputs, in the shape of the signal;
+        with the precision Qhat (P, P) it gives ``R = W_hat + Qhat^{-1} adjoint(g)`` for an estimate W_hat.
 
         For features of other variances than 1 it becomes ``problem.per_variance(adjoint(g))``.
         """
@@ -82,11 +86,11 @@ class Model(Item):
         raise NotImplementedError
 
     def inner(self, a: Array, b: Array) -> Array:
-        """Overlap matrix (P, P) of two signals a and b: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
+        """Overlap matrix (P, P) of two signals a and b: ``A B^T / D`` for low rank, ``tr(A_p B_q) / D`` for extensive rank."""
         raise NotImplementedError
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
-        """Split the samples into slices whose inputs and intermediate results fit the cache.
+        """Split n samples into slices whose inputs and intermediate results for P components fit the cache.
 
         With arguments of these names: ``itemsize``, the bytes of a number, ``like``, an array on the device that does the work,
         ``streamed``, whether inputs are moved there by the slice.
@@ -94,7 +98,9 @@ class Model(Item):
         raise NotImplementedError
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Apply to the estimate the symmetry operation that brings it closest to the signal."""
+        """Apply to the estimate the operation of the channel's ``symmetry`` group (by name: signs, permutations, ...) that
+        brings it closest to the signal.
+        """
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
@@ -106,7 +112,9 @@ class Model(Item):
         raise NotImplementedError
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of one pass over the inputs (``forward`` and ``adjoint``) and of one typical ``denoise``."""
+        """Cost of one pass over n inputs (``forward`` and ``adjoint``) and of one typical ``denoise``, for numbers of
+        ``itemsize`` bytes.
+        """
         raise NotImplementedError
 
     forward_gram: (

@@ -11,7 +11,8 @@ from smimbench.interfaces.item import DERIVED, Array, Item, Uncertain
 
 
 class Overlap(NamedTuple):
-    """Order parameters of a posterior mean: overlap ``Q`` and error ``V = second_moment - Q``, both ``(..., P, P)``.
+    """Order parameters of a posterior mean: overlap ``Q`` with the signal and error ``V``, the prior's second moment minus Q,
+    both (..., P, P).
 
     ``V`` is given apart because the difference would lose all digits when ``Q`` is close to the second moment.
     """
@@ -21,7 +22,7 @@ class Overlap(NamedTuple):
 
 
 class Denoised(NamedTuple):
-    """Denoised estimate: posterior mean of the signal and its error ``V`` (P, P) according to the prior."""
+    """Denoised estimate: posterior mean of the signal, and its error ``V`` (P, P) according to the prior."""
 
     estimate: Array
     V: Array
@@ -109,7 +110,8 @@ class Prior(Item):
         raise NotImplementedError
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Denoise a signal observed as ``R = S + Qhat^{-1/2} Z``: posterior mean and its error V.
+        """Denoise a signal S observed as ``R = S + Qhat^{-1/2} Z``, with standard normal Z (noise of precision ``Qhat``, (P,
+        P)): posterior mean and its error V.
 
         With an argument ``continued``: the same in the limit, with no slope above 1 at finite size. Derived: from the law.
         """

@@ -358,9 +358,11 @@ class Problem:
         return isinstance(problem, Problem) and self.spec == problem.spec
 
     def __hash__(self) -> int:
+        """Return a hash of names, parameters and versions of the items, equal for equal problems."""
         return hash(canonical_json(self.spec))
 
     def __repr__(self) -> str:
+        """Return the problem's label, its items with the parameters that are not defaults, as a short text."""
         return f"Problem({self.label})"
 
     def _repr_html_(self) -> str:
@@ -521,7 +523,7 @@ class Problem:
         return inputs, labels
 
     def teacher(self, rng: np.random.Generator, dimension: int) -> Host:
-        """Draw a teacher signal from the prior."""
+        """Draw a teacher signal of this ``dimension`` D from the prior."""
         shape = tuple(self.model.signal_shape(self.components, dimension))
         return checked_array(
             f"prior {self.prior.name!r}: sample",
@@ -530,14 +532,16 @@ class Problem:
         )
 
     def labels(self, z: Host, rng: np.random.Generator) -> Host:
-        """Draw labels y (n, ...) from the channel, given latents z, on the host."""
+        """Draw labels y (n, ...) of n samples from the channel, given their latents z (n, P, C), on the host."""
         y = np.asarray(self.channel.forward(z, rng=rng))
         return checked_array(
             f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:])
         )
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """Return the cost of one forward and adjoint pass over ``samples`` samples (default: all)."""
+        """Return the cost (operations and bytes) of one forward and adjoint pass over ``samples`` samples of the data
+        (default: all).
+        """
         sample_count, _, dimension = data.inputs.shape
         if isinstance(data.inputs, StreamedInputs):
             itemsize = data.inputs.itemsize
@@ -557,7 +561,9 @@ class Problem:
         rng: np.random.Generator,
         backend: Backend,
     ) -> Start:
-        """Make an informed start of known error by denoising the noisy teacher, ``S + information^(-1/2) Z``."""
+        """Make an informed start of known error by denoising the noisy teacher S + information^(-1/2) Z, with Z standard
+        normal noise and S the teacher of ``instance``; ``Qhat`` (P, P) is the precision of this noise.
+        """
         noise = self.model.draw_noise(rng, self.components, instance.dimension)
         R = backend.asarray(instance.signal + noise / np.sqrt(information))
         Qhat = backend.asarray(information * np.eye(self.components))
@@ -609,7 +615,9 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
 
 
 def _label_mismatch(problem: Problem, assumed_version: Problem) -> str | None:
-    """Reason why the assumed channel cannot have produced the labels of the data, or None."""
+    """Reason why the channel of ``assumed_version`` (the problem that an algorithm assumes) cannot have produced the labels
+    of the true ``problem``, or None; both draw labels of the same random latents.
+    """
     latents = monte_carlo_rng("wrong assumptions: labels").standard_normal(
         (64, problem.components, problem.model.sites)
     )

@@ -571,6 +571,8 @@ def safe_console(**settings: Any) -> Console:
     from rich.segment import Segment
 
     class SafeConsole(Console):
+        """Console that prints no control characters of a table's texts."""
+
         def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
             for segment in super().render(*arguments, **options):
                 if not segment.control:
@@ -616,9 +618,11 @@ def latex_table(
     caption = _caption_with_marks(caption, laid_out)
 
     def latex_text(cell: str | Text) -> str:
+        """Return the text of a cell, escaped for LaTeX."""
         return " ".join(printable(str(cell)).split()).translate(_LATEX)
 
     def latex_row(cells: Iterable[str | Text]) -> str:
+        """Return cells as a row of a LaTeX table."""
         return " & ".join(map(latex_text, cells)) + r" \\"
 
     alignments = {True: "l", False: "r"}
@@ -648,6 +652,7 @@ def html_environment() -> Environment:
     import jinja2
 
     def without_control_characters(value: object) -> object:
+        """Return a value that a template inserts, texts without control characters."""
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     loader = jinja2.PackageLoader("smimbench.report", "assets")

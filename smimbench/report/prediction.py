@@ -230,7 +230,8 @@ class PredictedQuantity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Result of the test whether the runs of an algorithm agree with its theory.
+    """Result of the test whether the runs of an algorithm agree with its theory: the answer (``prediction``), the smallest
+    relative deviation that the test would have seen, and the largest deviation with its normal score and its quantity.
 
     Attributes
     ----------

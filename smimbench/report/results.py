@@ -190,6 +190,9 @@ class Results:
         *,
         any_code: bool = False,
     ) -> None:
+        """Open the results of a suite: the records in ``store`` of runs on these backends, and the stored theory ``answers``;
+        ``any_code`` accepts cells that other code computed.
+        """
         self.suite, self.store, self.records = suite, store, store.load()
         self.answers = answers or Answers(
             theory_folder(store), prediction_errors=suite.needs_prediction_errors

@@ -624,6 +624,7 @@ def row_of(document: RowDocument) -> Row:
 
 @functools.cache
 def _row_type() -> pydantic.TypeAdapter[Row]:
+    """Return the validator that makes a row of nested JSON objects."""
     return pydantic.TypeAdapter(Row)
 
 
@@ -652,6 +653,7 @@ def largest_dimension_rows(rows: Iterable[Row]) -> list[Row]:
     """Select, for every algorithm and sample ratio, the rows of the largest dimension."""
 
     def without_dimension(row: Row) -> tuple[object, ...]:
+        """Key of rows that differ only in their dimension."""
         return *place(row)[:-1], row.metric, row.component
 
     rows = list(rows)
@@ -713,6 +715,7 @@ def names_with_backend(
     }
 
     def name_of(row: Row | RowEntry) -> str:
+        """Return the name of a row's algorithm, followed by its backend where that is needed."""
         algorithm, backend = row.place.algorithm, row.place.backend
         shows_backend = (
             algorithm in local_algorithms

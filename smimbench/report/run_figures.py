@@ -284,6 +284,7 @@ class _LearningPanel:
     runs: Sequence[Run]
 
     def __post_init__(self) -> None:
+        """Begin the panel, without lines yet, with title and labels."""
         problem_label, alpha, dimension = self.place
         self.problem = problem = self.results.suite.problems[problem_label]
         self.components = self.runs[0].values.shape[1]

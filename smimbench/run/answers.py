@@ -95,7 +95,7 @@ class StoredCounts(NamedTuple):
 
 @dataclass
 class Memory:
-    """Theory results that this process has read or solved, and the errors of those that could not be solved."""
+    """Theory results that this process has read or solved, by key, and the errors of those that could not be solved."""
 
     answers: dict[AnswerKey, Answer] = field(default_factory=dict)
     errors: dict[AnswerKey, Exception] = field(default_factory=dict)

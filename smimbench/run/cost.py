@@ -46,7 +46,7 @@ class Estimate:
 
 
 class _Speed(NamedTuple):
-    """Speed of a device: operations per second, and bytes read per second."""
+    """Speed of a device: arithmetic operations per second (``rate``), and bytes read from memory per second."""
 
     rate: float
     bandwidth: float = math.inf
@@ -57,7 +57,7 @@ HOST = _Speed(1e10)
 
 
 class _PastRun(NamedTuple):
-    """Duration of an earlier run, with its sample ratio, dimension and iterations."""
+    """Duration in seconds of an earlier or trial run, with its sample ratio, dimension and number of iterations."""
 
     alpha: float
     dimension: int
@@ -68,7 +68,8 @@ class _PastRun(NamedTuple):
 def estimate_cost(
     cells: Sequence[Cell], workers: int, past_records: Iterable[Record] = ()
 ) -> Estimate:
-    """Estimate the cost of a suite before anything is drawn.
+    """Estimate time and memory of the cells of a suite on this number of ``workers``, before anything is drawn, from past
+    runs or short trials; ``slowdown`` is the ratio of their times to the ideal ones.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
     else as some iterations on an instance that is cut down to ``TRIAL``.
@@ -162,7 +163,7 @@ def _cells_by_group(
 def _timed_trial(
     problem: Problem, algorithm: Algorithm, group_cells: Sequence[Cell]
 ) -> list[_PastRun]:
-    """Time some iterations on a smaller instance; return nothing if they fail."""
+    """Time some iterations of an algorithm on an instance smaller than those of its cells; return nothing if they fail."""
     cell = max(group_cells, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while (

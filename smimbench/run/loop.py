@@ -367,7 +367,9 @@ class LoopRun:
         self.status, self.reason, self._over = status, reason, True
 
     def _finish(self) -> None:
-        """Decide the final status, and collect findings, warnings, metrics and the claimed error V."""
+        """Decide the final status, and collect the run's findings (extra numbers of the algorithm), warnings, metrics and the
+        claimed error V (P, P).
+        """
         algorithm, metric_spreads = self._algorithm, {}
         if not self._course.is_finite:
             self.status, self.reason = (
@@ -423,7 +425,7 @@ def _findings(
 
 
 def _is_recorded(iteration: int, max_iterations: int) -> bool:
-    """Whether the trajectory records an iteration: the first 50 all, then about fifty per doubling."""
+    """Whether the trajectory records an iteration: all in short runs, otherwise the first 50, then about fifty per doubling."""
     if max_iterations <= 200 or iteration <= 50:
         return True
     recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
@@ -483,7 +485,9 @@ class Readings:
         return self.latest
 
     def _divergence(self, residual: float, readings: dict[str, Host]) -> str:
-        """Describe how the run diverged in a step; empty if it did not."""
+        """Describe how the run diverged in a step, given the step's residual and other reported numbers (``readings``, by
+        name); empty if it did not.
+        """
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
         for reading_name in ("predicted_overlap", "self_overlap", "squared_step"):
@@ -518,7 +522,9 @@ class Readings:
 
 @dataclass
 class Trajectory:
-    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time; ``metrics`` are the latest."""
+    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time, one column by name; ``metrics`` are
+    the latest, ``failed_metrics`` the reasons of metrics that failed.
+    """
 
     instance: Instance
     metrics: MetricValues = field(default_factory=dict)

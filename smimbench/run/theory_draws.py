@@ -21,7 +21,7 @@ class DrawnTheory(Protocol):
 
     @property
     def points(self) -> Sequence[TheoryPoint]:
-        """All points of the theory."""
+        """All fixed points of the theory, at all sample ratios."""
         ...
 
     @property
@@ -61,12 +61,12 @@ def _checks_of_points(
     resolution: float,
     on_progress: OnProgress,
 ) -> Iterator[Check]:
-    """Yield Monte Carlo checks of a problem's points of theory."""
+    """Yield Monte Carlo checks of the fixed points of a problem's theory, each down to a relative deviation ``resolution``."""
     for point_index, point in enumerate(points):
         draw_count = 0
 
         def on_draws(draws: int, point_index: int = point_index) -> None:
-            """Report how many Monte Carlo draws were made at this point."""
+            """Report how many Monte Carlo draws were made so far at this fixed point."""
             nonlocal draw_count
             draw_count += draws
             note = f"{draw_count} draws at this point"
@@ -84,7 +84,9 @@ def _checks_of_points(
 def _checks_of_assumptions(
     suite: Suite, plan: ProblemPlan, predicted_places: Sequence[tuple[str, float]]
 ) -> Iterator[Check]:
-    """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior."""
+    """Yield Monte Carlo checks of predictions for algorithms that assume another channel or prior, at ``predicted_places``:
+    pairs of algorithm label and sample ratio.
+    """
     specs = {plan.label: plan.spec for plan in suite.algorithms}
     for label, alpha in predicted_places:
         algorithm = build_algorithm(specs[label], plan.problem)

@@ -72,7 +72,8 @@ T = TypeVar("T")
 
 
 class Progress(NamedTuple):
-    """Progress in solving a problem's theory: answers, nodes in use, the sample ratio reached, and a note on the rest.
+    """Progress in solving a problem's theory: numbers of solved and of all answers, nodes (information at single overlaps) in
+    use, the sample ratio alpha reached, and a note on the rest.
 
     Attributes
     ----------
@@ -106,7 +107,9 @@ SLOW = 0.02
 
 
 def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of methods that run plugins: only ``THEORY_ERRORS`` are raised, and the working folder is restored."""
+    """Decorator of methods of the solver that run code of plugins: only ``THEORY_ERRORS`` are raised, and the working folder
+    is restored.
+    """
 
     @functools.wraps(solver_method)
     def guarded(*arguments: P.args, **keyword_options: P.kwargs) -> T:
@@ -156,7 +159,9 @@ class TheorySolver(Answers):
         on_remark: Callable[[str], object] = lambda remark: None,
         memory: Memory | None = None,
     ) -> None:
-        """Solve into ``folder`` or memory, until the moment ``deadline``, third-party code ``in_subprocess`` if asked."""
+        """Solve into ``folder`` (None: in memory), until the moment ``deadline``; code of third-party items runs
+        ``in_subprocess`` if asked.
+        """
         super().__init__(
             folder,
             prediction_errors=prediction_errors,
@@ -235,7 +240,7 @@ class TheorySolver(Answers):
         return [cast(Branches, self.memory.answers[key]) for key in keys]
 
     def _has_stored_points(self, problem: Problem, key: AnswerKey) -> bool:
-        """Whether points are stored, with their generalization errors if these are requested."""
+        """Whether the fixed points under a key are stored, with their generalization errors if these are requested."""
         branches = cast(Branches | None, self._from_memory_or_file(problem, key))
         return branches is not None and not (
             self.prediction_errors
@@ -365,7 +370,9 @@ class TheorySolver(Answers):
     def _branches(
         self, problem: Problem, alphas: Sequence[float]
     ) -> Iterator[Branches]:
-        """Find the competing fixed points at each sample ratio; channel and prior are tested at their overlaps."""
+        """Find the competing fixed points (branches) at each sample ratio, the Bayes-optimal one first; channel and prior are
+        tested at their overlaps Q and errors V.
+        """
         for ratios in curve_of(problem).batches(alphas):
             fixed_points = competing(problem, ratios)
             overlaps = [
@@ -379,14 +386,14 @@ class TheorySolver(Answers):
                 yield [self._point(problem, fixed_point) for fixed_point in branches]
 
     def _point(self, problem: Problem, point: Prediction) -> TheoryPoint:
-        """Complete a fixed point with its derived quantities, and generalization errors if these are requested."""
+        """Complete a fixed point of theory with its derived quantities, and generalization errors if these are requested."""
         generalization_errors = None
         if self.prediction_errors:
             generalization_errors = point_errors(problem, point.Q, point.V, point.error)
         return theory_point(problem, point, generalization_errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Find the competing fixed points along a line of sample ratios, with interpolated generalization errors."""
+        """Find the competing fixed points (branches) along a line of sample ratios, with interpolated generalization errors."""
         fixed_points = competing(problem, alphas)
         generalization_errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(
             None

@@ -134,7 +134,9 @@ class Search:
     def next_cells_or_outcome(
         self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], SearchOutcome | None]:
-        """Return the cells that must run next, or the result of the search, given the errors of finished cells.
+        """Return the cells that must run next, or the result of the search, given the log errors of finished cells by key. In
+        every round the better half of the ``candidates`` (settings, by index) goes on, with more seeds; ``scores`` are mean
+        log errors by setting.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
@@ -194,7 +196,9 @@ class Search:
     def remaining_cells(
         self, log_errors: Mapping[str, float], backend: str
     ) -> list[Cell]:
-        """Return the largest set of cells that the search may still have to run."""
+        """Return the largest set of cells that the search may still have to run, given the log errors of finished cells by
+        key.
+        """
         remaining_cells: list[Cell] = []
         expected_log_errors = dict(log_errors)
         while next_cells := self.next_cells_or_outcome(expected_log_errors, backend)[0]:
@@ -397,7 +401,9 @@ def with_tuned_settings(suite: Suite, store: Store) -> Suite:
 
 
 def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[str]:
-    """Return one remark for each parameter whose chosen value is the smallest or largest that was tried."""
+    """Return one remark for each parameter whose chosen value is the smallest or largest that was tried; ``trials`` are the
+    settings that were tried, ``chosen_trial`` the index of the best.
+    """
     range_remarks = []
     chosen_setting = {} if chosen_trial is None else trials[chosen_trial]
     for parameter_name, chosen_value in chosen_setting.items():

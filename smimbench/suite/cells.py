@@ -66,7 +66,7 @@ class ProblemPlan:
 
 
 class FailedProblem(NamedTuple):
-    """Problem of a suite that cannot be built because the code of an item fails."""
+    """Problem of a suite that cannot be built because the code of an item (model, channel, ...) fails, with the reason."""
 
     label: str
     tables: dict[str, Parameters]
@@ -378,6 +378,7 @@ class Suite:
     choices: Mapping[tuple[str, str], TunedAlgorithm] = field(default_factory=dict)
 
     def __repr__(self) -> str:
+        """Return a short text with the suite's name, problems and algorithms."""
         problems = ", ".join(problem_plan.label for problem_plan in self.chosen_plans)
         algorithms = ", ".join(algorithm.label for algorithm in self.algorithms)
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
@@ -583,7 +584,8 @@ def key_of(document: object) -> str:
 
 
 def is_same_setup(description: object, reference: object) -> bool:
-    """Whether two descriptions of a run name the same items, with equal values of the parameters that both list.
+    """Whether two descriptions of a run (nested tables) name the same items, with equal values of the parameters that both
+    list.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
