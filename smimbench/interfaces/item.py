@@ -261,4 +261,5 @@ class Delegate:
         return getattr(getattr(self, self._original), name)
 
     def __repr__(self) -> str:
+        """Return the names of wrapper and wrapped object."""
         return f"{type(self).__name__}({getattr(self, self._original)!r})"

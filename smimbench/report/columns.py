@@ -121,14 +121,16 @@ def signed(
 
 
 def marked_z(z: float | None, n: int | None) -> str:
-    """Format z, marked by ``?`` if there are too few runs for a reliable standard error."""
+    """Format z, a difference in standard errors, marked by ``?`` if ``n`` runs are too few for a reliable standard error."""
     return signed(z, ".1f", 1000, ".0e") + (
         "?" if z is not None and n is not None and n < FEW else ""
     )
 
 
 def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
-    """Format the number of runs per status (in color unless ok), and of runs still changing at the last step."""
+    """Format the number of runs per status (in color unless ok), and the number ``moving_runs`` of those whose error still
+    changed at the last step.
+    """
     text = Text()
     for index, (status, run_count) in enumerate(
         sorted(counts.items(), key=lambda kv: kv[0] != "ok")
@@ -158,7 +160,7 @@ def percent(value: float | None, format_spec: str = ".0%") -> str:
 
 
 def _time_near_text(epsilon: Epsilon, row: Row) -> str:
-    """Format the time until the error is within ``epsilon`` of the optimum; blank if it is unknown."""
+    """Format the time until the error is at most ``1 + epsilon`` times the optimal one; blank if it is unknown."""
     near = row.cost.near[epsilon]
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
@@ -166,7 +168,8 @@ def _time_near_text(epsilon: Epsilon, row: Row) -> str:
 def optimum_at_size_words(
     ratio: float | None, error: float | None, source: str | None, separator: str = " "
 ) -> str:
-    """Format the Bayes-optimal error at the dimension of the runs over its limit, with its source; unknown is blank.
+    """Format the ``ratio`` of the Bayes-optimal error at the dimension of the runs to that at infinite dimension, with its
+    error and the source of the former; unknown is blank.
 
     There is no number for the algorithm to whose runs it was fitted: its ratio to it would be 1 by construction.
     """
@@ -179,7 +182,9 @@ def optimum_at_size_words(
 
 
 def _peak_share_text(share: float | None, ceiling: str) -> str:
-    """Format a share of the machine's peak speed, marked ``x`` (matrix products) or ``r`` (memory reads)."""
+    """Format a share of the machine's peak speed that iterations reach; ``ceiling`` says which peak bounds them, marked ``x``
+    (matrix products) or ``r`` (memory reads).
+    """
     return (
         ""
         if share is None
@@ -213,7 +218,7 @@ def _change_text(
     interval: Sequence[float] | None,
     baseline: float | None,
 ) -> str:
-    """Format a relative change in percent, with the half-width of its confidence interval."""
+    """Format a relative change from a ``baseline`` in percent, with the half-width of its confidence interval."""
     if change_percent is None:
         return ""
     text = f"{change_percent:+.3g}"
@@ -231,7 +236,9 @@ def one_digit(error: float | None) -> str:
 def _generalization_error_text(
     estimator: str, errors: Mapping[str, float | None] | None, component: int | None
 ) -> str:
-    """Format the generalization error of an estimator (Bayes or plug-in), once for all components."""
+    """Format the generalization error of an estimator (Bayes or plug-in) from ``errors`` by estimator, in the row of the
+    first component only, since it is one number for all.
+    """
     # one error for all components: only in the first row
     return number((errors or {}).get(estimator), 5) if component in (None, 1) else ""
 
@@ -554,11 +561,13 @@ class UncutTable:
     """Table that is never narrower than its columns; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
+        """Wrap a finished table."""
         self.table = table
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
+        """Render the table in its own width, however narrow the screen."""
         unlimited_options = options.update_width(10_000)
         width = console.measure(self.table, options=unlimited_options).minimum
         wide_options = options.update_width(max(options.max_width, width))
@@ -574,6 +583,7 @@ def safe_console(**settings: Any) -> Console:
         """Console that prints no control characters of a table's texts."""
 
         def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
+            """Yield the pieces of rendered text, without control characters."""
             for segment in super().render(*arguments, **options):
                 if not segment.control:
                     segment = Segment(printable(segment.text), segment.style)

@@ -343,7 +343,9 @@ def _sort_key(change: RowChange) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class OverallChange(RowEntry):
-    """Mean change of one metric of an algorithm over ``rows`` rows, with the half-width of its confidence interval."""
+    """Mean relative change of one metric of an algorithm between two tables, over ``rows`` rows, with the half-width of its
+    confidence interval in percent.
+    """
 
     rows: int
     judgment: Judgment

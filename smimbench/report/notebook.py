@@ -70,6 +70,7 @@ class Rows(list[RowDocument]):
     def __init__(
         self, rows: Iterable[RowDocument] = (), remarks: Iterable[str] = ()
     ) -> None:
+        """Hold the rows of a table, with remarks on them."""
         super().__init__(rows)
         self.remarks = [*remarks]
 
@@ -79,6 +80,7 @@ class Rows(list[RowDocument]):
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
+        """Return the verdicts on the algorithms of these rows as text."""
         best_lines, all_lines = [], []
         for verdict in self._verdicts():
             indent = "    "
@@ -132,6 +134,7 @@ class Loaded:
     trajectories: Any
 
     def __repr__(self) -> str:
+        """Return the numbers of rows in both tables as text."""
         counts = len(self.values), len(self.trajectories)
         return "{} rows in .values, {} in .trajectories".format(*counts)
 
@@ -398,6 +401,7 @@ class Theory:
         return show(chart, width, title, output)
 
     def __repr__(self) -> str:
+        """Return the theory as text tables, with the first sample ratios of every problem."""
         from smimbench.report.columns import plain_text
         from smimbench.report.theory_tables import theory_tables
 

@@ -19,7 +19,8 @@ from smimbench.theory.types import TheoryPoint
 
 
 class Optimum(NamedTuple):
-    """Bayes-optimal errors (P,) at one dimension with standard errors (P,), their source, and the errors on single instances.
+    """Bayes-optimal errors ``value`` (P,) at one dimension with standard errors ``error`` (P,), the source they are from, and
+    the errors (P,) on single instances, by instance.
 
     ``is_mean_of_runs``: they are no more than the mean over the runs of one algorithm, whose ratio to them is 1.
     """

@@ -55,7 +55,9 @@ CROSSES = 24
 
 @dataclass(frozen=True)
 class PublishedLine:
-    """Curve of a published figure, with its published points: an error curve of one problem, or a line of thresholds.
+    """Line of a paper's figure with its published points: an error curve of one problem, or thresholds of all problems, which
+    differ in one parameter. The points are the rows of the CSV ``table`` whose columns have the values in ``filter``;
+    ``curve`` is its description in the suite, ``x_per_alpha`` the horizontal coordinate per unit of the sample ratio.
 
     A line of thresholds runs over all problems of the figure, which differ in one parameter.
 
@@ -96,7 +98,9 @@ class PublishedLine:
         return (self.curve.component or 1) - 1
 
     def explanations(self, x: float) -> list[str]:
-        """List the headings in docs/corrections.md of known errors of the published line at ``x``."""
+        """List the headings in docs/corrections.md of errors of the published line that are known at the horizontal
+        coordinate ``x``.
+        """
         problem_index = self.problem_index
         return [
             correction.section
@@ -107,7 +111,9 @@ class PublishedLine:
         ]
 
     def alphas(self, x_limits: Sequence[float]) -> set[float]:
-        """Return the sample ratios at which theory is needed: the published ones and the ends of the axis."""
+        """Return the sample ratios at which theory is needed: those of the published points and the ends of the axis,
+        ``x_limits``.
+        """
         if not self.is_curve:
             return set()
         x_min, x_max = x_limits
@@ -195,7 +201,9 @@ def published_lines(
 def _published_line(
     curve: CurveTable, problem_index: int, plans: Sequence[ProblemPlan]
 ) -> PublishedLine:
-    """Make the line of a curve for the problem with this index, without published points."""
+    """Make the published line of a curve of the figure, for the problem with this index among its problems, without points
+    yet.
+    """
     x_factor = 1.0
     parameter_texts: dict[str, str] = {}
     if curve.metric != "threshold":
@@ -232,7 +240,9 @@ def _number_for_problem(numbers: Sequence[float], index: int) -> float:
 def _published_points(
     line: PublishedLine, folder: Path, x_limits: Sequence[float], max_points: int | None
 ) -> Line | None:
-    """Read the published points within the figure's range; None if the table is missing."""
+    """Read the published points of a line within the figure's range ``x_limits``, at most ``max_points`` of them, from a
+    table in ``folder``; None if the table is missing.
+    """
     path = next(iter(sorted(folder.rglob(line.table))), None)
     if path is None:
         return None
@@ -268,7 +278,9 @@ def _published_points(
 def our_points(
     line: PublishedLine, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
 ) -> Line:
-    """Return our values of a line with errors: standard errors of runs, or numerical errors of theory."""
+    """Return the values that smimbench computes for a published line, with errors: means over runs with standard errors, or
+    theory with numerical errors.
+    """
     curve, problem = line.curve, line.plans[0].problem
     points: list[tuple[float, float | None, float | None]] = []
     if line.is_threshold:
@@ -334,7 +346,9 @@ def line_questions(
 
 @dataclass(frozen=True)
 class CurveAgreement:
-    """Result of comparing a line with the published one: whether they agree, and their largest difference.
+    """Result of comparing our values with a published line: whether they agree, how many of its ``points`` are ``outside``
+    (further off than allowed; None: nothing was compared), and the worst point: its x (``at``), our minus the published value
+    (``deviation``), and the difference ``allowed`` there.
 
     Attributes
     ----------
@@ -361,7 +375,8 @@ class CurveAgreement:
 
 
 def compare(line: PublishedLine, our_line: Line) -> CurveAgreement:
-    """Compare our values of a line with the published points.
+    """Compare our values of a line with the published points, each with the nearest of ours; ``severities`` are 0 for a point
+    within what is allowed, 1 for one outside that a known error of the paper explains, 2 for other points outside.
 
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.

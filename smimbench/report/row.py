@@ -115,7 +115,9 @@ class PredictedNumber:
 
 @dataclass(frozen=True, slots=True)
 class PredictedValue:
-    """Theoretical prediction for the algorithm that was run, or the reason why there is none.
+    """Theoretical prediction for the algorithm that was run: its value at infinite D with the numerical error and the
+    coefficient of the 1/D correction, or the ``reason`` why there is none; ``z`` is the difference of the mean over runs in
+    standard errors.
 
     Attributes
     ----------
@@ -147,7 +149,8 @@ class PredictedValue:
 
 @dataclass(frozen=True, slots=True)
 class OptimalValue:
-    """Bayes-optimal value of a metric at infinite dimension, and at the dimension of the runs.
+    """Bayes-optimal value of a metric: ``limit`` at infinite dimension, ``value`` at the dimension of the runs (the limit if
+    unknown), with numerical errors; ``source`` says where ``value`` is from, ``ratio`` is that of the mean over runs to it.
 
     Attributes
     ----------
@@ -197,7 +200,9 @@ class Nearness:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Cost of a run: mean times and iterations, and the largest memory use.
+    """Cost of a run: means over runs of times in seconds (in total, of the first and of any iteration) and of iterations,
+    largest memory use, the share of the machine's peak speed (``ceiling``) that is reached, and the time ``near`` the
+    optimum.
 
     Attributes
     ----------
@@ -236,7 +241,9 @@ class StillMoving:
 
 @dataclass(frozen=True, slots=True)
 class HalfOverlap:
-    """Median times at which runs reach half of a component's optimal overlap (``target``), and the fraction that do."""
+    """Median times (iterations, samples, epochs, seconds) at which runs reach half of a component's optimal overlap, which is
+    ``target``, and the fraction of runs that do.
+    """
 
     target: Number = None
     fraction: Number = None

@@ -457,7 +457,9 @@ ToSvg = Callable[[Any], Any]
 
 
 def svg_text(figure: Figure) -> tuple[str, ToSvg]:
-    """Convert a figure to a transparent, cropped SVG, and return the map from pixels to its coordinates, too."""
+    """Convert a figure to a transparent, cropped SVG, and return its text with the function that maps pixels to its
+    coordinates.
+    """
     from matplotlib.transforms import Bbox
 
     buffer = io.StringIO()
@@ -489,7 +491,8 @@ def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
 
 
 def floor_of(errors: Iterable[float], target: float) -> float:
-    """Choose the lower end of a logarithmic axis: the target, below which tables print 0, or the decade below the smallest error.
+    """Choose the lower end of a logarithmic axis of these errors: ``target``, below which tables print 0, or the decade below
+    the smallest error.
 
     ``errors`` are those where theory is not 0.
     """

@@ -51,7 +51,9 @@ def as_markdown(
 def _with_limits(
     rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
 ) -> tuple[list[str], Sequence[RowDocument]]:
-    """Return column names and rows, with the limits at infinite dimension, if any, as further rows."""
+    """Return the column names and the rows of a table, with the extrapolated rows (limits at infinite dimension), if any,
+    after them.
+    """
     if not extrapolated_rows:
         return _ROW_COLUMNS, rows
     infinite_dimension_rows = [

@@ -618,7 +618,9 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSummary:
-    """Scores of an algorithm (on a backend) over all problems of a suite.
+    """Scores of an algorithm (on a backend) over all problems of a suite: on how many of ``all`` instances it gave an
+    estimate (``instances``), its error over the optimum (geometric mean), and over that of the best algorithm, with a
+    confidence interval.
 
     Attributes
     ----------

@@ -110,7 +110,9 @@ class Search:
         return list(trials.values())
 
     def cells(self, trial: int, seed_count: int, backend: str) -> list[Cell]:
-        """Return the cells of a trial on the first ``seed_count`` tuning seeds."""
+        """Return the cells of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds, at all dimensions
+        and sample ratios.
+        """
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
         run_options = self.suite.run.of_cell(())
         grid_points = itertools.product(
@@ -323,8 +325,8 @@ def remaining_searches(
 
 
 def log_error(record: Record, target: float) -> float:
-    """Return the logarithm of a run's error, summed over components, at least that of ``target``; infinity if it has no
-    estimate.
+    """Return the logarithm of a run's squared error, summed over components, at least that of ``target``; infinity if the run
+    has no estimate.
 
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """

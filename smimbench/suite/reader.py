@@ -515,7 +515,9 @@ class _Reader:
     def _by_problem(
         self, key: str, tables: Sequence[T], identities: Collection[str]
     ) -> dict[str, dict[str, T]]:
-        """Return tables of values by the identity of their problem and by key, with a remark on those of no problem."""
+        """Return tables of published values or optima by the identity of their problem and by key, with a remark on those
+        whose problem is not in the suite.
+        """
         tables_by_problem: dict[str, dict[str, T]] = {}
         labels_without_problem: list[str] = []
         for table_index, table in enumerate(tables):

@@ -619,7 +619,9 @@ def _value_in_suite(suite_parameters: object, path: ParameterPath) -> object:
 def _value_at_quantile(
     choices: list[object] | Range, u: float, suite_value: object
 ) -> object:
-    """Map u in [0, 1) to a value of a list or range: a float of four digits, or an integer in a range of integers."""
+    """Map the quantile u in [0, 1) to a value of a list or range of ``choices``: a float of four digits, or an integer in a
+    range of integers.
+    """
     if isinstance(choices, list):
         return choices[int(u * len(choices))]
     low, high = choices.low, choices.high
