@@ -375,7 +375,7 @@ def _block_drawer(
     """
     sample_count, *sample_shape = shape
     transform = inputs.transform
-    if transform is None:  # all at once: samples of a file are different ones
+    if transform is None:  # inputs without a transform are drawn all at once
         rng = np.random.Generator(np.random.PCG64DXSM(block_seed(0)))
         tokens = checked_array(
             f"inputs {inputs.name!r}: draw", inputs.draw(rng, *shape), shape

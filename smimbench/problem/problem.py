@@ -261,7 +261,7 @@ class Problem:
             self._weigh_features()
         with as_problem_errors(
             "model", ItemError
-        ):  # what tables and estimates ask of it, in whatever process
+        ):  # members that tables and cost estimates read
             self.model.sample_ratio(self.model.sample_count(1.0, 8), 8)
             self.model.signal_shape(self.components, 8)
             self.model.cost(8, 8, self.components)

@@ -92,7 +92,9 @@ class Series:
             *(np.asarray(column).tolist() for column in self.columns.values())
         ):
             row = {**self.constant_columns, **dict(zip(self.columns, row_values))}
-            if row.get("value") == row.get("value"):  # no NaN
+            if row.get("value") == row.get(
+                "value"
+            ):  # points whose value is NaN are left out
                 rows.append(row)
         return rows
 
@@ -343,7 +345,9 @@ def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
 def _draw_series(
     axis: Axes, series: Series, panel: Panel, triangle_counts: Counter[float]
 ) -> None:
-    """Draw a series; ``triangle_counts`` counts the triangles already stacked at each horizontal position."""
+    """Draw a series, with error bars or a band from ``y_lower`` to ``y_upper``; ``triangle_counts`` counts the triangles
+    (values below the axis) already stacked at each horizontal position.
+    """
     columns, color = series.columns, series.color
     x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
     artist_style = {

@@ -145,7 +145,7 @@ def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
 
 
 def ratio_words(ratio: float | None, error: float | None = None) -> str:
-    """Format error / optimal error, with its standard error if known; None is blank."""
+    """Format a ratio of the error to the optimal one, with its standard error if known; None is blank."""
     if ratio is None or error is None:
         return percent(ratio, ".4g")
     if max(ratio, error) >= 1e5:

@@ -221,7 +221,7 @@ def _match_key(row: Row) -> tuple[object, ...]:
 
 
 def _changed_code(baseline: Row, candidate: Row) -> list[str]:
-    """List the items, such as ``algorithm sgd``, whose code differs from the baseline's."""
+    """List the items, such as ``algorithm sgd``, whose code differs between a row of the baseline and one of the candidate."""
     old_items = _items_by_kind(baseline)
     return [
         f"{kind} {item['name']}"

@@ -553,7 +553,7 @@ def _metric_panel(
     thresholds = answers.thresholds_or_empty(problem)
     component_name, hard_phase = component_word(problem), thresholds.hard_phase
     marks: list[ThresholdMark] = []
-    if metric_item.direction != "one":  # which is 1 on both sides
+    if metric_item.direction != "one":  # these are 1 on both sides of a threshold
         marks = threshold_marks(thresholds, component_name)
     panel = Panel(
         title,
@@ -770,7 +770,7 @@ def varied_parameter(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | 
 
 
 def _parameters(plan: ProblemPlan) -> Parameters:
-    """Return all parameters of a problem, named like ``prior.rho``."""
+    """Return all parameters of a problem's items by name, such as ``prior.rho``."""
     parameters: Parameters = {}
     for kind, spec in plan.problem.spec.items():
         parameters |= {f"{kind}.{name}": parameter for name, parameter in spec.items()}

@@ -179,7 +179,9 @@ def load_folder(folder: Path) -> Loaded:
 
 
 def _value_rows(suite: str, key: str, record: Record) -> list[dict[str, object]]:
-    """Make one table row per metric and component of a record; a single row without metric if it has none."""
+    """Make one table row per metric and component of the record of a cell (``key``); a single row without metric if it has
+    none.
+    """
     cell = record.cell
     sample_ratio = cell["alpha"] if record.sample_ratio is None else record.sample_ratio
     problem: dict[str, Any] = dict(cell["problem"])

@@ -88,7 +88,9 @@ class _Answer(OpenModel):
 
 
 class _Pack(OpenModel):
-    """Structure of a file of packed results."""
+    """Structure of a file of packed results: its format (``packed``), ``run.json``, theory results by kind, records of cells
+    and of scored estimates.
+    """
 
     packed: Literal[3]
     run: RunJson
@@ -379,7 +381,8 @@ def verified_files(paths: Iterable[Path]) -> Verification:
 
 
 def rerun_obstacle(row: Row, shared: RunJson) -> str:
-    """Return the reason why others cannot run a row again; empty if they can.
+    """Return the reason why others cannot run the cells of a row again; empty if they can. ``shared`` is the ``run.json`` of
+    the results.
 
     Parameters
     ----------

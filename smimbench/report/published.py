@@ -421,7 +421,8 @@ def figure_chart(
     ours: Sequence[Line],
     alphas: Mapping[str, Iterable[float]],
 ) -> Chart:
-    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses.
+    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses; ``ours`` holds our
+    values for each of the published ``lines``.
 
     Parameters
     ----------

@@ -415,7 +415,8 @@ class Row:
 
     @property
     def at_size(self) -> Row:
-        """The row with the prediction for this size, of coefficient 0, where that is known; else unchanged.
+        """The row with the prediction for its dimension (value plus 1/D correction, then without a coefficient) instead of
+        that for infinite dimension, where the correction is known; else the row itself.
 
         It is the Bayes-optimal error at this size, known without a fit, for algorithms that are predicted to reach it; or the
         limit plus a correction in closed form, whose square relative to the limit is added to its error.
@@ -452,7 +453,9 @@ class Row:
 
     @property
     def z_from_limit(self) -> Number:
-        """Difference of the mean from the infinite-dimensional prediction, or from the optimal value if there is no theory."""
+        """Difference of the mean over runs from the prediction at infinite dimension, or from the optimal value if there is
+        no theory, in standard errors.
+        """
         has_prediction = self.prediction.value is not None or self.prediction.reason
         return self.prediction.z if has_prediction else self.theory.z
 

@@ -160,7 +160,8 @@ class PlaceRuns:
 
 
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
-    """Group runs by problem, algorithm and grid point, regardless of labels, each with one of its cells.
+    """Group runs (cells with their records) by problem, algorithm, backend, sample ratio and dimension, regardless of labels;
+    each group comes with one of its cells.
 
     The cells of a group differ only in seed and replicate.
     """
@@ -243,7 +244,7 @@ def prediction_of(
         return f"the algorithm is not installed: {error}"
     except NotStored:
         return "not stored"
-    except THEORY_ERRORS as error:  # the rows of others stay
+    except THEORY_ERRORS as error:  # rows of other problems stay
         return f"its theory raised {error_line(error)}"
 
 
@@ -299,7 +300,7 @@ def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
         return None
     try:
         thresholds = answers.thresholds(problem)
-    except THEORY_ERRORS:  # the reason of the run is shown without
+    except THEORY_ERRORS:  # the reason is then shown without a threshold
         return None
     if problem.model.rank != "low":
         directions = problem.model.sample_count(ratio, directions)
@@ -364,7 +365,7 @@ def _optimal_runs(
     ratio = sample_ratio(problem, cell.alpha, cell.dimension)
     try:
         bayes = bayes_point(answers, problem, ratio)
-    except THEORY_ERRORS:  # the rows say so
+    except THEORY_ERRORS:  # the rows state the reason
         return
     if bayes is None:
         return
@@ -394,7 +395,8 @@ def error_rows(
     answers: Answers,
     optima_at_size: Optima,
 ) -> list[Row]:
-    """Make the rows of the error table, in the order of the suite.
+    """Make the rows of the error table from runs (pairs of cell and record), in the order of the suite; ``optima_at_size``
+    are the Bayes-optimal errors at finite dimension.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. Its estimate is over all
     cells that ended with a finite one, whatever their status. Its theory is the prediction for the algorithm where there is one,
@@ -406,7 +408,7 @@ def error_rows(
     for _, runs in places:
         try:
             stored_or_none(answers.points, runs.problem, [runs.place.alpha])
-        except THEORY_ERRORS as error:  # its rows say so, the others stay
+        except THEORY_ERRORS as error:  # the rows of this problem state it
             theory_errors.setdefault(runs.problem, error)
     first_error = next(iter(theory_errors.values()), None)
     is_none_solved = {plan.problem for plan in suite.plans} <= theory_errors.keys()
@@ -593,7 +595,7 @@ def _rows_of_place(
                     dimension_letter=dimension_letter_of(problem.model),
                 )
             )
-    if prediction:  # once for a place
+    if prediction:  # only the first row of a place holds these
         also_predicted = [
             *_unlisted_metrics(runs, prediction, metrics),
             *_checkpoints(problem, traced_runs, prediction),
@@ -773,7 +775,8 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
 def _teacher_excesses(
     runs: PlaceRuns, prediction: AlgorithmPrediction
 ) -> dict[str, list[float]]:
-    """Compute the relative excess of the squared norm of each instance's teacher over its mean, per component.
+    """Compute by how much the squared norm of each instance's teacher exceeds its mean under the prior, relative to that
+    mean, per component.
 
     A prediction for the starts of these very runs has their teachers in it: only differences between them count then.
     """

@@ -390,7 +390,9 @@ class _LearningPanel:
     def _add_median(
         self, algorithm: str, runs: Sequence[Run], look: Look, dash_pattern: Dashes
     ) -> None:
-        """Add the median over an algorithm's runs, with a band for quartiles or range."""
+        """Add the median over an algorithm's runs at common times (``grid``), with a band for quartiles, or for the range of
+        few runs.
+        """
         common_start = max(run.times[0] for run in runs)
         grid = np.unique(np.concatenate([run.times for run in runs]))
         grid = grid[grid >= common_start]
@@ -482,7 +484,9 @@ def _pairs_with_spectra(results: Results) -> list[Pair]:
 
 
 def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
-    """Make the panel of the eigenvalues of all runs at one place, with the predicted density."""
+    """Make the panel of the eigenvalues of estimates in all runs at one place (problem, algorithm, sample ratio, dimension):
+    the density of nonzero ones in bins, and the predicted density.
+    """
     cell, records = pairs[0][0], [record for _, record in pairs]
     problem_label, algorithm, alpha, dimension = cell.place
     problem = results.suite.problems[problem_label]

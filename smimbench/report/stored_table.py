@@ -166,7 +166,9 @@ def rerun_values(
     count: int,
     seed: int,
 ) -> Verification:
-    """Rerun ``count`` randomly drawn cells of a table and compare their metric values with the stored ones."""
+    """Rerun ``count`` randomly drawn cells of a table, in an order given by ``seed``, and compare their metric values with
+    the stored ones.
+    """
     verification = Verification(remarks=[UNVERIFIABLE])
     is_same_installation = (
         shared["fingerprint"] == machine.fingerprint()

@@ -180,7 +180,9 @@ def contender_tables(
 
 
 def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
-    """Make one table of all algorithms on all problems, best first, without the optimum and the time to it."""
+    """Make one table of all algorithms on all problems, without the optimum and the time to it; on each problem the algorithm
+    with the smallest error comes first.
+    """
     ranking = [
         contender
         for verdict in verdicts

@@ -342,7 +342,7 @@ def stored_counts(
 def _sample_ratios(
     plan: ProblemPlan, alphas: Sequence[float] | None
 ) -> Sequence[float]:
-    """Return the requested sample ratios, or those of the suite."""
+    """Return the requested sample ratios ``alphas``, or those of the suite for this problem if None."""
     return alphas if alphas is not None else plan.alphas
 
 

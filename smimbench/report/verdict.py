@@ -196,7 +196,9 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
-    """Make one verdict per problem; others are compared with the algorithm ``against``, by default the best."""
+    """Make one verdict per problem, which ranks its algorithms; the others' errors are compared with those of the algorithm
+    ``against``, by default the best.
+    """
     rows_by_problem = grouped(contenders(rows), lambda row: row.place.problem)
     return [
         _problem_verdict(problem, problem_rows, against)
@@ -210,7 +212,9 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 
 def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
-    """Rank the algorithms that were run on a problem at the largest dimension."""
+    """Rank the algorithms that were run on a problem at the largest dimension; others are compared with ``against`` (None:
+    the best).
+    """
     metrics = sorted({row.metric for row in rows}, key=lambda name: name != "mse")
     metric = next(
         (
@@ -470,7 +474,9 @@ def _scored_contender(
     counts as one without estimate.
     """
     target, metric = rows[0].target, rows[0].metric
-    rows_by_grid_point = [*grouped(rows, place).values()]  # components together
+    rows_by_grid_point = [
+        *grouped(rows, place).values()
+    ]  # each with the rows of all components
     estimated_points = unsolved_points = 0
     errors_to_limit, errors_to_optimum, optima_to_limit = [], [], []
     errors_at_zero, nearness_by_point, compared_rows = [], [], []

@@ -318,7 +318,7 @@ class TheorySolver(Answers):
         on_node: Callable[[int, float | None], None],
     ) -> Iterator[None]:
         """Context in which answers are solved: it remembers errors and reports every new node to ``on_node``."""
-        for key in keys:  # it would take as long again
+        for key in keys:  # solving them again would take as long
             if key in self.memory.errors:
                 raise self.memory.errors[key]
         with self._remembering_errors(keys), self._nodes(problem).watched(on_node):
