@@ -70,7 +70,7 @@ class Model(Item):
         raise NotImplementedError
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents z (n, P, C) of a signal on the inputs, by matrix products only."""
+        """Latents z (n, P, C) of a signal on inputs (n, T, D), by matrix products only."""
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
@@ -108,7 +108,9 @@ class Model(Item):
         raise NotImplementedError
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
-        """Values of the metric ``overlap`` (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
+        """Values of the metric ``overlap`` (P,) of an estimate S_hat: its squared cosine with the signal S (low rank), or
+        tr(S_hat S) / D.
+        """
         raise NotImplementedError
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:

@@ -133,7 +133,7 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
-        """Draw n new samples (inputs and labels) of the same teacher, on the host."""
+        """Draw n new samples, inputs (n, T, D) and labels, of the same teacher, on the host."""
         samples: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
         return samples
 
@@ -451,7 +451,8 @@ def seed_sequence(
     stream: str,
     *child_names: str,
 ) -> np.random.SeedSequence:
-    """Derive the random seed of one stream of an instance (problem, alpha, D, replicate) from the root ``seed``.
+    """Derive the random seed of one ``stream`` (teacher, data, ...) of an instance, given by problem, alpha, D and replicate,
+    from the root ``seed``.
 
     ``child_names`` lead to a child of the stream.
 

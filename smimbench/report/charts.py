@@ -92,9 +92,7 @@ class Series:
             *(np.asarray(column).tolist() for column in self.columns.values())
         ):
             row = {**self.constant_columns, **dict(zip(self.columns, row_values))}
-            if row.get("value") == row.get(
-                "value"
-            ):  # points whose value is NaN are left out
+            if row.get("value") == row.get("value"):  # false for NaN
                 rows.append(row)
         return rows
 

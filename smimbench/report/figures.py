@@ -456,7 +456,8 @@ def metric_chart(
     metric: str,
     alphas: Sequence[float] | None = None,
 ) -> Chart | None:
-    """Make the figure of one metric, with a panel per problem; None if no problem is selected.
+    """Make the figure of one metric, with a panel per problem; None if no problem is selected. Theory is drawn at the sample
+    ratios ``alphas`` (default: the suite's) and at those of the rows.
 
     Parameters
     ----------

@@ -135,8 +135,8 @@ def deviation(
     series: SizeSeries, relative_variance: float = 0.0, finite_size_factor: float = 1.0
 ) -> Deviation | None:
     r"""Estimate the relative deviation of runs at all dimensions from theory at infinite D, by a fit with corrections of
-    order 1/D and 1/D^2; None for fewer than four runs. ``relative_variance``, the variance of single runs times D, is a lower
-    bound; ``finite_size_factor`` multiplies the correction of order 1/D that is allowed.
+    order 1/D and 1/D^2; None for fewer than four runs. ``relative_variance`` is the smallest variance of single runs, times
+    D, to assume; ``finite_size_factor`` multiplies the 1/D correction that is allowed.
 
     The mean at size D is ``prediction + deviation + b / D + c / D^2``, fitted by generalized least squares. An unknown b or c is
     a normal variable around 0, with a third of ``finite_size_factor`` times ``FINITE`` or of ``SECOND`` as its standard

@@ -622,7 +622,9 @@ def target_times(results: Results) -> list[TargetTime]:
 
 
 def error_ratios(results: Results) -> dict[str, list[float]]:
-    """Compute the ratio of each algorithm's error to the smallest of all on every instance; infinite without an estimate."""
+    """Compute for each algorithm the ratios of its error to the smallest error of all algorithms, one per instance; infinite
+    where it has no estimate.
+    """
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
@@ -666,7 +668,10 @@ def cumulative_shares(
 
 
 def profile_chart(results: Results) -> Chart | None:
-    """Make the figure of performance profiles: targets reached against seconds, iterations and samples, and error ratios."""
+    """Make the figure of performance profiles: for each algorithm the share of targets (run and factor of the optimum)
+    reached against seconds, iterations and samples, and the share of instances against the ratio of its error to the
+    smallest.
+    """
     times_by_algorithm = grouped(
         target_times(results), lambda target_time: target_time.algorithm
     )

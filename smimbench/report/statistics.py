@@ -133,8 +133,8 @@ def mean_diagnostics(
     records: Sequence[Record],
     predictions_by_diagnostic: Mapping[str, Sequence[float | None] | None],
 ) -> dict[str, list[Finding]]:
-    """Average over runs the diagnostics that algorithms report at their end, lists of numbers by name, with one entry per
-    component or so; each mean is paired with theory's prediction for that entry.
+    """Average over runs the diagnostics that algorithms report at their end: lists of numbers by name, often one per
+    component; each mean is paired with theory's prediction for that number.
     """
     lists_by_diagnostic: dict[str, list[list[float | None]]] = {}
     for record in records:

@@ -212,9 +212,7 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 
 def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
-    """Rank the algorithms that were run on a problem at the largest dimension; others are compared with ``against`` (None:
-    the best).
-    """
+    """Rank the algorithms run on a problem at the largest dimension; others are compared with ``against`` (None: the best)."""
     metrics = sorted({row.metric for row in rows}, key=lambda name: name != "mse")
     metric = next(
         (
@@ -288,8 +286,8 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
 def _reversals(
     rows: Rows, best_algorithm: str, algorithms: Sequence[str]
 ) -> list[Reversal]:
-    """Find, among ``algorithms``, those that are better than the best one at one sample ratio and worse at another;
-    ``logs_by_alpha`` are the log errors by sample ratio, algorithm and instance.
+    """Find which of ``algorithms`` are better than the best one at one sample ratio and worse at another; ``logs_by_alpha``
+    are the log errors by sample ratio, algorithm and instance.
 
     Errors where theory says 0 count as the target if they are below it. The intervals of all comparisons hold together with
     probability ``TIE``, by Bonferroni's inequality.
@@ -321,9 +319,7 @@ def _reversals(
 
 
 def _without_optimum(contender: Contender) -> Contender:
-    """Convert a contender's scores, which are ratios of errors to ``UNIT`` (1 in place of the optimum), to plain errors, for
-    a problem whose optimal error is unknown.
-    """
+    """Convert scores, which are ratios of errors to ``UNIT`` (1 instead of the unknown optimal error), to plain errors."""
     return replace(
         contender,
         ratio_to_limit=None,
@@ -474,9 +470,7 @@ def _scored_contender(
     counts as one without estimate.
     """
     target, metric = rows[0].target, rows[0].metric
-    rows_by_grid_point = [
-        *grouped(rows, place).values()
-    ]  # each with the rows of all components
+    rows_by_grid_point = [*grouped(rows, place).values()]  # rows of all components
     estimated_points = unsolved_points = 0
     errors_to_limit, errors_to_optimum, optima_to_limit = [], [], []
     errors_at_zero, nearness_by_point, compared_rows = [], [], []
@@ -624,9 +618,8 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSummary:
-    """Scores of an algorithm (on a backend) over all problems of a suite: on how many of ``all`` instances it gave an
-    estimate (``instances``), its error over the optimum (geometric mean), and over that of the best algorithm, with a
-    confidence interval.
+    """Scores of an algorithm (on a backend) over all problems of a suite: the ``instances`` where it has an estimate, of
+    ``all`` with one, its error over the optimum and (``to_best``) over the error of the best algorithm, with an interval.
 
     Attributes
     ----------
@@ -650,9 +643,8 @@ class AlgorithmSummary:
 
 
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
-    """Summarize every algorithm over all problems of a suite, best first; empty if there is a single problem. ``log_ratios``
-    are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance; ``instances`` those where the
-    algorithm has an error.
+    """Summarize every algorithm over all problems of a suite, smallest errors first; empty if there is a single problem.
+    ``log_ratios`` are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance.
     """
     rows = on_instance_data(rows)
     instances, completed_rows = errors_and_optima(rows), with_failures(rows)

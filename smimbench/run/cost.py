@@ -99,9 +99,7 @@ def estimate_cost(
             past_runs.setdefault(group_key, []).append(past_run)
     for group_key, group_cells, problem, algorithm in _cells_by_group(cells):
         refusal_reason, error = attempt(refusal, algorithm, problem)
-        if (
-            refusal_reason or error is not None
-        ):  # cells of a refused problem end at once
+        if refusal_reason or error is not None:  # refused cells end at once
             continue
         group_runs = past_runs.get(group_key, [])
         trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group_cells)

@@ -212,7 +212,9 @@ class Search:
 
 
 def _six_digit_error(log_error: float) -> float | None:
-    """Return an error, given as its logarithm, to six digits, on which all machines agree; None if it is not finite."""
+    """Return the error whose logarithm is ``log_error``, to six digits, on which all machines agree; None if it is not
+    finite.
+    """
     return float(f"{math.exp(log_error):.6g}") if math.isfinite(log_error) else None
 
 
