@@ -196,8 +196,15 @@ def chart_questions(
             _theory_of(metric, problem, points[0][0])[0][0] is not None
             for metric in other_metrics
         )
-        if has_values and has_fine_lines(problem):
+        if has_values and _has_line(answers, problem, grid):
             yield PointsQuestion(problem, tuple(grid.node_alphas))
+
+
+def _has_line(answers: Answers, problem: Problem, grid: LineGrid) -> bool:
+    """Return whether theory on a line's grid is stored: points between are then quick, too."""
+    if not has_fine_lines(problem):
+        return False
+    return answers.line_or_none(problem, grid.fine_alphas) is not None
 
 
 def _is_on_line(
@@ -242,7 +249,7 @@ def theory_lines(
     points: list[Branches] | None = None
     if _is_on_line(answers, problem, metric, grid):
         points = answers.line_or_none(problem, line_alphas)
-    elif has_fine_lines(problem):
+    elif _has_line(answers, problem, grid):
         line_alphas, jump_alphas = grid.node_alphas, grid.threshold_alphas
         points = stored_or_none(answers.points, problem, line_alphas)
     if points is None:
