@@ -269,7 +269,7 @@ class Algorithm(Item):
     _alternative_members = (("init", "step", "estimate"), ("fit",))
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """Initial state of a run.
+        """Initial state of a run on ``data``; random numbers come from ``rng`` only.
 
         ``rng`` is a host generator of its own for every run. With an argument ``students``: that many independent starts as one
         state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.

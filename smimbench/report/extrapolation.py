@@ -149,7 +149,7 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 
 
 def _series_key(row: Row) -> tuple[object, ...]:
-    """Return a key that is equal for rows that differ only in their dimension."""
+    """Return a key of a row of results that is equal for rows that differ only in their dimension."""
     row_place, problem = row.place, row.identity.problem
     input_spec, problem_label = problem.get("inputs", {}), row_place.problem
     if "features" in input_spec:  # one problem at every dimension
@@ -332,7 +332,7 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
 
 
 def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
-    """Make the marks and lines of one sample ratio: means over runs, fit, extrapolated limit and theory."""
+    """Make the marks and lines of one extrapolation (one sample ratio) against 1/D: means over runs, fit, limit and theory."""
     identity = {
         "problem": limit.place.problem,
         "metric": limit.metric,
@@ -349,7 +349,9 @@ def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
         name: str = "",
         **more_columns: object,
     ) -> Series:
-        """Make the marks of means, fit or theory at inverse dimensions."""
+        """Make the marks of a ``quantity`` (means over runs, extrapolated limit or theory) against the inverse of the
+        dimensions in ``columns``, which also hold its values and errors.
+        """
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
         mark_identity = {**identity, "what": quantity}
         return Series(

@@ -368,7 +368,7 @@ def named_thresholds(
 
 
 class ThresholdMark(NamedTuple):
-    """Threshold of a figure: its sample ratio, name and numerical error."""
+    """Threshold in a figure: its sample ratio ``alpha``, name and numerical error."""
 
     alpha: float
     name: str

@@ -267,7 +267,8 @@ class Agreement:
 
 
 def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
-    """Test whether the runs of an algorithm agree with its prediction, first all runs, then without outliers.
+    """Test whether the runs of an algorithm agree with its prediction, first all runs, then without outliers; ``metric`` is
+    the error metric in which outliers are found and detectable deviations stated.
 
     Where an algorithm is predicted to reach the Bayes optimum, and that is known at all sizes that were run without a fit to
     runs, the optimum at these sizes is the prediction.
@@ -611,7 +612,9 @@ def _mean_deviations(
 
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
-    """Test whether an error is impossibly low: below the Bayes-optimal one by more than chance and finite size explain."""
+    """Test whether the error of an algorithm, in ``metric``, is impossibly low: below the Bayes-optimal one by more than
+    chance and finite size explain.
+    """
     rows = [row for row in rows if row.metric == metric]
     is_known = _holds_at_all_sizes(rows, lambda row: row.optimum.is_known_at_size)
     series_by_quantity = _series_by_quantity(

@@ -249,7 +249,8 @@ def prediction_of(
 
 
 class TheoryOfPlace(NamedTuple):
-    """Solved theory of a place: the Bayes-optimal point and the prediction for the algorithm.
+    """Solved theory of a place: the Bayes-optimal fixed point ``bayes``, the prediction for the algorithm or the ``reason``
+    why there is none, a remark on a near threshold, and the optimum at the place's dimension.
 
     Attributes
     ----------
@@ -494,7 +495,9 @@ def _rows_of_place(
     store: Store,
     metrics: Sequence[str] = (),
 ) -> list[Row]:
-    """Make one row per metric (by default those of the suite) and component for the runs at one place."""
+    """Make one row per metric (by default those of the suite) and component for the runs at one place (algorithm, problem,
+    sample ratio, dimension), with the theory that was solved for it.
+    """
     problem, records = runs.problem, runs.records
     bayes, prediction, reason, _, optimum = theory
     metrics = metrics or suite.run.metrics
@@ -677,7 +680,9 @@ CHECKPOINTS = (0.125, 0.25, 0.5)
 def _unlisted_metrics(
     runs: PlaceRuns, prediction: AlgorithmPrediction, listed: Sequence[str]
 ) -> Iterator[PredictedNumber]:
-    """Yield the predicted metrics, measured by the algorithm's own error estimate, that the suite does not list."""
+    """Yield the predicted quantities whose metrics the suite does not list (not in ``listed``): those of the error that the
+    algorithm claims; ``coefficient`` is that of the 1/D correction, 0 for a prediction at the runs' dimension.
+    """
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
     for metric_name in claimed_error_metrics(problem.model.name):

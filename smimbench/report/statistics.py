@@ -240,7 +240,7 @@ def mean_change(changes: Sequence[Change]) -> Change:
 
 
 def near_optimum(optimum: Host, epsilon: float, target: float) -> Host:
-    """Errors (P,) that count as near the optimum: ``1 + epsilon`` times the Bayes-optimal ones, at least the target."""
+    """Errors (P,) that count as near the Bayes-optimal ones, ``optimum`` (P,): 1 + epsilon times these, at least ``target``."""
     return np.where(optimum > target, (1 + epsilon) * optimum, target)
 
 
@@ -310,7 +310,9 @@ def _time_to_optimum(
 def run_cost(
     runs: Sequence[TracedRun], optimal_errors: Sequence[Host] | None, target: float
 ) -> RunCost:
-    """Compute times, iterations and memory of runs; ``optimal_errors`` are the optimal errors (P,) of each run."""
+    """Compute times, iterations and memory of runs; ``optimal_errors`` are the Bayes-optimal errors (P,) of each run, and
+    errors below ``target`` count as near them.
+    """
     records = [run.record for run in runs]
     timings = [record.timing for record in records if record.timing.seconds is not None]
     nearness_by_epsilon: dict[Epsilon, Nearness] = {
@@ -391,7 +393,8 @@ BLOCK = 0.15
 
 
 def runs_still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
-    """Summarize the runs of a row whose error was still changing at the end; None if fewer than three in four were.
+    """Summarize the runs of a row whose error was still changing at the end, in the direction (rising or falling) of most;
+    None if fewer than three in four were. Errors below ``target`` do not count.
 
     Only runs that used all their steps count; the others were stopped by a rule. A run still changes if the mean error of
     its last ``BLOCK`` of steps differs from that of the block before by 5% and by 4 standard errors of the noise within them, and
@@ -412,7 +415,9 @@ def runs_still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving |
 
 
 def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, float]]:
-    """Return the relative change of the error at the end of a run (0 if it is noise) and the ratio lowest / final error.
+    """Return the relative change of the error between the last two blocks of a trajectory (0 if it is noise) and the ratio of
+    the lowest error to the final one; ``mean``, ``mean_before`` and ``mean_two_before`` are the mean errors over the last
+    three blocks.
 
     The list is empty if the run is too short.
     """
@@ -534,8 +539,8 @@ def learning_order(
     samples_per_epoch: float,
 ) -> tuple[list[HalfOverlap], LearningOrder]:
     """Determine when each component was learned along the runs' trajectories (its overlap reached half of its value in
-    ``optimal_overlaps``), and in which order. ``times`` are iterations, samples and seconds, by run and by component with an
-    optimal overlap above 0.
+    ``optimal_overlaps``), and in which order; ``samples_per_epoch`` converts samples to epochs. ``times`` are iterations,
+    samples and seconds, by run and by component (``column``) with an optimal overlap above 0.
 
     A component counts as learned when its overlap first reaches half of the Bayes-optimal one. Components count from 1.
 

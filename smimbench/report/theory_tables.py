@@ -104,7 +104,7 @@ def _component_rows(
 
 
 def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
-    """Make a table of theory points, followed by lines on the thresholds, for each problem."""
+    """Make for each problem a table of its fixed points of theory, followed by lines on the thresholds."""
     tables: list[RenderableType] = []
     for theory in theories:
         problem_label, points = Text(theory.label, style="bold"), theory.points

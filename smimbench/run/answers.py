@@ -86,7 +86,7 @@ class AnswerKey(NamedTuple):
 
 
 class StoredCounts(NamedTuple):
-    """Numbers of stored points, thresholds and nodes of the theory of some problems."""
+    """Numbers of stored fixed points, thresholds and nodes (information at one overlap) of the theory of some problems."""
 
     points: int
     thresholds: int
@@ -435,7 +435,9 @@ class StoredPrediction(OpenModel):
 
 
 class StoredPoint(StoredPrediction):
-    """Bayes-optimal fixed point of state evolution, or one that competes with it."""
+    """Bayes-optimal fixed point of state evolution at a sample ratio ``alpha`` (with its error), or another fixed point
+    (``branch``) that competes with it.
+    """
 
     alpha: float
     alpha_error: PerComponent
