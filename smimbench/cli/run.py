@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -382,7 +381,13 @@ def show_cost(
             "workers": workers,
         }
         search_entry = {"searches": searches} if searches else {}
-        print_json({**search_entry, **cell_counts, **asdict(cost)})
+        cost_entry = {
+            "seconds": cost.seconds,
+            "peak_bytes": cost.peak_bytes,
+            "learned": cost.cells_from_past,
+            "tried": cost.cells_from_trials,
+        }
+        print_json({**search_entry, **cell_counts, **cost_entry})
         return OK
     for search_document in searches:
         click.echo(

@@ -144,8 +144,7 @@ class Registry:
         """Load the installed plugins, then those in files or folders at ``paths``."""
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
-        resolved_paths = (str(Path(path).resolve()) for path in paths)
-        self.paths = tuple(resolved_paths) if third_party else ()
+        self.paths = tuple(paths) if third_party else ()
         self.third_party = third_party
         self.plugins: list[Plugin] = []
         self._entries: list[Entry] = []
@@ -342,11 +341,11 @@ class Registry:
         resolved_path = str(Path(path).resolve())
         if not self.third_party:
             return []
-        if resolved_path in self.paths:
+        if resolved_path in {str(Path(path).resolve()) for path in self.paths}:
             plugins = [
                 plugin
                 for plugin in self.plugins
-                if Path(plugin.origin).is_relative_to(resolved_path)
+                if Path(plugin.origin).resolve().is_relative_to(resolved_path)
             ]
             if not any(map(_has_changed, plugins)):
                 return []
@@ -367,9 +366,11 @@ class Registry:
         full_name = f"{plugin.distribution}:{plugin.name}:{plugin.origin}"
         if self._manager.has_plugin(full_name):
             self._manager.unregister(name=full_name)
-        files = imported_files(Path(plugin.origin))
+        files = imported_files(Path(plugin.origin).resolve())
         for name, module in list(sys.modules.items()):
-            if (file := getattr(module, "__file__", None)) and Path(file) in files:
+            if (file := getattr(module, "__file__", None)) and Path(
+                file
+            ).resolve() in files:
                 del sys.modules[name]
         importlib.invalidate_caches()
 

@@ -140,7 +140,7 @@ def test_message_passing_of_finite_size_lands_near_theory(tmp_path, capsys):
     assert rows["adam", "calibration"]["n"] == 0
     assert rows["adam", "calibration"]["blank"] == ["the algorithm claims no error"]
     assert rows["adam", "cosine"]["n"] == 6
-    _, text, _ = call(capsys, "show", suite, *options)
+    _, text, _ = call(capsys, "show", suite, "--full", *options)
     assert "adam: calibration is blank: the algorithm claims no error" in " ".join(
         text.split()
     )
