@@ -345,7 +345,8 @@ class Registry:
             plugins = [
                 plugin
                 for plugin in self.plugins
-                if Path(plugin.origin).resolve().is_relative_to(resolved_path)
+                if not plugin.version  # a file
+                and Path(plugin.origin).resolve().is_relative_to(resolved_path)
             ]
             if not any(map(_has_changed, plugins)):
                 return []

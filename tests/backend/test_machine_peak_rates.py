@@ -163,7 +163,9 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     output(capsys, "run", suite, "--results", tmp_path / "r", *options)
     assert (
         "peak"
-        in call(capsys, "show", suite, "--results", tmp_path / "r", *options[2:])[1]
+        in call(
+            capsys, "show", suite, "--full", "--results", tmp_path / "r", *options[2:]
+        )[1]
     )
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
