@@ -132,8 +132,8 @@ def draw(name: str) -> list[str]:
     from smimbench import load_suite
     from smimbench.report.charts import save
     from smimbench.report.figures import metric_chart
+    from smimbench.report.profiles import profile_chart
     from smimbench.report.results import Results
-    from smimbench.report.run_figures import profile_chart
     from smimbench.run.store import Store
 
     suite = load_suite(name, SIZES[name])

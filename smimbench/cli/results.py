@@ -70,9 +70,9 @@ def charts_of(results: Results) -> list[Chart]:
     """Make all figures as data, error figures first."""
     from smimbench.report.extrapolation import size_charts
     from smimbench.report.figures import metric_chart, phase_chart
+    from smimbench.report.profiles import profile_chart
     from smimbench.report.run_figures import (
         learning_charts,
-        profile_chart,
         seconds_chart,
         spectrum_chart,
     )

@@ -1,9 +1,8 @@
-"""Figures of runs over time: learning curves with the predicted trajectory, spectra of estimates, performance profiles."""
+"""Figures of runs over time: learning curves with the predicted trajectory, and spectra of estimates."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -20,28 +19,17 @@ from smimbench.registry.registry import (
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
 from smimbench.report.figures import PANELS, is_cheap, optimum_name, problem_titles
-from smimbench.report.optimum import optimum_at_limit
 from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,
-    bayes_point,
     prediction_of,
     prediction_question,
     ratio_of_runs,
     sample_ratio,
     used_fresh_samples,
 )
-from smimbench.report.statistics import (
-    EPSILONS,
-    instance_of,
-    near_optimum,
-    time_near_optimum,
-)
 from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, looks_of
-from smimbench.report.verdict import errors_and_optima, on_instance_data
 from smimbench.run.answers import stored_or_none
-from smimbench.run.external import EXTERNAL
-from smimbench.run.loop import FAILED_STATUSES
 from smimbench.theory.types import LineQuestion
 
 if TYPE_CHECKING:
@@ -543,189 +531,3 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     return Panel(
         title, "eigenvalue", "density", series, problem_label, "from", "density"
     )
-
-
-# -- performance profiles --------------------------------------------------------------------------------------------------
-
-CUT = 4.0
-"""Largest ratio to the smallest error that the performance profile shows."""
-
-READING = (
-    "Higher is better. First three: share of targets reached; targets are errors within "
-    f"{', '.join(f'{e:.0%}' for e in EPSILONS)} of the optimum on every instance; a curve is flat once its runs have ended. "
-    "Last: share of instances on which the error is at "
-    f"most x times the smallest one, up to {CUT:g}. Algorithms that draw their own samples are left out."
-)
-"""Note below performance profiles that explains how to read them."""
-
-
-class TargetTime(NamedTuple):
-    """Time (seconds, iterations, samples) at which a run of an algorithm on an instance came near the Bayes-optimal error,
-    within a factor ``1 + epsilon``; infinite if it never did.
-
-    Attributes
-    ----------
-    instance : tuple
-        Problem, sample ratio, dimension, root seed and replicate.
-    epsilon : float
-        Relative distance that all components reach; where the optimal error is 0, the suite's target replaces it.
-    """
-
-    algorithm: str
-    instance: tuple[object, ...]
-    epsilon: float
-    seconds: float
-    iteration: float
-    samples: float
-
-
-def target_times(results: Results) -> list[TargetTime]:
-    """List when each run came near the Bayes-optimal error (at its dimension if known), within each factor ``1 + epsilon``.
-
-    Algorithms that draw fresh samples (see ``on_instance_data``) and problems without stored theory are excluded.
-    """
-    target_times = []
-    for cell, record in results.pairs:
-        problem_label, algorithm, alpha, dimension = cell.place
-        problem = results.suite.problems[problem_label]
-        sample_count = problem.model.sample_count(alpha, dimension)
-        if (record.fresh_samples or 0) > 1.5 * sample_count:
-            continue
-        sample_ratio = problem.model.sample_ratio(sample_count, dimension)
-        point = bayes_point(results.answers, problem, sample_ratio)
-        optimum = results.optima.get((problem_label, alpha, dimension))
-        optimum = optimum or (optimum_at_limit(point) if point else None)
-        if optimum is None:
-            continue
-        has_failed = record.status in FAILED_STATUSES
-        trajectory = None if has_failed else results.store.trajectory(record)
-        instance, target = instance_of(record), results.suite.run.target
-        place = problem_label, alpha, dimension, instance
-        for epsilon in EPSILONS:
-            target_errors = near_optimum(
-                optimum.reachable_errors(instance), epsilon, target
-            )
-            first_time = time_near_optimum(trajectory, target_errors)
-            # An algorithm that does not count its samples goes through all of them in every iteration.
-            samples = (
-                first_time.iteration * sample_count
-                if math.isnan(first_time.samples)
-                else first_time.samples
-            )
-            seconds = first_time.seconds + record.timing.lost_seconds
-            target_times.append(
-                TargetTime(
-                    algorithm, place, epsilon, seconds, first_time.iteration, samples
-                )
-            )
-    return target_times
-
-
-def error_ratios(results: Results) -> dict[str, list[float]]:
-    """Compute for each algorithm the ratios of its error to the smallest error of all algorithms, one per instance; infinite
-    where it has no estimate.
-    """
-    rows = results.rows
-    # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
-    backends = (rows[0].place.backend, EXTERNAL)
-    backend_rows = [row for row in rows if row.place.backend in backends]
-    errors_by_algorithm = errors_and_optima(on_instance_data(backend_rows))
-    smallest_errors: dict[object, float] = {}
-    for errors_by_instance in errors_by_algorithm.values():
-        for instance, (error, _) in errors_by_instance.items():
-            smallest_errors[instance] = min(
-                error, smallest_errors.get(instance, math.inf)
-            )
-    ratios_by_algorithm = {}
-    for algorithm, errors_by_instance in errors_by_algorithm.items():
-        ratios_by_algorithm[algorithm] = [
-            errors_by_instance[instance][0] / smallest_errors[instance]
-            if instance in errors_by_instance and smallest_errors[instance] > 0
-            else math.inf
-            for instance in smallest_errors
-        ]
-    return ratios_by_algorithm
-
-
-def cumulative_shares(
-    numbers_by_algorithm: Mapping[str, Sequence[float]],
-    largest_number: float = math.inf,
-) -> dict[str, tuple[Host, Host]]:
-    """Compute the cumulative distribution of each algorithm's numbers (times or error ratios): its sorted numbers up to
-    ``largest_number``, and the share of all numbers up to each.
-    """
-    distributions = {}
-    for algorithm, unsorted_numbers in numbers_by_algorithm.items():
-        sorted_numbers = np.sort(unsorted_numbers)
-        finite_numbers = sorted_numbers[
-            np.isfinite(sorted_numbers) & (sorted_numbers <= largest_number)
-        ]
-        distributions[algorithm] = (
-            finite_numbers,
-            np.arange(1, len(finite_numbers) + 1) / len(sorted_numbers),
-        )
-    return distributions
-
-
-def profile_chart(results: Results) -> Chart | None:
-    """Make the figure of performance profiles: for each algorithm the share of targets (run and factor of the optimum)
-    reached against seconds, iterations and samples, and the share of instances against the ratio of its error to the
-    smallest.
-    """
-    times_by_algorithm = grouped(
-        target_times(results), lambda target_time: target_time.algorithm
-    )
-    if len(times_by_algorithm) < 2:
-        return None
-    look_by_algorithm, panels = looks_of(results.suite), []
-    for x_quantity, xlabel in (
-        ("seconds", "seconds"),
-        ("iteration", "iterations"),
-        ("samples", "samples processed"),
-        ("ratio", "error over that of the best algorithm"),
-    ):
-        if x_quantity == "ratio":
-            ylabel, curves = "instances", cumulative_shares(error_ratios(results), CUT)
-            largest_x = CUT
-        else:
-            ylabel, times = "targets reached", {}
-            for algorithm, algorithm_times in times_by_algorithm.items():
-                times[algorithm] = [
-                    getattr(target_time, x_quantity) for target_time in algorithm_times
-                ]
-            curves = cumulative_shares(times)
-            largest_x = max(
-                (
-                    sorted_numbers[-1]
-                    for sorted_numbers, _ in curves.values()
-                    if len(sorted_numbers)
-                ),
-                default=1.0,
-            )
-        series = []
-        for algorithm, (sorted_numbers, shares) in curves.items():
-            if algorithm in look_by_algorithm:
-                final_share = shares[-1] if len(shares) else 0.0
-                columns = {
-                    "x": [*sorted_numbers, largest_x],
-                    "share": [*shares, final_share],
-                }
-                style = {
-                    "drawstyle": "steps-post",
-                    **end_marker(look_by_algorithm[algorithm]),
-                }
-                identity, color = (
-                    {"axis": xlabel, "algorithm": algorithm},
-                    look_by_algorithm[algorithm].color,
-                )
-                series.append(
-                    Series(
-                        algorithm, columns, identity, "line", color, style, algorithm
-                    )
-                )
-        is_log = x_quantity != "ratio"
-        panel = Panel(
-            "", xlabel, f"share of {ylabel}", series, None, "x", "share", is_log
-        )
-        panels.append(panel)
-    return Chart("profiles", results.suite.title, panels, READING)

@@ -7,8 +7,8 @@ import pytest
 
 import smimbench
 from smimbench.report.charts import save
+from smimbench.report.profiles import cumulative_shares, profile_chart, target_times
 from smimbench.report.results import Results
-from smimbench.report.run_figures import cumulative_shares, profile_chart, target_times
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
 from smimbench.run.store import Store
