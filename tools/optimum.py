@@ -88,7 +88,7 @@ def main() -> None:
         ]
         print(  # noqa: T201
             f"[[optimum]]\nproblem   = {problem}\ndimension = {dimension}\nalpha     = {alphas}\n"
-            f"mse       = {[round(mean, 5) for mean, _ in errors]}\nerror     = {[round(error, 5) for _, error in errors]}\n"
+            f"mse       = {[round(float(mean), 5) for mean, _ in errors]}\nerror     = {[round(float(error), 5) for _, error in errors]}\n"
             f'source    = "sampled"\ncommand   = "python tools/optimum.py {options.suite} {options.problem}"\n',
             flush=True,
         )
