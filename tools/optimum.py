@@ -88,7 +88,7 @@ def main() -> None:
         ]
         print(  # noqa: T201
             f"[[optimum]]\nproblem   = {problem}\ndimension = {dimension}\nalpha     = {alphas}\n"
-            f"mse       = {[round(float(mean), 5) for mean, _ in errors]}\nerror     = {[round(float(error), 5) for _, error in errors]}\n"
+            f"mse       = {[mean for mean, _ in errors]}\nerror     = {[error for _, error in errors]}\n"
             f'source    = "sampled"\ncommand   = "python tools/optimum.py {options.suite} {options.problem}"\n',
             flush=True,
         )
@@ -123,7 +123,7 @@ def _mean_and_error(
     error = math.hypot(
         ratio * gamp.std(ddof=1) / math.sqrt(len(gamp)), mean * ratio_error
     )
-    return ratio * mean, error
+    return round(float(ratio * mean), 5), round(float(error), 5)
 
 
 if __name__ == "__main__":

@@ -373,6 +373,8 @@ class Registry:
                 file
             ).resolve() in files:
                 del sys.modules[name]
+        for file in files:  # its date tells no change within the same second
+            Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
         importlib.invalidate_caches()
 
     def entries(self, kind: str | None = None) -> list[Entry]:
