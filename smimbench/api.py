@@ -454,8 +454,9 @@ def plot(
         If the suite does not report the metric, or there is nothing to draw.
     """
     from smimbench.report import charts
-    from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
+    from smimbench.report.figures import metric_chart
     from smimbench.report.run_figures import clock_chart, learning_curve_questions
+    from smimbench.report.theory_lines import chart_questions, drawn_ratios
 
     suite, store = _open_suite(suite, results)
     if metric not in suite.run.metrics:

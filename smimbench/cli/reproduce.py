@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.files import JsonObject
-    from smimbench.report.figures import Line
     from smimbench.report.published import PublishedLine, ShippedFigure
+    from smimbench.report.theory_lines import Line
     from smimbench.suite.cells import Suite
     from smimbench.suite.schema import FigureTable
 

@@ -150,7 +150,7 @@ def theory(
     command again to continue.
     """
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.report.figures import chart_questions, drawn_ratios, theory_charts
+    from smimbench.report.figures import theory_charts
     from smimbench.report.notebook import Theory
     from smimbench.report.theory_document import (
         algorithm_questions,
@@ -159,6 +159,7 @@ def theory(
         with_checks,
         with_predictions,
     )
+    from smimbench.report.theory_lines import chart_questions, drawn_ratios
     from smimbench.run.store import settings_folder
 
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}

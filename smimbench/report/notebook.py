@@ -17,15 +17,15 @@ from smimbench.files import JsonObject
 from smimbench.interfaces import Array
 from smimbench.registry.registry import find_metric, theory_of
 from smimbench.report.columns import Column, as_text, column_of, html_table, number
-from smimbench.report.figures import (
-    chart_questions,
-    drawn_ratios,
-    metric_chart,
-    named_thresholds,
-)
+from smimbench.report.figures import metric_chart
 from smimbench.report.row import RowDocument, component_word, row_of
 from smimbench.report.tables import CONTENDER as RANKING
 from smimbench.report.text_files import flat_rows
+from smimbench.report.theory_lines import (
+    chart_questions,
+    drawn_ratios,
+    named_thresholds,
+)
 from smimbench.report.verdict import Verdict, verdicts
 from smimbench.report.wording import contender_line, note, verdict_line
 from smimbench.run.record import Record

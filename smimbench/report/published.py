@@ -13,18 +13,16 @@ import numpy as np
 from smimbench.files import read_text
 from smimbench.registry.registry import find_metric, metric_label, theory_of
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.figures import (
+from smimbench.report.figures import theory_series, threshold_series, varied_parameter
+from smimbench.report.row import component_word
+from smimbench.report.style import COLORS, looks_of
+from smimbench.report.theory_lines import (
     Line,
     has_fine_lines,
     line_grid,
     theory_lines,
-    theory_series,
     threshold_marks,
-    threshold_series,
-    varied_parameter,
 )
-from smimbench.report.row import component_word
-from smimbench.report.style import COLORS, looks_of
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
 from smimbench.theory.types import LineQuestion, ThresholdsQuestion

@@ -18,7 +18,7 @@ from smimbench.registry.registry import (
 )
 from smimbench.report.charts import Chart, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
-from smimbench.report.figures import PANELS, is_cheap, optimum_name, problem_titles
+from smimbench.report.figures import PANELS, problem_titles
 from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,
@@ -29,6 +29,7 @@ from smimbench.report.rows import (
     used_fresh_samples,
 )
 from smimbench.report.style import COLORS, PREDICTED, end_marker, floor_of, looks_of
+from smimbench.report.theory_lines import is_cheap, optimum_name
 from smimbench.run.answers import stored_or_none
 from smimbench.theory.types import LineQuestion
 

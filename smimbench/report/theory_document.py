@@ -15,7 +15,6 @@ from smimbench.files import JsonObject, error_line
 from smimbench.interfaces import AlgorithmPrediction, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import RegistryError, find_metric, theory_of
-from smimbench.report.figures import chart_questions, drawn_ratios
 from smimbench.report.results import Results
 from smimbench.report.row import component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
@@ -27,6 +26,7 @@ from smimbench.report.rows import (
     sample_ratio,
 )
 from smimbench.report.run_figures import learning_curve_questions
+from smimbench.report.theory_lines import chart_questions, drawn_ratios
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.run.external import GridPoint, stored_scores
 from smimbench.run.loop import Status

@@ -317,8 +317,9 @@ def drawn_of(rows):
 def reference_figure(name, results):
     """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
     from smimbench import load_suite
-    from smimbench.report.figures import chart_questions, drawn_ratios, metric_chart
+    from smimbench.report.figures import metric_chart
     from smimbench.report.packed import read_packed
+    from smimbench.report.theory_lines import chart_questions, drawn_ratios
     from smimbench.run.theory_solver import TheorySolver
 
     table, shared, _ = read_packed(PACKED / f"{name}.json")

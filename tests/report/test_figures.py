@@ -11,20 +11,13 @@ from matplotlib.text import Text
 
 import smimbench
 from smimbench.registry.registry import BUILT_IN, get_registry
-from smimbench.report import figures
+from smimbench.report import theory_lines
 from smimbench.report.charts import Chart, Panel, Series, draw, save
-from smimbench.report.figures import (
-    Line,
-    chart_questions,
-    drawn_ratios,
-    metric_chart,
-    smooth,
-    theory_charts,
-    varied_parameter,
-)
+from smimbench.report.figures import metric_chart, theory_charts, varied_parameter
 from smimbench.report.results import Results
 from smimbench.report.run_figures import seconds_chart
 from smimbench.report.style import COLORS, looks
+from smimbench.report.theory_lines import Line, chart_questions, drawn_ratios, smooth
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
@@ -275,7 +268,7 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
 )
 def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, bars):
     """A straight line through two points would say something of what lies between; three give a curve."""
-    monkeypatch.setattr(figures, "is_cheap", lambda problem: False)
+    monkeypatch.setattr(theory_lines, "is_cheap", lambda problem: False)
     own = {
         "own_theory": 0.7,
         "own_theory_error": 0.01,

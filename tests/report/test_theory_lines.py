@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from smimbench.report.charts import draw
-from smimbench.report.figures import chart_questions, metric_chart, theory_lines
+from smimbench.report.figures import metric_chart
+from smimbench.report.theory_lines import chart_questions, theory_lines
 from smimbench.run.store import Store, settings_folder
 from smimbench.suite.reader import load_suite
 from smimbench.theory.types import LineQuestion, PointsQuestion
