@@ -372,8 +372,8 @@ def show(
     Give the suite with the same --set, --add, --only and --plugins as to 'run', or a folder with its results.
     """
     from smimbench.report import text_files
-    from smimbench.report.columns import latex_table
     from smimbench.report.tables import contender_tables
+    from smimbench.report.text_files import latex_table
 
     if request.as_json + request.as_csv + markdown + latex > 1:
         raise click.UsageError("choose one of --json, --csv, --markdown and --latex")

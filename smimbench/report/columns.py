@@ -1,4 +1,4 @@
-"""Definition of the columns of all tables (heading, meaning, cell text), and tables for a terminal, LaTeX and HTML."""
+"""Definition of the columns of all tables (heading, meaning, cell text), and tables for a terminal and HTML."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def column_of(heading: str, fields: str) -> Column:
     return _BY_HEADING[heading]._replace(fields=fields)
 
 
-def _caption_with_marks(
+def caption_with_marks(
     caption: str, columns_with_cells: Sequence[tuple[Column, str, Sequence[str | Text]]]
 ) -> str:
     """Extend the caption of a table by the meaning of the marks in its cells."""
@@ -475,7 +475,7 @@ def _caption_with_marks(
     return "; ".join(filter(None, [caption, *meanings]))
 
 
-def _lay_out_columns(
+def lay_out_columns(
     columns: Iterable[str | Column], rows: Sequence[Any]
 ) -> list[tuple[Column, str, list[str | Text]]]:
     """Lay out columns with their headings and cells for these rows, without columns that would be empty."""
@@ -525,7 +525,7 @@ def make_table(
         Headings of columns that ``COLUMNS`` has, or others.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
-    laid_out_columns = _lay_out_columns(columns, list(rows))
+    laid_out_columns = lay_out_columns(columns, list(rows))
     for column, heading, _ in laid_out_columns:
         table.add_column(
             heading,
@@ -535,7 +535,7 @@ def make_table(
         )
     for row_cells in zip(*(cells for *_, cells in laid_out_columns)):
         table.add_row(*row_cells)
-    return titled(table, title, _caption_with_marks(caption, laid_out_columns))
+    return titled(table, title, caption_with_marks(caption, laid_out_columns))
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
@@ -602,58 +602,6 @@ def plain_text(tables: Iterable[RenderableType]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-# -- in LaTeX -------------------------------------------------------------------------------------------------------------
-
-_LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {c: f"${c}$" for c in "<>|"}
-    | {c: f"{{{c}}}" for c in "[]*"}  # what follows the end of a row is an option of it
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-    }
-)
-
-
-def latex_table(
-    title: str,
-    columns: Iterable[str | Column],
-    rows: Iterable[object],
-    caption: str = "",
-) -> str:
-    """Make a floating LaTeX table, which needs the package booktabs."""
-    laid_out = _lay_out_columns(columns, list(rows))
-    caption = _caption_with_marks(caption, laid_out)
-
-    def latex_text(cell: str | Text) -> str:
-        """Return the text of a cell, escaped for LaTeX."""
-        return " ".join(printable(str(cell)).split()).translate(_LATEX)
-
-    def latex_row(cells: Iterable[str | Text]) -> str:
-        """Return cells as a row of a LaTeX table."""
-        return " & ".join(map(latex_text, cells)) + r" \\"
-
-    alignments = {True: "l", False: "r"}
-    column_spec = "".join(alignments[column.words] for column, *_ in laid_out)
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{latex_text('; '.join(filter(None, (title, caption))))}}}",
-            rf"\begin{{tabular}}{{{column_spec}}}",
-            r"\toprule",
-            latex_row(heading for _, heading, _ in laid_out),
-            r"\midrule",
-            *map(latex_row, zip(*(cells for *_, cells in laid_out))),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-    )
-
-
 # -- in HTML --------------------------------------------------------------------------------------------------------------
 
 
@@ -690,10 +638,10 @@ def html_table(
         Lines of small print in its last cell.
     """
     template = html_environment().get_template("table.html.jinja")
-    laid_out_columns = _lay_out_columns(columns, rows)
+    laid_out_columns = lay_out_columns(columns, rows)
     return template.render(
         shown=laid_out_columns,
-        caption=_caption_with_marks("", laid_out_columns),
+        caption=caption_with_marks("", laid_out_columns),
         rows=rows,
         attributes=attributes,
         small_print=small_print,

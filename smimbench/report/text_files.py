@@ -1,4 +1,4 @@
-"""Rows as CSV and Markdown, safe from spreadsheet formulas, Markdown markup and terminal control characters."""
+"""Rows as CSV and Markdown, tables in LaTeX, safe from spreadsheet formulas, markup and terminal control characters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import html
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from smimbench.files import printable
-from smimbench.report.columns import number
+from smimbench.report.columns import Column, caption_with_marks, lay_out_columns, number
 from smimbench.report.row import RowDocument
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _ROW_COLUMNS = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
@@ -134,3 +138,55 @@ def _spreadsheet_safe(cell: object) -> object:
 def _one_line(text: str) -> str:
     """Return a text on one line, without control characters."""
     return " ".join(printable(text).split())
+
+
+# -- in LaTeX -------------------------------------------------------------------------------------------------------------
+
+_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {c: f"${c}$" for c in "<>|"}
+    | {c: f"{{{c}}}" for c in "[]*"}  # what follows the end of a row is an option of it
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+    }
+)
+
+
+def latex_table(
+    title: str,
+    columns: Iterable[str | Column],
+    rows: Iterable[object],
+    caption: str = "",
+) -> str:
+    """Make a floating LaTeX table, which needs the package booktabs."""
+    laid_out = lay_out_columns(columns, list(rows))
+    caption = caption_with_marks(caption, laid_out)
+
+    def latex_text(cell: str | Text) -> str:
+        """Return the text of a cell, escaped for LaTeX."""
+        return " ".join(printable(str(cell)).split()).translate(_LATEX)
+
+    def latex_row(cells: Iterable[str | Text]) -> str:
+        """Return cells as a row of a LaTeX table."""
+        return " & ".join(map(latex_text, cells)) + r" \\"
+
+    alignments = {True: "l", False: "r"}
+    column_spec = "".join(alignments[column.words] for column, *_ in laid_out)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_text('; '.join(filter(None, (title, caption))))}}}",
+            rf"\begin{{tabular}}{{{column_spec}}}",
+            r"\toprule",
+            latex_row(heading for _, heading, _ in laid_out),
+            r"\midrule",
+            *map(latex_row, zip(*(cells for *_, cells in laid_out))),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from smimbench.report.columns import latex_table
 from smimbench.report.tables import contender_tables
+from smimbench.report.text_files import latex_table
 from smimbench.report.verdict import verdicts
 from tests.helpers import ROOT, call
 from tests.report.rows import row
