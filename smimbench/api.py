@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.report.notebook import Loaded, Rows, Theory
     from smimbench.report.results import Results
-    from smimbench.report.row import RowDocument
+    from smimbench.report.row_document import RowDocument
     from smimbench.run.answers import Memory
     from smimbench.run.record import Record
     from smimbench.run.store import Store

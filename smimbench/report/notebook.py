@@ -18,7 +18,8 @@ from smimbench.interfaces import Array
 from smimbench.registry.registry import find_metric, theory_of
 from smimbench.report.columns import Column, as_text, column_of, html_table, number
 from smimbench.report.figures import metric_chart
-from smimbench.report.row import RowDocument, component_word, row_of
+from smimbench.report.row import component_word, row_of
+from smimbench.report.row_document import RowDocument
 from smimbench.report.tables import CONTENDER as RANKING
 from smimbench.report.text_files import flat_rows
 from smimbench.report.theory_lines import (

@@ -1,12 +1,10 @@
-"""Rows of the error table as typed values: flat JSON, grouping by place, reasons of failed runs."""
+"""Rows of the error table as typed values: grouping by place, reasons of failed runs."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
-import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +16,7 @@ from pydantic import Field
 
 from smimbench.interfaces.checks import short_repr
 from smimbench.problem.problem import Specification, without
+from smimbench.report.row_document import RowDocument, flat_document, nested_document
 from smimbench.run.external import EXTERNAL
 from smimbench.run.loop import Status
 
@@ -41,8 +40,6 @@ LIMIT = "limit"
 FITTED = "runs of "
 """Beginning of the source of an optimum that was fitted to the runs of the algorithm that follows."""
 
-RowDocument = dict[str, Any]
-"""A row as a flat JSON object, as ``show --json`` has it."""
 Epsilon = Literal["0.05", "0.2", "0.5"]
 """Relative distance from the optimal error within which a run counts as near it."""
 
@@ -466,13 +463,7 @@ class Row:
 
     def document(self) -> RowDocument:
         """Return the row as a flat JSON object."""
-        read = operator.attrgetter(*PATHS.values())
-        flat = dict(zip(PATHS, map(_as_dicts_and_lists, read(self))))
-        flat |= {key: getattr(self, key) for key in COMPUTED}
-        for key in _OPTIONAL:
-            if flat[key] is None:
-                del flat[key]
-        return flat
+        return flat_document(self)
 
     def labeled(self, problem: str, algorithm: str) -> Self:
         """Return a copy with other labels of problem and algorithm."""
@@ -550,54 +541,6 @@ class RowEntry:
         return self.row.dimension_letter
 
 
-_FLAT = """
-    place.problem place.algorithm place.backend place.alpha place.nominal_alpha place.dimension place.settings
-    estimate.values metric component
-    prediction.value=own_theory prediction.error=own_theory_error prediction.coefficient=own_coefficient
-    prediction.reason=no_theory
-    optimum.limit=bayes optimum.limit_error=bayes_error optimum.value=optimum optimum.error=optimum_error
-    optimum.source=optimum_source
-    runs.blank prediction.branch prediction.method=theory_method
-    cost.seconds cost.cpu_seconds cost.iterations cost.first_iteration cost.per_iteration cost.peak_memory
-    cost.ceiling_fraction cost.ceiling cost.device_seconds cost.trusted cost.machines cost.near=time_to_theory
-    target runs.still_moving runs.learning_order runs.findings runs.restarts runs.status_counts runs.reasons runs.warnings
-    identity component_word dimension_letter runs.half_overlap estimate.n estimate.mean estimate.sem
-    theory.value=theory theory.error=theory_error theory.difference theory.z prediction.z=own_z
-    optimum.ratio=ratio_to_bayes prediction.also_predicted prediction.teachers
-"""
-"""Path of each JSON key in a row, in the order of the JSON; ``=KEY`` follows where the key differs from the field's name."""
-
-_OPTIONAL = ("also_predicted", "teachers")
-
-COMPUTED = ("ratio_to_limit", "ratio_to_limit_error", "z_at_size")
-"""JSON keys that are computed from the others."""
-
-
-def _paths() -> dict[str, str]:
-    """Parse ``_FLAT`` into the path in a row for each JSON key."""
-    paths = {}
-    for path_and_key in _FLAT.split():
-        path, _, key = path_and_key.partition("=")
-        paths[key or path.rpartition(".")[2]] = path
-    return paths
-
-
-PATHS = _paths()
-
-
-def _as_dicts_and_lists(value: object) -> object:
-    """Copy a value into dicts and lists, three times faster than ``dataclasses.asdict``, which copies every number."""
-    if dataclasses.is_dataclass(value):
-        field_names = (field.name for field in dataclasses.fields(value))
-        return {
-            field_name: _as_dicts_and_lists(getattr(value, field_name))
-            for field_name in field_names
-        }
-    if isinstance(value, dict):
-        return {key: _as_dicts_and_lists(inner) for key, inner in value.items()}
-    return [*map(_as_dicts_and_lists, value)] if isinstance(value, list) else value
-
-
 def row_of(document: RowDocument) -> Row:
     """Make a row from a flat JSON object.
 
@@ -606,18 +549,8 @@ def row_of(document: RowDocument) -> Row:
     ValueError
         If a field is missing or of another type.
     """
-    nested_document: dict[str, Any] = {}
-    for key, path in PATHS.items():
-        group_path, _, field = path.rpartition(".")
-        if key in document:
-            fields = (
-                nested_document.setdefault(group_path, {})
-                if group_path
-                else nested_document
-            )
-            fields[field] = document[key]
     try:
-        json_text = json.dumps(nested_document, allow_nan=False)
+        json_text = json.dumps(nested_document(document), allow_nan=False)
     except ValueError:
         raise ValueError(
             "not a row of smimbench: it contains an infinite number or NaN; such numbers must be null"

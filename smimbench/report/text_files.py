@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from smimbench.files import printable
 from smimbench.report.columns import Column, caption_with_marks, lay_out_columns, number
-from smimbench.report.row import RowDocument
+from smimbench.report.row_document import RowDocument
 
 if TYPE_CHECKING:
     from rich.text import Text

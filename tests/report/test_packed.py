@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
 
 
 def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
-    from smimbench.report.row import COMPUTED, PATHS
+    from smimbench.report.row_document import COMPUTED, PATHS
 
     rows = answer(capsys, "show", made / "small.json")["rows"]
     assert {name for row in rows for name in row} == {*PATHS, *COMPUTED}
