@@ -15,6 +15,7 @@ from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.report.prediction import FINITE
 from smimbench.report.row import FITTED, LIMIT
+from smimbench.suite.cells import ProblemPlan
 from smimbench.theory.types import TheoryPoint
 
 
@@ -131,4 +132,19 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
             is_mean_of_runs,
         )
         for size_index, reference in enumerate(references)
+    }
+
+
+Optima = Mapping[tuple[str, float, int], Optimum]
+"""Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension."""
+
+
+def stored_optima(plan: ProblemPlan) -> Optima:
+    """Return the Bayes-optimal errors at finite dimension that the suite holds for a problem."""
+    return {
+        (plan.label, alpha, table.dimension): Optimum(
+            np.array(mse), np.array(error), table.source, {}
+        )
+        for table in plan.optima
+        for alpha, mse, error in zip(table.alpha, table.mse, table.error)
     }

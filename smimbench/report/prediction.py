@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.files import JsonObject
-from smimbench.interfaces import Host
+from smimbench.interfaces import AlgorithmPrediction, Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.registry import find_metric
@@ -633,3 +633,17 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
         < -quantile(1 - IMPOSSIBLE / len(series_deviations))
         for series_deviation in series_deviations
     )
+
+
+def size_coefficients(
+    prediction: AlgorithmPrediction | None, metric: str, components: int
+) -> Sequence[float | None]:
+    """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm; None where
+    unknown.
+
+    They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
+    """
+    if prediction is None:
+        return [None] * components
+    coefficients = (prediction.finite_size or {}).get(metric)
+    return coefficients or [0.0 if prediction.at_size else None] * components

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,28 @@ from typing import Any
 import numpy as np
 
 from smimbench.files import JsonObject
+from smimbench.problem.problem import Problem
 from smimbench.report.extrapolation import FEWEST, Limit, extrapolated_rows
+from smimbench.report.optimum import (
+    Optima,
+    OptimalRuns,
+    optima_by_dimension,
+    stored_optima,
+)
 from smimbench.report.row import Row, grouped
-from smimbench.report.rows import Optima, Pair, error_rows, find_optima, scored_rows
+from smimbench.report.rows import (
+    Pair,
+    bayes_point,
+    error_rows,
+    prediction_of,
+    sample_ratio,
+    scored_rows,
+    used_fresh_samples,
+)
+from smimbench.report.statistics import instance_of
 from smimbench.report.verdict import AlgorithmSummary, Verdict, summary, verdicts
-from smimbench.run.answers import Answers
+from smimbench.run.answers import THEORY_ERRORS, Answers
+from smimbench.run.loop import Status
 from smimbench.run.record import Record
 from smimbench.run.store import (
     OtherVersion,
@@ -251,3 +268,73 @@ class Results:
             self.other_versions,
             self.suite.item_failures,
         )
+
+
+# -- optima of runs -------------------------------------------------------------------------------------------------------
+
+
+def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
+    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension; ``references`` are
+    runs of a Bayes-optimal algorithm, by problem and sample ratio.
+
+    They are those that the suite holds, else they come from the ``ok`` runs of the first shipped algorithm that is predicted to
+    reach the Bayes-optimal point.
+    """
+    references: dict[tuple[str, float], list[OptimalRuns]] = {}
+    shipped_runs = [
+        (cell, record)
+        for cell, record in pairs
+        if "source" not in cell.algorithm and not used_fresh_samples(record)
+    ]
+    for place_pairs in grouped(shipped_runs, lambda pair: pair[0].place).values():
+        cell, records = place_pairs[0][0], [record for _, record in place_pairs]
+        problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
+        has_reference = any(
+            reference.algorithm != cell.algorithm_label
+            or reference.dimension == cell.dimension
+            for reference in problem_references
+        )
+        if not has_reference:
+            problem = suite.problems[cell.problem_label]
+            problem_references += _optimal_runs(problem, cell, records, answers)
+    optima = {
+        (problem, alpha, dimension): optimum
+        for (problem, alpha), problem_references in references.items()
+        for dimension, optimum in optima_by_dimension(problem_references).items()
+    }
+    for plan in suite.plans:
+        for point, stored in stored_optima(plan).items():
+            if point in optima:
+                errors = optima[point].instance_errors
+                stored = stored._replace(instance_errors=errors)
+            optima[point] = stored
+    return optima
+
+
+def _optimal_runs(
+    problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
+) -> Iterator[OptimalRuns]:
+    """Yield the runs of an algorithm at one dimension if theory predicts that it is Bayes-optimal; nothing otherwise.
+    ``coefficient`` is that of its 1/D correction.
+    """
+    ratio = sample_ratio(problem, cell.alpha, cell.dimension)
+    try:
+        bayes = bayes_point(answers, problem, ratio)
+    except THEORY_ERRORS:  # the rows state the reason
+        return
+    if bayes is None:
+        return
+    prediction = prediction_of(answers, problem, cell, ratio, records)
+    if isinstance(prediction, str):
+        return
+    if not np.allclose(prediction.mse, bayes.mse, rtol=1e-9, atol=0):
+        return
+    runs = {
+        instance_of(record): np.asarray(record.metrics["mse"], dtype=float)
+        for record in records
+        if record.status == Status.OK and "mse" in record.metrics
+    }
+    coefficient = (prediction.finite_size or {}).get("mse")
+    yield OptimalRuns(
+        cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -30,12 +30,8 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
-from smimbench.report.optimum import (
-    OptimalRuns,
-    Optimum,
-    optima_by_dimension,
-    optimum_at_limit,
-)
+from smimbench.report.optimum import Optima, Optimum, optimum_at_limit
+from smimbench.report.prediction import size_coefficients
 from smimbench.report.row import (
     FITTED,
     LIMIT,
@@ -58,6 +54,7 @@ from smimbench.report.statistics import (
     TracedRun,
     clock_remarks,
     compared_with_theory,
+    errors_at,
     instance_of,
     learning_order,
     mean_and_error,
@@ -74,14 +71,11 @@ from smimbench.run.external import EXTERNAL, GridPoint, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
 from smimbench.run.record import Record
 from smimbench.run.store import Store, scores_of
-from smimbench.suite.cells import Cell, ProblemPlan, Suite, build_algorithm
+from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.types import NO_THEORY, PredictionQuestion, TheoryPoint
 
 Pair = tuple[Cell, Record]
 """A cell of the suite and its stored record."""
-
-Optima = Mapping[tuple[str, float, int], Optimum]
-"""Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension."""
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -308,84 +302,6 @@ def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
     return near_threshold(thresholds, ratio, directions, component_word(problem))
 
 
-def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
-    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension; ``references`` are
-    runs of a Bayes-optimal algorithm, by problem and sample ratio.
-
-    They are those that the suite holds, else they come from the ``ok`` runs of the first shipped algorithm that is predicted to
-    reach the Bayes-optimal point.
-    """
-    references: dict[tuple[str, float], list[OptimalRuns]] = {}
-    shipped_runs = [
-        (cell, record)
-        for cell, record in pairs
-        if "source" not in cell.algorithm and not used_fresh_samples(record)
-    ]
-    for place_pairs in grouped(shipped_runs, lambda pair: pair[0].place).values():
-        cell, records = place_pairs[0][0], [record for _, record in place_pairs]
-        problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
-        has_reference = any(
-            reference.algorithm != cell.algorithm_label
-            or reference.dimension == cell.dimension
-            for reference in problem_references
-        )
-        if not has_reference:
-            problem = suite.problems[cell.problem_label]
-            problem_references += _optimal_runs(problem, cell, records, answers)
-    optima = {
-        (problem, alpha, dimension): optimum
-        for (problem, alpha), problem_references in references.items()
-        for dimension, optimum in optima_by_dimension(problem_references).items()
-    }
-    for plan in suite.plans:
-        for point, stored in stored_optima(plan).items():
-            if point in optima:
-                errors = optima[point].instance_errors
-                stored = stored._replace(instance_errors=errors)
-            optima[point] = stored
-    return optima
-
-
-def stored_optima(plan: ProblemPlan) -> Optima:
-    """Return the Bayes-optimal errors at finite dimension that the suite holds for a problem."""
-    return {
-        (plan.label, alpha, table.dimension): Optimum(
-            np.array(mse), np.array(error), table.source, {}
-        )
-        for table in plan.optima
-        for alpha, mse, error in zip(table.alpha, table.mse, table.error)
-    }
-
-
-def _optimal_runs(
-    problem: Problem, cell: Cell, records: Sequence[Record], answers: Answers
-) -> Iterator[OptimalRuns]:
-    """Yield the runs of an algorithm at one dimension if theory predicts that it is Bayes-optimal; nothing otherwise.
-    ``coefficient`` is that of its 1/D correction.
-    """
-    ratio = sample_ratio(problem, cell.alpha, cell.dimension)
-    try:
-        bayes = bayes_point(answers, problem, ratio)
-    except THEORY_ERRORS:  # the rows state the reason
-        return
-    if bayes is None:
-        return
-    prediction = prediction_of(answers, problem, cell, ratio, records)
-    if isinstance(prediction, str):
-        return
-    if not np.allclose(prediction.mse, bayes.mse, rtol=1e-9, atol=0):
-        return
-    runs = {
-        instance_of(record): np.asarray(record.metrics["mse"], dtype=float)
-        for record in records
-        if record.status == Status.OK and "mse" in record.metrics
-    }
-    coefficient = (prediction.finite_size or {}).get("mse")
-    yield OptimalRuns(
-        cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient
-    )
-
-
 # -- rows -----------------------------------------------------------------------------------------------------------------
 
 
@@ -529,9 +445,7 @@ def _rows_of_place(
             [*zip(*theory_of(metric, problem, point, components, theory_complaints))]
             for point in (bayes, prediction)
         )
-        coefficients = _size_coefficients(
-            prediction, metric_name, len(predicted_values)
-        )
+        coefficients = size_coefficients(prediction, metric_name, len(predicted_values))
         blank = sorted(
             {
                 record.blank[metric_name]
@@ -659,20 +573,6 @@ def _learning_order(
     )
 
 
-def _size_coefficients(
-    prediction: AlgorithmPrediction | None, metric: str, components: int
-) -> Sequence[float | None]:
-    """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm; None where
-    unknown.
-
-    They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
-    """
-    if prediction is None:
-        return [None] * components
-    coefficients = (prediction.finite_size or {}).get(metric)
-    return coefficients or [0.0 if prediction.at_size else None] * components
-
-
 CHECKPOINTS = (0.125, 0.25, 0.5)
 """Fractions of the steps at which runs are compared with a predicted trajectory, besides the end."""
 
@@ -758,23 +658,6 @@ def _checkpoints(
                 coefficient,
                 *value_and_error,
             )
-
-
-def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
-    """Return the squared errors (P,) of a run when its ``clock`` (``"iteration"`` or ``"samples"``) shows ``time``.
-
-    After the end they are the last errors if the run ended ok, else NaN: dropping runs that converged early would favor slow
-    ones.
-    """
-    trajectory = run.trajectory or {}
-    # Before the first step nothing has been counted.
-    clock_values = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
-    error_after_end = None if run.record.status == Status.OK else math.nan
-    component_errors = np.asarray(trajectory["mse"], dtype=float).T
-    return [
-        float(np.interp(time, clock_values, errors, right=error_after_end))
-        for errors in component_errors
-    ]
 
 
 def _teacher_excesses(

@@ -262,6 +262,23 @@ class FirstTime(NamedTuple):
     seconds: float = math.inf
 
 
+def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
+    """Return the squared errors (P,) of a run when its ``clock`` (``"iteration"`` or ``"samples"``) shows ``time``.
+
+    After the end they are the last errors if the run ended ok, else NaN: dropping runs that converged early would favor slow
+    ones.
+    """
+    trajectory = run.trajectory or {}
+    # Before the first step nothing has been counted.
+    clock_values = np.where(trajectory["iteration"] == 0, 0.0, trajectory[clock])
+    error_after_end = None if run.record.status == Status.OK else math.nan
+    component_errors = np.asarray(trajectory["mse"], dtype=float).T
+    return [
+        float(np.interp(time, clock_values, errors, right=error_after_end))
+        for errors in component_errors
+    ]
+
+
 def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstTime:
     """Find when a condition first holds along a trajectory; ``is_reached`` is one truth value per recorded point, and all
     times are infinite without it or if it never holds.

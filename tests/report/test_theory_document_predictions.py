@@ -11,9 +11,8 @@ import pytest
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.results import Results
-from smimbench.report.rows import errors_at
 from smimbench.report.run_figures import learning_charts
-from smimbench.report.statistics import TracedRun
+from smimbench.report.statistics import TracedRun, errors_at
 from smimbench.report.theory_document import (
     ProblemTheory,
     theory_of_suite,
