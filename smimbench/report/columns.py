@@ -438,11 +438,12 @@ COLUMNS: dict[str, list[Column]] = {
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
                "algorithms reach).", "branch", words=True),
         Column("published value", partial(number, digits=6), "Value of this quantity in the publication.", "value"),
-        Column("difference", lambda theory, value: f"{theory - value:+.1e}", "Computed theory value minus the published value.",
+        Column("theory - published", lambda theory, value: f"{theory - value:+.1e}",
+               "Computed theory value minus the published value.",
                "theory value"),
-        Column("tolerance", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
+        Column("published accuracy", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
                "published value; off: the difference is larger than this.", "tolerance within"),
-        Column("printed value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
+        Column("theory value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("Monte Carlo estimate", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),

@@ -280,8 +280,8 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
 
 
 def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstTime:
-    """Find when a condition first holds along a trajectory; ``is_reached`` is one truth value per recorded point, and all
-    times are infinite without it or if it never holds.
+    """Return iteration, samples and seconds at the first recorded point of a trajectory where ``is_reached`` (one truth value
+    per point) is true; all three are infinite if no point is, or if ``is_reached`` is None.
     """
     if trajectory is None or is_reached is None or not is_reached.any():
         return FirstTime()

@@ -154,8 +154,8 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
         ALPHA,
         "published value",
         Column("theory", partial(number, digits=6), fields="theory"),
-        "difference",
-        "tolerance",
+        "theory - published",
+        "published accuracy",
     ]
     tables = []
     values_by_reference = grouped(
@@ -336,7 +336,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
     columns: Columns = [
         ALPHA,
         Column("quantity", _quantity_name, words=True),
-        "printed value",
+        "theory value",
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo estimate",
         "standard error",

@@ -310,7 +310,8 @@ def _expect_close(
         + call.own_error
     ):
         raise CheckFailed(
-            f"{call.name}: in {dtype} with another precision or array namespace, numbers are off by {deviation:.2g}"
+            f"{call.name}: in {dtype}, or in the array namespace of its inputs, "
+            f"numbers are off by {deviation:.2g} from those of NumPy in float64"
         )
 
 

@@ -575,9 +575,10 @@ class Continuation:
         log_alpha_change: float,
         log_ratio_change: float,
     ) -> float:
-        """Numerical error of log alpha at a bifurcation (``crossing_node``), where another ``component`` becomes unstable.
-        Errors of the ``log alpha_a`` also move the node's coordinates; over the ``step`` in coordinates, log alpha is known to
-        change by ``log_alpha_change`` and the component's own by ``log_ratio_change``.
+        """Numerical error of log alpha at a bifurcation (``crossing_node``), where another ``component`` becomes unstable. log
+        alpha_a is the log sample ratio that component a alone requires, and its errors also move the node. Along the last
+        ``step`` in the node's coordinates log alpha changed by ``log_alpha_change``, log alpha_a of the new component by
+        ``log_ratio_change``.
         """
         moving_components = stage.moving_components
         components, step = [*moving_components, component], step[moving_components]

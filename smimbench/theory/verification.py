@@ -196,7 +196,7 @@ class PointByDraws:
         self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
         """Draw latents z of overlap Q and error V, and labels y, in chunks; yield means omega, z - omega and the labels'
-        posterior.
+        posterior. ``resample`` is the channel's own sampler of that posterior, if it has one.
         """
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel

@@ -348,7 +348,7 @@ class FixedPoints:
 
     def _iterate_once(self, penalty: float, parameters: Host) -> Host:
         """Order parameters V, m_hat and Q_hat (3, P, P) after one iteration of the equations at this penalty from
-        ``parameters``: V from the stiffness V_hat, all three from integrals over latents, times alpha.
+        ``parameters``: V_hat, m_hat and Q_hat are alpha times integrals over latents, and V follows from V_hat and the penalty.
         """
         risk_moments = self.integrals(self._order_parameters(parameters, penalty))
         V_hat, m_hat, Q_hat = (

@@ -148,7 +148,9 @@ class _GrowingColumns:
         """Append a vector (rows,)."""
         if self.count == self._storage.shape[1]:
             if 2 * self._storage.size > ACCURACY.largest_memory:
-                raise TooExpensive("the vectors of a draw need too much memory")
+                raise TooExpensive(
+                    "the mean-field dynamics of so many steps need too much memory; use fewer steps"
+                )
             empty_columns = np.empty((len(vector), self.count // 2 + 32))
             self._storage = np.concatenate([self._storage, empty_columns], axis=1)
         self._storage[:, self.count] = vector

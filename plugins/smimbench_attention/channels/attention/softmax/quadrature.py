@@ -99,8 +99,9 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
-    """Log-weight at (a_1, b_1), where the first layer's attention is p and r and s = p + r + c - 1; and a_2, b_2 there. ``a``,
-    ``b`` are (a_1, b_1) less their prior means, in prior widths, as are a_2 and b_2; ``prior`` holds parameters such as c.
+    """Return the log-weight of one integration point (a_1, b_1) of the first layer's latents, and the second layer's a_2, b_2
+    that give the label there. p and r are the diagonal entries of the first layer's attention, c is the skip strength, and
+    ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 are less their prior means, in prior widths.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -162,7 +163,9 @@ def _curve_log_odds(t, v):
 
 @_compiled_function
 def _prior_mean_point(prior, sample):
-    """Mean t, difference v of the logits of p and r where the label of ``sample`` puts a_2, b_2 nearest to their prior means."""
+    """Mean t and difference v of the logits of p and r, the diagonal entries of the first layer's attention, where the label of
+    ``sample`` puts a_2, b_2 nearest to their prior means; ``s = p + r + c - 1`` with the skip strength c.
+    """
     c = prior.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
     squared_s = sample.slope / a2

@@ -196,8 +196,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label y (n, 2, 2), for latents
-        ``z ~ N(omega, V (x) I_3)``.
+        """Logarithm (n,) of the density of the label y (n, 2, 2) for latents ``z ~ N(omega, V (x) I_3)``, as that of the margins
+        ``(M_11 - M_12, M_22 - M_12)`` of the second layer's logits M, which y fixes.
         """
         from smimbench_attention.channels.attention.softmax.quadrature import integrals
 

@@ -136,8 +136,9 @@ def make_tables(
     def table_of_outer_value(
         outer_index: int, outer_value: Host | None
     ) -> tuple[Host, float]:
-        """Prior sums (N, m N) of the other layers at one value ``outer_value`` (2,) of the known layer's latents (None: no layer
-        is known), number ``outer_index`` on the grid, and the weight that lies beyond the last node.
+        """Table of one ``outer_value`` (2,) of the latents of the known layer (None: no layer is known), number ``outer_index``
+        of the grid: sums over the prior of the unknown layers of the weight N and of N times their means m, at the nodes of the
+        last layer's attention; and the prior weight beyond the last node.
         """
         if len(unknown_layers) == 1:
             normal_numbers, weight = _two_token_grid(skip, points_per_unit)
