@@ -230,8 +230,13 @@ def test_a_forged_table_is_named(results, capsys):
     table = read_pack(path)
     table["places"][0]["rows"][0]["mean"] = 0.01
     path.write_text(text_of_table(table))
-    (line,) = verified(capsys, results, "--cells", 0)["wrong"]
-    assert "rows.json: line gamp at alpha 0.5, D = 16, mse: mean is" in line
+    lines = verified(capsys, results, "--cells", 0)["wrong"]
+    place = "rows.json: line gamp at alpha 0.5, D = 16, mse: "
+    assert [line.partition(place)[2].split()[0] for line in lines] == [
+        "mean",
+        "ratio_to_limit",
+        "z_at_size",
+    ]
 
 
 @pytest.mark.slow
