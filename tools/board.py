@@ -119,7 +119,10 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                 }
                 entry |= {
                     "key": contest,
-                    "logs": _log_errors(inside, standing["algorithm"]),
+                    "logs": _log_errors(
+                        [row for row in inside if row.metric == verdict.metric],
+                        standing["algorithm"],
+                    ),
                     "file": path.name,
                     "interval": _interval(standing, contender_row.estimate.n),
                     "cpu_seconds": contender_row.cost.cpu_seconds,
@@ -185,7 +188,7 @@ def _log_errors(rows: Sequence[Any], algorithm: str) -> dict[str, float]:
     """Logarithm of the error of an algorithm by sample ratio and instance; failed runs have none."""
     logs = {}
     for row in rows:
-        if row.place.algorithm == algorithm and row.metric == "mse":
+        if row.place.algorithm == algorithm:
             for instance, error in row.estimate.values.items():
                 if error > 0:
                     key = f"{row.place.nominal_alpha} {row.component} {instance}"
