@@ -35,7 +35,7 @@ REFUSED = ("no", "far off")
 BELOW = "below the Bayes optimum: check samples, teacher or code"
 """Remark on an algorithm whose error is impossibly low."""
 
-REVERSED = "the order turns round"
+REVERSED = "the order reverses"
 """Remark on algorithms of which each is better than the other at some sample ratio."""
 
 RATIO, AT_SIZE, DETECTABLE, OUTLIERS = (

@@ -233,7 +233,7 @@ def test_where_the_order_turns_round_the_verdict_says_so():
     assert (reversal.algorithm, reversal.better_at) == ("adam", [pytest.approx(0.3)])
     assert (
         reversal_line(verdict)
-        == "the order turns round: adam is better than gamp at alpha 0.3, worse at alpha 0.1 and 0.2"
+        == "the order reverses: adam is better than gamp at alpha 0.3, worse at alpha 0.1 and 0.2"
     )
     assert verdict.document()["reversals"][0]["worse_at"] == pytest.approx([0.1, 0.2])
     assert judge(*_pair([2.0, 3.0, 1.2])).reversals == []
