@@ -67,7 +67,7 @@ def rows_of(folder, kind):
     return by_suite
 
 
-# -- what is seen ---------------------------------------------------------------------------------------------------------
+# -- what is detected -----------------------------------------------------------------------------------------------------
 
 
 def true_deviation(rows, intact):
@@ -200,7 +200,7 @@ def print_sabotages(folder):
             writer.writerow(entry | floats)
     full = [entry for entry in entries if entry["part"] == "all"]
     print(
-        "| problem | algorithm | true deviation, % | matches | would have seen, % | seen, % | of | z |"
+        "| problem | algorithm | true deviation, % | agrees with theory | would have been detected, % | largest deviation, % | metric | z |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for entry in full:
@@ -231,8 +231,8 @@ def print_sabotages(folder):
         caught = sum(entry["prediction"] == "no" for entry in detectable)
         detected = sum(entry["prediction"] == "no" for entry in above)
         intact = [entry["prediction"] for entry in chosen if not is_sabotage(entry)]
-        print(f"\n{words}: caught {detected} of {len(above)} whose true deviation is above "
-              f"what would have been seen, {caught} of "
+        print(f"\n{words}: detected {detected} of {len(above)} whose true deviation is above "
+              f"what would have been detected, {caught} of "
               f"{len(detectable)} in all; intact: {dict(Counter(intact))}")  # fmt: skip
     detectable = [
         entry for entry in entries if is_sabotage(entry) and entry["would_have_seen"]
@@ -271,7 +271,7 @@ def power_curve(folder, entries):
         ]
     )
     print(
-        "\n| true deviation / would have seen | sabotages | caught | by the error |\n|---|---|---|---|"
+        "\n| true deviation / detectable one | sabotages | detected | by the error |\n|---|---|---|---|"
     )
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for values, label, marker in (
@@ -302,13 +302,13 @@ def power_curve(folder, entries):
             marker=marker,
             capsize=2,
             lw=1,
-            label=f"seen in {label}",
+            label=f"detected in {label}",
         )
     axes.axvline(1, color="0.6", lw=0.8, ls="--")
     axes.set(
         xscale="symlog",
-        xlabel="true deviation / would have seen",
-        ylabel="share caught",
+        xlabel="true deviation / deviation that would have been detected",
+        ylabel="share detected",
         ylim=(-0.03, 1.05),
     )
     axes.set_xscale("symlog", linthresh=0.1)
@@ -362,7 +362,7 @@ def print_gamp(folder):
     if not cases:
         return
     print(
-        "| case | matches | would have seen, % | error / optimum | seeds of another root |\n|---|---|---|---|---|"
+        "| problem | agrees with theory | would have been detected, % | error / optimum | with another root of all seeds |\n|---|---|---|---|---|"
     )
     for case in cases:
         rows = rows_by_case[f"{case}-0"]
