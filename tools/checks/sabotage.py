@@ -200,7 +200,8 @@ def print_sabotages(folder):
             writer.writerow(entry | floats)
     full = [entry for entry in entries if entry["part"] == "all"]
     print(
-        "| problem | algorithm | true deviation, % | agrees with theory | would have been detected, % | largest deviation, % | metric | z |"
+        "| problem | algorithm | true deviation, % | agrees with theory | would have been detected, % "
+        "| largest deviation, % | metric | z |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for entry in full:
@@ -362,7 +363,8 @@ def print_gamp(folder):
     if not cases:
         return
     print(
-        "| problem | agrees with theory | would have been detected, % | error / optimum | with another root of all seeds |\n|---|---|---|---|---|"
+        "| problem | agrees with theory | would have been detected, % | error / optimum | with another root of all seeds |\n"
+        "|---|---|---|---|---|"
     )
     for case in cases:
         rows = rows_by_case[f"{case}-0"]
