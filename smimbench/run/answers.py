@@ -54,7 +54,7 @@ class TheoryError(RuntimeError):
 
     @staticmethod
     def with_type_name(type_name: str, message: str) -> TheoryError:
-        """Create a TheoryError whose type has the given name."""
+        """Create a TheoryError with this message, whose type has the given name."""
         error: TheoryError = type(type_name, (TheoryError,), {})(message)
         return error
 
@@ -95,7 +95,9 @@ class StoredCounts(NamedTuple):
 
 @dataclass
 class Memory:
-    """Theory results that this process has read or solved, by key, and the errors of those that could not be solved."""
+    """Theory results that this process has read or solved (``answers``, by key), and the errors of those that could not be
+    solved.
+    """
 
     answers: dict[AnswerKey, Answer] = field(default_factory=dict)
     errors: dict[AnswerKey, Exception] = field(default_factory=dict)
@@ -166,7 +168,9 @@ class Answers:
         ]
 
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Return the fixed points along a line of a figure, stored as one result; see ``points``."""
+        """Return the fixed points along a line of a figure, at the sample ratios ``alphas``, stored as one result; see
+        ``points``.
+        """
         answer = self._require_answer(problem, key_of_line(problem, alphas))
         return cast(list[Branches], answer)
 
@@ -177,7 +181,8 @@ class Answers:
         )
 
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
-        """Return the prediction of an algorithm's theory, or the reason why there is none.
+        """Return the prediction of an algorithm's theory, or the reason why there is none; ``question`` names algorithm,
+        problem and conditions.
 
         What the problem's own theory says is added to the conditions.
         """
@@ -187,7 +192,9 @@ class Answers:
     def line_or_none(
         self, problem: Problem, alphas: Sequence[float]
     ) -> list[Branches] | None:
-        """Return a line of a figure, or None if it is not stored; the figure then connects the points instead."""
+        """Return the fixed points along a line of a figure, at the sample ratios ``alphas``, or None if they are not stored;
+        the figure then connects single points instead.
+        """
         if problem.components > 1 and not self._is_stored(key_of_line(problem, alphas)):
             return None
         return stored_or_none(self.line, problem, alphas)
@@ -221,12 +228,16 @@ class Answers:
                 yield key.kind, read_json(file)
 
     def nodes_folder(self, question: str) -> Path:
-        """Folder that stores the nodes (information at single overlaps) of a problem, given as canonical JSON."""
+        """Folder that stores the nodes (information at single overlaps) of a problem; ``question`` is the problem as
+        canonical JSON.
+        """
         assert self.folder is not None
         return self.folder / "nodes" / nodes_folder_name(question)
 
     def _prediction_key(self, question: PredictionQuestion) -> AnswerKey:
-        """Return the key of the theory's prediction for an algorithm."""
+        """Return the key under which the theory's prediction for an algorithm is stored; ``question`` names algorithm,
+        problem and conditions.
+        """
         conditions_fields = question.conditions._asdict() | {
             "starts": np.asarray(question.conditions.starts).tolist()
         }
@@ -241,7 +252,7 @@ class Answers:
         return AnswerKey("own", question_json, float(question.alpha))
 
     def _require_answer(self, problem: Problem, key: AnswerKey) -> Answer:
-        """Return a stored theory result; otherwise note that it is missing and raise the reason."""
+        """Return the theory result stored under a key; otherwise note that it is missing and raise the reason."""
         answer = self._from_memory_or_file(problem, key)
         if answer is not None:
             return answer
@@ -254,7 +265,7 @@ class Answers:
         )
 
     def _from_memory_or_file(self, problem: Problem, key: AnswerKey) -> Answer | None:
-        """Return a theory result from memory, or from its file (and remember it); None if there is none."""
+        """Return the theory result of a key from memory, or from its file (and remember it); None if there is none."""
         answers, path = self.memory.answers, self._file(key)
         if key not in answers and path is not None:
             answered_question = {
@@ -271,7 +282,9 @@ class Answers:
     def _trusted_answer(
         self, kind: str, path: Path, question: Mapping[str, object], components: int
     ) -> Any:
-        """Read a stored theory result as JSON; None, with a remark, if its file cannot be trusted."""
+        """Read a stored theory result of this kind as JSON; None, with a remark, if its file cannot be trusted: its
+        ``question`` (problem and sample ratio) differs, or it has not this number of signal ``components``.
+        """
         try:
             answer = read_answer(path, question)["answer"]
             check_answer(kind, answer, components)
@@ -283,15 +296,15 @@ class Answers:
             return None
 
     def _report_unusable_file(self, file: Path, error: ValueError) -> None:
-        """Report a file whose theory result cannot be trusted."""
+        """Report a file whose theory result cannot be trusted, with the ``error`` that says why."""
         self.on_remark(f"{file}: {error}; this file is not used")
 
     def _file(self, key: AnswerKey) -> Path | None:
-        """Return the path of the file of a theory result; None if there is no folder."""
+        """Return the path of the file of the theory result with this key; None if there is no folder."""
         return None if self.folder is None else self.folder / answer_name(*key)
 
     def _is_stored(self, key: AnswerKey) -> bool:
-        """Whether a theory result is in memory or has a file."""
+        """Whether the theory result with this key is in memory or has a file."""
         file = self._file(key)
         return key in self.memory.answers or (file is not None and file.exists())
 
@@ -299,19 +312,21 @@ class Answers:
 def stored_or_none(
     read: Callable[P, T], *arguments: P.args, **keyword_options: P.kwargs
 ) -> T | None:
-    """Call a method of ``Answers`` (``read``); None if the result is not stored or no theory is known."""
+    """Call a method of ``Answers`` (``read``) with these arguments and options; None if the result is not stored or no
+    theory is known.
+    """
     with contextlib.suppress(NotStored, NoTheoryError):
         return read(*arguments, **keyword_options)
     return None
 
 
 def key_of_point(problem: Problem, alpha: float) -> AnswerKey:
-    """Return the key of the fixed points at a sample ratio."""
+    """Return the key of the fixed points at a sample ratio alpha."""
     return AnswerKey("point", canonical_json(problem.spec), float(alpha))
 
 
 def key_of_line(problem: Problem, alphas: Sequence[float]) -> AnswerKey:
-    """Return the key of the fixed points along a line of sample ratios."""
+    """Return the key of the fixed points along a line of sample ratios ``alphas``."""
     ratios = tuple(float(alpha) for alpha in alphas)
     return AnswerKey("curve", canonical_json(problem.spec), ratios)
 
@@ -336,7 +351,7 @@ def answer_from_json(kind: str, document: Any) -> Answer:
 
 
 def document_of(answer: Answer | TheoryPoint) -> Any:
-    """Convert a theory result to JSON."""
+    """Convert a theory result (``answer``) to JSON."""
     if isinstance(answer, list):
         return [document_of(branch_or_point) for branch_or_point in answer]
     return answer if isinstance(answer, str) else answer.document()
@@ -345,8 +360,8 @@ def document_of(answer: Answer | TheoryPoint) -> Any:
 def answer_name(
     kind: str, problem_json: str, alpha: Ratio, version: int = THEORY_VERSION
 ) -> str:
-    """Name of the file of a theory result: its kind and a digest of its question and the version of theory;
-    ``problem_json`` is the problem as JSON.
+    """Name of the file of a theory result: its kind and a digest of its question (the problem as JSON, ``problem_json``, and
+    the sample ratio alpha) and of the version of theory.
     """
     return f"{kind}-{key_of([version, kind, problem_json, alpha])}.json"
 
@@ -389,7 +404,11 @@ FreeField = (
 
 
 class StoredPrediction(OpenModel):
-    """Theory's prediction for an algorithm, with one number per component or pair of components; other fields are free."""
+    """Theory's prediction for an algorithm: mean squared error (``mse``), overlap matrix and other metrics with their
+    numerical errors, one number per component or pair of components; other fields are free. ``finite_size`` holds
+    coefficients of corrections in 1/D, ``trajectory`` the prediction for each iteration, ``branch`` the name of the fixed
+    point.
+    """
 
     __pydantic_extra__: dict[str, FreeField]
 
@@ -445,7 +464,9 @@ class StoredPoint(StoredPrediction):
 
 
 class StoredThreshold(OpenModel):
-    """Critical sample ratio (``value``) with its numerical error, the layer (component) and the branch that it belongs to."""
+    """Critical sample ratio (``value``) with its numerical error, the layer (component) and the branch that it belongs to;
+    ``informed`` holds the same for a start at the teacher.
+    """
 
     value: float
     error: float
@@ -455,7 +476,10 @@ class StoredThreshold(OpenModel):
 
 
 class StoredThresholds(ClosedModel):
-    """Thresholds of a problem (critical sample ratios); null for one that does not exist."""
+    """Thresholds of a problem, each a critical sample ratio: weak and perfect recovery, one per component (``sequential``),
+    the spinodal, information-theoretic and algorithmic ones and the hard phase between them; null for one that does not
+    exist, for one of the ``reasons``.
+    """
 
     weak_recovery: StoredThreshold | None
     perfect_recovery: StoredThreshold | None
@@ -468,7 +492,9 @@ class StoredThresholds(ClosedModel):
 
 
 class StoredNode(ClosedModel):
-    """Fisher information of the channel at one overlap (``value``), a matrix or a stack of matrices, with its error."""
+    """Node of theory: Fisher information of the channel at one overlap (``value``), a matrix or a stack of matrices, with
+    its error and the method that computed it.
+    """
 
     value: Annotated[list[Any], pydantic.AfterValidator(require_matrix)]
     error: Any
@@ -496,7 +522,9 @@ FIELDS = {"problem", "answer", "digest"}
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless a theory result, as JSON, has the structure of its kind, such as "point" or "thresholds"."""
+    """Raise ValueError unless a theory result (``answer``), as JSON, has the structure of its kind, such as "point" or
+    "thresholds", and this number of signal ``components`` (None: any).
+    """
     if kind not in MODELS:
         raise ValueError(
             f"not a theory result of smimbench: its kind {kind!r} must be one of {', '.join(MODELS)}"
@@ -517,7 +545,9 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
 
 
 def write_answer(file: Path, question: Mapping[str, object], answer: object) -> None:
-    """Write a theory result to a file, with its question (``problem``, ``alpha``), machine, versions and digest."""
+    """Write a theory result (``answer``) to a file, with its question (``problem``, ``alpha``), machine, versions and
+    digest.
+    """
     document = {
         **question,
         "answer": answer,

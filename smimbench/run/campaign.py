@@ -41,7 +41,7 @@ class Shard:
     count: int
 
     def select(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that belong to this part, in their order.
+        """Return the cells that belong to this share, in their order.
 
         It takes every ``count``-th key: keys are hashes, so each part has a mixture of all algorithms and sizes.
         """
@@ -54,9 +54,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Campaign:
-    """Plan of a run: the cells of a suite that must be run and how to run them; nothing has been drawn yet.
-    ``timing`` runs one cell at a time with trusted times, ``dask`` is the address of a scheduler, ``in_subprocess`` runs
-    cells in another process even if there is one worker.
+    """Plan of a run: the cells of a suite that must be run and how to run them; nothing has been drawn yet. ``store`` is the
+    folder of records, ``remarks`` are lines for the user, ``timing`` runs one cell at a time with trusted times, ``threads``
+    are BLAS threads of each, ``dask`` is the address of a scheduler, ``in_subprocess`` runs cells in another process even if
+    there is one worker, ``limits`` bound time and memory.
 
     Attributes
     ----------
@@ -97,7 +98,8 @@ class Campaign:
         on_progress: OnProgress | None = None,
         on_wait: OnWait | None = None,
     ) -> list[Record]:
-        """Run the missing cells; see ``run_cells``.
+        """Run the missing cells and return their records. ``on_record`` is called with each record, ``on_progress`` with the
+        running cells, ``on_wait`` with a message when there is nothing to do but wait.
 
         Raises
         ------
@@ -162,8 +164,9 @@ def plan_campaign(
     dry_run: bool = False,
     cells: Sequence[Cell] | None = None,
 ) -> Campaign:
-    """Plan which cells to run and how many at a time, and write ``run.json``, which all records share; cells whose record
-    has a status in ``retry`` run again.
+    """Plan which cells to run (``cells``: these instead of all of the suite) and how many at a time (``workers``), and write
+    ``run.json``, which all records share; nothing is written in a ``dry_run``. Cells whose record has a status in ``retry``
+    run again; ``shard`` is the share of this machine, other options are those of ``Campaign``.
 
     Parameters
     ----------
@@ -268,7 +271,7 @@ def plan_campaign(
 
 
 def _require_enough_memory(suite: Suite, bytes_per_cell: int) -> None:
-    """Raise SuiteError if a cell needs more memory than this machine has."""
+    """Raise SuiteError if a cell needs more memory (``bytes_per_cell``) than this machine has."""
     machine_bytes = psutil.virtual_memory().total
     if bytes_per_cell > machine_bytes:
         sizes_text = f"{bytes_per_cell / 2**30:.3g} GB, this machine has {machine_bytes / 2**30:.3g}"
@@ -280,7 +283,9 @@ def _require_enough_memory(suite: Suite, bytes_per_cell: int) -> None:
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Return remarks on algorithms that could be tuned but are not, and on chosen values at the end of their range."""
+    """Return remarks on algorithms of these cells that could be tuned but are not, and on chosen values at the end of their
+    range.
+    """
     from smimbench.run.tuning import range_end_remarks, searches
 
     tunable_places = {search.labels for search in searches(suite)}
@@ -305,7 +310,8 @@ def _cells_at_a_time(
     requested_workers: int | None,
     serial_option: str | None,
 ) -> tuple[int, str]:
-    """Return the number of cells to run at a time, and a remark if it is fewer than one per core or than requested.
+    """Return the number of cells to run at a time, out of ``cell_count`` that need ``bytes_per_cell``, and a remark if it is
+    fewer than one per core or than the ``requested_workers``; ``serial_option`` is the option that asks for one at a time.
 
     Parameters
     ----------
@@ -366,7 +372,9 @@ def run_cells(
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> list[Record]:
-    """Run cells and store the record of each as it finishes.
+    """Run cells, ``workers`` at a time, and store the record of each as it finishes. ``on_record`` is called with each
+    record, ``on_progress`` with the running cells, ``on_wait`` with a message when there is nothing to do but wait;
+    ``timing`` asks for trusted times, ``dask`` is the address of a scheduler.
 
     Parameters
     ----------

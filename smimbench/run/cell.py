@@ -63,7 +63,8 @@ _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 
 
 def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
-    """Run one cell and return its record, whatever happens.
+    """Run one cell with this number of BLAS ``threads`` and return its record, whatever happens; with ``timing`` its times
+    are to be trusted.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     machine.reset_peak_memory()
 
     def record(outcome: JsonObject) -> Record:
-        """Build the record of this cell, with its times added."""
+        """Build the record of this cell from the fields of its ``outcome``, with its times added."""
         has_timing = "timing" in outcome
         timing_fields = {
             "trusted": timing and has_timing,
@@ -148,7 +149,9 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
 def task_handler(
     setup: JsonObject, send_event: Callable[..., None]
 ) -> Callable[[Cell], JsonObject]:
-    """Return the function with which a worker process runs a cell and returns its record as JSON."""
+    """Return the function with which a worker process runs a cell and returns its record as JSON; ``setup`` holds timing and
+    number of threads, ``send_event`` reports progress to the parent.
+    """
 
     def answer(cell: Cell) -> JsonObject:
         """Run a cell and return its record as JSON."""
@@ -159,7 +162,7 @@ def task_handler(
 
 
 def is_user_interrupt(error: BaseException) -> bool:
-    """Whether an interrupt is the user's Ctrl-C; in workers, which ignore Ctrl-C, a plugin has raised it."""
+    """Whether an interrupt (``error``) is the user's Ctrl-C; in workers, which ignore Ctrl-C, a plugin has raised it."""
     return (
         isinstance(error, KeyboardInterrupt)
         and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
@@ -169,7 +172,9 @@ def is_user_interrupt(error: BaseException) -> bool:
 def lost_record(
     cell: Cell, threads: int, reason: str, status: Status = Status.FAILED
 ) -> Record:
-    """Return the record of a cell whose process ended before it could report."""
+    """Return the record, with this status and reason, of a cell whose process (with this number of BLAS ``threads``) ended
+    before it could report.
+    """
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
     return _record(cell, {"status": status.value, "reason": reason, "timing": timing})
 
@@ -182,7 +187,7 @@ def _record(cell: Cell, outcome: Mapping[str, object]) -> Record:
 
 
 def _without_repeats(remarks: list[str]) -> list[str]:
-    """Remove repeated lines and keep at most 100."""
+    """Remove repeated lines from remarks and keep at most 100."""
     distinct_lines = list(dict.fromkeys(remarks))
     if len(distinct_lines) <= 100:
         return distinct_lines
@@ -192,7 +197,9 @@ def _without_repeats(remarks: list[str]) -> list[str]:
 def _outcome(
     cell: Cell, make_backend: Callable[[], Backend], timing: bool
 ) -> JsonObject:
-    """Run the algorithm of a cell and return the fields of its record, or that it refuses the problem."""
+    """Run the algorithm of a cell and return the fields of its record, or that it refuses the problem. ``make_backend``
+    opens the array backend; with ``timing`` there is a warm-up.
+    """
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
@@ -286,7 +293,9 @@ def _outcome(
 
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
-    """Measure the metrics that the suite lists, and those of claimed errors, on the final estimate of a run."""
+    """Measure, on the final estimate of a cell's run on an instance, the metrics that the suite lists and those of claimed
+    errors.
+    """
     suite_metrics = [metric_name.partition("@")[0] for metric_name in cell.run.metrics]
     metric_names = dict.fromkeys(
         (*suite_metrics, *claimed_error_metrics(problem.model.name))
@@ -313,7 +322,7 @@ def _placement_of_inputs(inputs: Array) -> str:
 
 
 def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
-    """Run one iteration on other data, to compile code and fill memory pools before a timed run.
+    """Run one iteration of a cell on other data on the backend, to compile code and fill memory pools before a timed run.
 
     Returns
     -------
@@ -346,7 +355,7 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
 def _instance(
     cell: Cell, problem: Problem, backend: Backend
 ) -> tuple[Instance, tuple[float, ...]]:
-    """Draw the instance of a cell, or take it from the cache, and return it with its checksum."""
+    """Draw the instance of a cell for this backend, or take it from the cache, and return it with its checksum."""
     drawing_device = (
         backend if cell.run.draw == "device" and backend.accelerated else None
     )
@@ -372,7 +381,9 @@ def _instance(
 def _random_generator(
     cell: Cell, problem: Problem, *stream_names: str, bit_generator: str = "PCG64DXSM"
 ) -> np.random.Generator:
-    """Return the random generator of an algorithm or of its initial estimate, seeded by the grid point and stream names."""
+    """Return the random generator of a cell's algorithm or of its initial estimate, seeded by the grid point and stream
+    names; ``bit_generator`` is the name of NumPy's.
+    """
     seed_path = (
         problem.seed_name,
         cell.alpha,
@@ -388,7 +399,9 @@ def _random_generator(
 
 
 def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
-    """Return the initial estimate: None (the algorithm's own), a noisy teacher, or the result of another algorithm."""
+    """Return the initial estimate of a cell on its instance: None (the algorithm's own), a noisy teacher, or the result of
+    another algorithm.
+    """
     problem: Problem = instance.problem
     rng = _random_generator(cell, problem, "start", bit_generator="PCG64")
     if cell.run.start == "informed":

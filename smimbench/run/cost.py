@@ -37,7 +37,9 @@ CALL = 2e-4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected time and memory of a run, with the number of cells estimated from past runs and from trials."""
+    """Expected time (``seconds``) and memory (``peak_bytes``) of a run, with the number of cells estimated from past runs
+    and from trials.
+    """
 
     seconds: float
     peak_bytes: int
@@ -46,7 +48,7 @@ class Estimate:
 
 
 class _Speed(NamedTuple):
-    """Speed of a device: arithmetic operations per second (``rate``), and bytes read from memory per second."""
+    """Speed of a device: arithmetic operations per second (``rate``), and bytes read from memory per second (``bandwidth``)."""
 
     rate: float
     bandwidth: float = math.inf
@@ -57,7 +59,7 @@ HOST = _Speed(1e10)
 
 
 class _PastRun(NamedTuple):
-    """Duration in seconds of an earlier or trial run, with its sample ratio, dimension and number of iterations."""
+    """Duration in seconds of an earlier or trial run, with its sample ratio alpha, dimension and number of iterations."""
 
     alpha: float
     dimension: int
@@ -69,7 +71,7 @@ def estimate_cost(
     cells: Sequence[Cell], workers: int, past_records: Iterable[Record] = ()
 ) -> Estimate:
     """Estimate time and memory of the cells of a suite on this number of ``workers``, before anything is drawn, from past
-    runs or short trials; ``slowdown`` is the ratio of their times to the ideal ones.
+    runs (``past_records``) or short trials; ``slowdown`` is the ratio of their times to the ideal ones.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
     else as some iterations on an instance that is cut down to ``TRIAL``.
@@ -163,7 +165,9 @@ def _cells_by_group(
 def _timed_trial(
     problem: Problem, algorithm: Algorithm, group_cells: Sequence[Cell]
 ) -> list[_PastRun]:
-    """Time some iterations of an algorithm on an instance smaller than those of its cells; return nothing if they fail."""
+    """Time some iterations of an algorithm on an instance smaller than those of its cells (``group_cells``); return nothing
+    if they fail.
+    """
     cell = max(group_cells, key=lambda cell: cell.alpha)
     dimension = cell.dimension
     while (
@@ -197,7 +201,8 @@ def _timed_trial(
 def _estimate_iteration(
     problem: Problem, algorithm: Algorithm, cell: Cell, alpha: float, dimension: int
 ) -> tuple[float, int | None]:
-    """Estimate seconds per iteration and number of iterations (None if the algorithm decides) of a run.
+    """Estimate seconds per iteration and number of iterations (None if the algorithm decides) of a run on the device of a
+    cell, at sample ratio alpha and this dimension.
 
     The run is like that of ``cell``, at another sample ratio and dimension; only matrix products and reads count.
     """
@@ -229,7 +234,7 @@ def _memory_of(problem: Problem, cell: Cell) -> int:
 
 
 def _bytes_per_number(cell: Cell) -> int:
-    """Return the size in bytes of one number of the inputs."""
+    """Return the size in bytes of one number of the inputs of a cell."""
     return 8 if cell.run.dtype == "float64" else 4
 
 

@@ -40,7 +40,8 @@ DEVICES = ("cupy",)
 def on_dask(
     cells: Sequence[Cell], address: str, threads: int, limits: Limits = NO_LIMITS
 ) -> Iterator[Record]:
-    """Run cells on a Dask cluster; a cell whose worker dies is tried again elsewhere and fails after that.
+    """Run cells on the Dask cluster whose scheduler is at ``address``, with this number of BLAS ``threads`` each, within
+    time and memory ``limits``; a cell whose worker dies is tried again elsewhere and fails after that.
 
     Raises
     ------
@@ -123,7 +124,9 @@ def on_dask(
 def _call_dask(
     function: Any, *arguments: Any, **keyword_options: Any
 ) -> tuple[Any, BaseException | None]:
-    """Call Dask and return (result, None) or (None, error); it has many errors for the loss of a cluster."""
+    """Call a ``function`` of Dask with these arguments and options, and return (result, None) or (None, error); it has many
+    errors for the loss of a cluster.
+    """
     try:
         return function(*arguments, **keyword_options), None
     except (Exception, asyncio.CancelledError) as error:
@@ -132,7 +135,7 @@ def _call_dask(
 
 
 def _record_or_error(future: Any) -> tuple[Any, BaseException | None]:
-    """Return the record that a worker sent, or the error due to which there is none."""
+    """Return the record that a worker sent (Dask's ``future``), or the error due to which there is none."""
     if future.status == "error":
         return None, future.exception()
     if future.status != "finished":
@@ -199,7 +202,10 @@ def _run_on_worker(
     limits: Limits,
     run_id: str,
 ) -> Record:
-    """Run a cell in a separate process on the machine of a Dask worker."""
+    """Run a cell in a separate process on the machine of a Dask worker. ``distributions`` are third-party packages that it
+    needs, ``plugin_paths`` files of plugins, ``client_version`` is that of smimbench on the machine that sent the cell,
+    ``run_id`` identifies the run.
+    """
     installed_version = machine.versions().get("smimbench")
     if installed_version != client_version:
         reason = f"the worker has smimbench {installed_version}, the client {client_version}; install the same"
@@ -231,7 +237,7 @@ def _take_idle_process(run_id: str) -> Executor | None:
 
 
 def _keep_idle_process(run_id: str, executor: Executor) -> None:
-    """Keep a process idle for the next cell of its run; it ends after a while if none comes."""
+    """Keep a process (pool of one, ``executor``) idle for the next cell of its run; it ends after a while if none comes."""
 
     def end_if_idle() -> None:
         """Kill the process unless a cell has taken it meanwhile."""

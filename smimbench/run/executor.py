@@ -76,9 +76,10 @@ NO_LIMITS = Limits()
 
 @dataclass(eq=False)
 class Task:
-    """Work for a worker process: the arguments to answer, the packages it needs, and its limits.
-    ``silence_limit`` is the number of seconds without a message after which it is ended, ``processes_lost`` counts the
-    processes that died at it.
+    """Work for a worker process: the arguments to answer, the third-party packages it needs (``distributions``), and its
+    limits: seconds of the algorithm (``timeout``) and without a message (``silence_limit``). ``parse_answer`` checks the
+    answer, ``on_event`` gets other messages, ``processes_lost`` of at most ``max_processes`` counts the processes that died
+    at it.
 
     Attributes
     ----------
@@ -109,8 +110,8 @@ class Task:
 
 
 class EndedTask(NamedTuple):
-    """Outcome of a task: the last message of its process (``event``) with an answer or an error, or the reason why there is
-    neither; ``output`` is what was printed.
+    """Outcome of a task: the last message of its process (``event``) with an answer or an error, or the reason and cell
+    status why there is neither; ``output`` is what was printed.
     """
 
     task: Task
@@ -128,7 +129,7 @@ class EndedTask(NamedTuple):
 
 
 class RunningTask(NamedTuple):
-    """Task at work in a worker process, with its duration and number of iterations so far."""
+    """Task at work in a worker process, with its duration in seconds and number of iterations so far."""
 
     task: Task
     seconds: float
@@ -161,8 +162,8 @@ class Executor:
         answering_module: str,
         **setup: object,
     ) -> None:
-        """Prepare a pool of at most ``max_workers`` processes with this many BLAS threads; ``answering_module`` answers the
-        tasks, with the values in ``setup``.
+        """Prepare a pool of at most ``max_workers`` processes with this many BLAS threads, which load the plugins of
+        ``registry``; the module ``answering_module`` answers the tasks, with the values in ``setup``.
         """
         self.workers: list[_Worker] = []
         self._max_workers = max_workers
@@ -178,7 +179,8 @@ class Executor:
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_progress: OnProgress = lambda running_tasks: None,
     ) -> Iterator[EndedTask]:
-        """Run tasks in order as processes become free, and yield each as it ends.
+        """Run tasks in order as processes become free, within ``limits``, and yield each as it ends. ``may_begin`` says
+        whether a task may start now, ``on_progress`` gets the running tasks.
 
         If a process dies by itself (killed, out of memory), its task is the next to begin, up to
         ``max_processes`` times in all. A task that is stopped at a limit ends there.
@@ -230,7 +232,9 @@ class Executor:
     def _assign_tasks(
         self, waiting_tasks: deque[Task], may_begin: Callable[[Task], bool | None]
     ) -> None:
-        """Assign waiting tasks to idle processes."""
+        """Assign waiting tasks to idle processes, in order; ``may_begin`` says whether a task may start now (True), later
+        (None) or never (False).
+        """
         for _ in range(len(waiting_tasks)):
             worker = self._idle_worker(waiting_tasks[0].distributions)
             if worker is None:
@@ -243,7 +247,9 @@ class Executor:
                 waiting_tasks.append(task)
 
     def _idle_worker(self, distributions: frozenset[str]) -> _Worker | None:
-        """Return an idle process with the given plugins, started if needed; None if all processes are busy."""
+        """Return an idle process with the plugins of these packages (``distributions``), started if needed; None if all
+        processes are busy.
+        """
         idle_workers = [worker for worker in self.workers if worker.is_idle]
         if len(self.workers) - len(idle_workers) >= self._max_workers:
             return None
@@ -296,7 +302,9 @@ class _Worker:
         setup: JsonObject,
         events: Events,
     ) -> None:
-        """Start a worker process with the plugins of these packages; its messages go to the queue ``events``."""
+        """Start a worker process with those plugins of ``registry`` that come from the packages ``distributions``, and with
+        the values in ``setup``; its messages go to the queue ``events``.
+        """
         self.distributions = distributions
         self.task: Task | None = None
         self._stopped: tuple[Status, str] | None = None
@@ -511,7 +519,7 @@ HEAD = struct.Struct(">Q")
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
-    """Write one message, with its length, to a stream."""
+    """Write one message (``data``), with its length, to a stream."""
     stream.write(HEAD.pack(len(data)) + data)
     stream.flush()
 
@@ -519,7 +527,9 @@ def send(stream: IO[bytes], data: bytes) -> None:
 def start_listening(
     stream: Any, on_message: Callable[[bytes | None], object], max_length: int = 1 << 32
 ) -> None:
-    """Start a thread that passes each message of a stream to ``on_message``, and None at its end."""
+    """Start a thread that passes each message of a stream, of at most ``max_length`` bytes, to ``on_message``, and None at
+    its end.
+    """
 
     def read_messages() -> None:
         """Read messages until the stream ends or holds something else."""

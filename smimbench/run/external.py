@@ -37,7 +37,7 @@ EXTERNAL = "elsewhere"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Grid point of a suite that determines one instance: problem (``plan``), sample ratio, dimension and replicate."""
+    """Grid point of a suite that determines one instance: problem (``plan``), sample ratio alpha, dimension and replicate."""
 
     plan: ProblemPlan
     alpha: float
@@ -89,7 +89,8 @@ def _grid_points(suite: Suite) -> Iterator[GridPoint]:
 
 
 def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObject:
-    """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
+    """Write inputs, labels and a JSON description of the instance at a grid ``point`` to an ``.npz``; the teacher stays
+    hidden.
 
     Returns
     -------
@@ -169,7 +170,9 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
 def score_record(
     suite: Suite, point: GridPoint, estimate_file: Path, label: str
 ) -> Record:
-    """Score the estimate in a file and return a record like that of a cell, without times and trajectory."""
+    """Score the estimate in a file for the instance at a grid ``point`` and return a record like that of a cell, without
+    times and trajectory; ``label`` is the name in tables.
+    """
     instance = point.instance(suite)
     estimate = read_estimate(estimate_file, instance.signal.shape)
     estimate_defect, metrics = describe_nonfinite(estimate), None
@@ -213,7 +216,7 @@ def _instance_identity(suite: Suite, point: GridPoint) -> dict[str, object]:
 
 
 def store_scores(store: Store, records: Sequence[Record]) -> None:
-    """Store scores of estimates; an earlier score with the same label and instance is moved aside.
+    """Store scores of estimates (``records``); an earlier score with the same label and instance is moved aside.
 
     Raises
     ------
@@ -229,7 +232,7 @@ def store_scores(store: Store, records: Sequence[Record]) -> None:
 
 
 def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Record]]:
-    """Return the grid points of scored estimates that ``--only`` selects, and the records of their scores."""
+    """Return the grid points of scored estimates in a store that ``--only`` selects, and the records of their scores."""
     algorithm_labels = [
         algorithm_label
         for selected_field, algorithm_label in suite.only
@@ -251,7 +254,7 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Rec
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
-    """Return a text that identifies an instance: all settings that its data depend on, without versions."""
+    """Return a text that identifies the instance of a ``cell``: all settings that its data depend on, without versions."""
     item_parameters = {
         item_kind: {
             field_name: item[field_name]

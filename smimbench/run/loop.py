@@ -85,7 +85,9 @@ def run_algorithm(
     backend: Backend,
     seconds_of_start: float = 0.0,
 ) -> LoopRun:
-    """Run an algorithm on an instance until the stopping rule ends it.
+    """Run an algorithm on an instance until the stopping rule ends it, and once more if it fails and offers a second
+    attempt. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the time
+    spent on its initial estimate.
 
     Parameters
     ----------
@@ -147,7 +149,7 @@ class FreshSamples:
         self._draw, self.count, self.declared = draw, 0, False
 
     def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        """Draw n fresh samples; ValueError if the algorithm's plan does not declare them."""
+        """Draw n fresh samples with ``rng``; ValueError if the algorithm's plan does not declare them."""
         if not self.declared:
             raise ValueError(
                 "data.fresh is only for algorithms that declare it: plan(data) must return Plan(draws_fresh=True)"
@@ -231,7 +233,9 @@ class LoopRun:
         backend: Backend,
         seconds_of_start: float,
     ) -> None:
-        """Run the algorithm from its initial state to the end."""
+        """Run the algorithm on the ``data`` of an instance from its initial state to the end. ``seconds_of_start`` is the
+        time spent on its initial estimate.
+        """
         self._problem, self._algorithm, self._settings, self._backend = (
             problem,
             algorithm,
@@ -281,7 +285,9 @@ class LoopRun:
         self._finish()
 
     def _record_estimate(self, info: Info) -> None:
-        """Compute the estimate on the algorithm's clock, and record its metrics off the clock."""
+        """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off
+        the clock.
+        """
         self.estimate = self.clock.time(
             lambda: self._algorithm.estimate(self._state), self._backend
         )
@@ -293,12 +299,12 @@ class LoopRun:
         return self._with_sample_count(self._readings.read(info))
 
     def _with_sample_count(self, info: Info) -> Info:
-        """Return a step's report with the number of fresh samples that the engine has counted."""
+        """Return a step's report (``info``) with the number of fresh samples that the engine has counted."""
         fresh: Any = self._data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
     def _process_step(self, info: Info) -> None:
-        """Record a step and its report, and decide whether the run ends."""
+        """Record a step and its report (``info``), and decide whether the run ends."""
         run_options, iteration, planned_steps = (
             self._settings,
             self.iterations,
@@ -402,8 +408,8 @@ class LoopRun:
 def _findings(
     algorithm: Algorithm, state: object
 ) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Return the extra numbers that an algorithm reports besides its estimate (its findings), and warnings for those that
-    cannot be stored.
+    """Return the extra numbers that an algorithm reports on its final ``state`` besides its estimate (its findings), and
+    warnings for those that cannot be stored.
     """
     findings: dict[str, list[float | None]] = {}
     reported_findings, error = attempt(lambda: dict(algorithm.findings(state)))
@@ -425,7 +431,9 @@ def _findings(
 
 
 def _is_recorded(iteration: int, max_iterations: int) -> bool:
-    """Whether the trajectory records an iteration: all in short runs, otherwise the first 50, then about fifty per doubling."""
+    """Whether the trajectory records an iteration: all in short runs (by ``max_iterations``), otherwise the first 50, then
+    about fifty per doubling.
+    """
     if max_iterations <= 200 or iteration <= 50:
         return True
     recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
@@ -453,7 +461,7 @@ class Readings:
         self._coarsest = 0.0
 
     def read(self, info: Info) -> Info:
-        """Return the numbers that a step reports, on the host: the residual as a float, others as float64 arrays."""
+        """Return the numbers that a step reports (``info``), on the host: the residual as a float, others as float64 arrays."""
         reported_names = [
             reading_name
             for reading_name in READINGS
@@ -522,8 +530,8 @@ class Readings:
 
 @dataclass
 class Trajectory:
-    """Trajectory of a run: metrics of the estimate at recorded iterations, with the time, one column by name; ``metrics`` are
-    the latest, ``failed_metrics`` the reasons of metrics that failed.
+    """Trajectory of a run on an instance: metrics of the estimate at recorded iterations, with the time, one column by name;
+    ``metrics`` are the latest, ``failed_metrics`` the reasons of metrics that failed.
     """
 
     instance: Instance
@@ -534,7 +542,7 @@ class Trajectory:
     def record(
         self, estimate: Array, iteration: int, seconds: float, info: Info
     ) -> None:
-        """Measure the estimate at an iteration and time, and store it with the report of the step."""
+        """Measure the estimate at an iteration and a time in seconds, and store it with the report of the step (``info``)."""
         samples, damping = (
             math.nan if number_or_none is None else float(number_or_none)
             for number_or_none in (info.samples, info.damping)
@@ -644,7 +652,7 @@ class Clock:
         self._process, self._thread = time.process_time(), time.thread_time()
 
     def time(self, timed_function: Callable[[], T], backend: Backend) -> T:
-        """Call ``timed_function`` and add its duration to the clock."""
+        """Call ``timed_function`` and add its duration, with waiting for the backend's device, to the clock."""
         cpu_start = time.thread_time()
         stop_stopwatch = backend.stopwatch()
         with clock_running(self.seconds):

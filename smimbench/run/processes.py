@@ -51,7 +51,9 @@ def run_in_processes(
     on_progress: OnProgress | None = None,
     on_wait: OnWait | None = None,
 ) -> Iterator[Record]:
-    """Run cells in ``workers`` processes at a time, and yield each record as it finishes.
+    """Run cells in ``workers`` processes at a time, with this number of BLAS ``threads`` each and within ``limits``, and
+    yield each record as it finishes. ``claims`` share the cells with other runs, ``on_progress`` gets the running cells,
+    ``on_wait`` a message when another run has claimed all that are left; ``timing`` asks for trusted times.
 
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_progress`` is told
     several times a second what is being run, ``on_wait`` for whom there is nothing to do but wait, whenever that changes.
@@ -60,7 +62,9 @@ def run_in_processes(
     claim_owners: set[str] = set()
 
     def may_begin(task: Task) -> bool | None:
-        """Whether a cell may run now: False if another run has finished it, None while another run has claimed it."""
+        """Whether the cell of a ``task`` may run now: False if another run has finished it, None while another run has
+        claimed it.
+        """
         cell_key = task.arguments[0].key
         if claims is None or claims.claim(cell_key):
             return True
@@ -70,7 +74,9 @@ def run_in_processes(
         return None  # of another run, until that is done with it
 
     def report_progress(running_tasks: list[RunningTask]) -> None:
-        """Report running cells, renew the claims of this run, and report when there is nothing to do but wait."""
+        """Report running cells (``running_tasks``), renew the claims of this run, and report when there is nothing to do but
+        wait.
+        """
         nonlocal claim_owners
         if on_progress is not None:
             on_progress(running_tasks)
@@ -103,7 +109,7 @@ def run_in_processes(
 
 
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
-    """Make the task that runs a cell in a worker process."""
+    """Make the task that runs a cell in a worker process with the plugins of the third-party packages ``distributions``."""
     parse_record = partial(_record_of_cell, cell)
     return Task(
         (cell,), distributions, parse_record, max_processes=2, timeout=cell.run.timeout
@@ -111,14 +117,16 @@ def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
 
 
 def _record_of_cell(cell: Cell, document: object) -> Record:
-    """Parse the record that a process sent for a cell; ValueError if it is not one."""
+    """Parse the record that a process sent for a cell as JSON (``document``); ValueError if it is not one."""
     if not isinstance(document, dict) or document.get("key") != cell.key:
         raise ValueError("the worker process sent the record of another cell")
     return record_from(document)
 
 
 def record_of(ended_task: EndedTask, threads: int) -> Record:
-    """Return the record of a cell from the outcome of its task, even if its process died."""
+    """Return the record of a cell from the outcome of its task (``ended_task``), even if its process, with this number of
+    BLAS ``threads``, died.
+    """
     if ended_task.event is not None and "answer" in ended_task.event:
         cell_record: Record = ended_task.answer
     else:
@@ -167,11 +175,11 @@ class ClaimFiles:
         self._touched = time.monotonic()
 
     def is_done(self, cell_key: str) -> bool:
-        """Whether a cell has a record by now."""
+        """Whether the cell with this key has a record by now."""
         return (self.records / f"{cell_key}.json").exists()
 
     def claim(self, cell_key: str) -> bool:
-        """Try to claim a cell for this run; True as well if the folder cannot be written to."""
+        """Try to claim the cell with this key for this run; True as well if the folder cannot be written to."""
         if cell_key in self._own:
             return True
         self.others.pop(cell_key, None)
@@ -200,7 +208,7 @@ class ClaimFiles:
         return True
 
     def _owner_of(self, claim_path: Path) -> str:
-        """Return the process that a claim file names."""
+        """Return the process that a claim file, at ``claim_path``, names."""
         owner = (unless(OSError, claim_path.read_bytes) or b"").decode(errors="replace")
         return printable(owner, 200) or "another run"
 
@@ -212,7 +220,7 @@ class ClaimFiles:
                 unless(OSError, os.utime, self.folder / cell_key)
 
     def release(self, cell_key: str) -> None:
-        """Release the claim on a cell that is done or will not be run."""
+        """Release the claim on a cell, given by key, that is done or will not be run."""
         if cell_key in self._own:
             self._own.discard(cell_key)
             unless(OSError, (self.folder / cell_key).unlink)

@@ -84,7 +84,7 @@ class _FromMapping:
     def __get_pydantic_core_schema__(
         cls, source: object, handler: pydantic.GetCoreSchemaHandler
     ) -> Any:
-        """Accept a JSON object where the dataclass is expected."""
+        """Accept a JSON object where the dataclass is expected; ``source`` and ``handler`` are pydantic's."""
         return {**handler(source), "strict": False}
 
 
@@ -99,7 +99,9 @@ class Specification(TypedDict):
 
 @_OPEN
 class Identity(TypedDict):
-    """All settings that can change a cell's result; the key is the SHA-256 of its canonical JSON."""
+    """All settings that can change a cell's result: items of the problem and the algorithm with their parameters, sample
+    ratio alpha, dimension, replicate, root seed and backend. The cell's key is the SHA-256 of its canonical JSON.
+    """
 
     problem: Specification
     algorithm: ItemIdentity
@@ -122,9 +124,9 @@ class Price(_FromMapping):
 @_IGNORING
 @dataclass(frozen=True, slots=True)
 class Timing(_FromMapping):
-    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``.
-    ``lost_seconds`` were spent before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are the
-    machine's peak rates.
+    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``. ``seconds`` are
+    those of the algorithm, with CPU and device time, ``total_seconds`` those of the whole cell, ``lost_seconds`` were spent
+    before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are the machine's peak rates.
     """
 
     machine: str
@@ -145,7 +147,7 @@ class Timing(_FromMapping):
 @_CLOSED
 @dataclass(frozen=True, slots=True)
 class LongTrajectory(_FromMapping):
-    """A trajectory in an ``.npz`` next to the record, with the SHA-256 of that file."""
+    """A trajectory in an ``.npz`` file next to the record (``file``), with the SHA-256 of that file."""
 
     file: Annotated[str, Field(pattern=r"^[0-9a-z.-]+\.npz$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -159,8 +161,8 @@ class SearchRound(TypedDict):
 
 
 class SearchOutcome(TypedDict):
-    """Errors of all trials of a search in every round, the number of runs, and the chosen trial with the algorithm that it
-    makes.
+    """Errors of all trials of a search in every round, on this backend, with the number of runs, and the index of the chosen
+    trial (``chosen``) with the algorithm that it makes.
     """
 
     backend: str
@@ -172,14 +174,16 @@ class SearchOutcome(TypedDict):
 
 
 class SearchResult(SearchOutcome):
-    """Stored result of ``smimbench tune`` for one algorithm and problem, with all settings that it depends on."""
+    """Stored result of ``smimbench tune`` for one algorithm and problem, with all settings that it depends on (its
+    ``question``) and its digest.
+    """
 
     question: dict[str, object]
     digest: NotRequired[str]
 
 
 class Changes(TypedDict, total=False):
-    """Options ``--set`` and ``--only`` with which a suite was run."""
+    """Options ``--set`` (``overrides``) and ``--only`` with which a suite was run."""
 
     overrides: list[str]
     only: list[str]
@@ -217,8 +221,9 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_FromMapping):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none.
-    ``blank`` holds the reasons of metrics without a value, ``start`` overlaps of the initial estimate, ``final`` what the
-    last step reported, ``where`` the place of an error, ``output`` what was printed.
+    ``problem`` and ``algorithm`` are labels, ``cell`` all settings; ``blank`` holds the reasons of metrics without a value,
+    ``start`` overlaps of the initial estimate, ``final`` what the last step reported, ``where`` the place of an error,
+    ``output`` what was printed.
     """
 
     format: Literal[1] = 1
@@ -298,7 +303,7 @@ class Record(_FromMapping):
 
 
 def file_stem(key: str, machine: str, trusted: bool) -> str:
-    """File name of a record; trusted timings have a separate file per machine."""
+    """File name, without suffix, of the record of a cell with this key; trusted timings have a separate file per machine."""
     return f"{key}.timing-{machine}" if trusted else key
 
 
@@ -308,7 +313,7 @@ def new_record(
     algorithm: str,
     outcome: Mapping[str, object],
 ) -> Record:
-    """Build the record of a cell from its identity, labels and outcome.
+    """Build the record of a cell from its identity (``cell``), its labels (``problem``, ``algorithm``) and its outcome.
 
     Raises
     ------
@@ -335,7 +340,7 @@ def record_schema() -> JsonObject:
 
 
 def record_from(document: JsonObject) -> Record:
-    """Build a record from a JSON object; numbers in its cell are kept exactly as they are.
+    """Build a record from a JSON object (``document``); numbers in its cell are kept exactly as they are.
 
     Raises
     ------
@@ -389,7 +394,7 @@ def read_record(file: Path, *, check_digests: bool = True) -> Record:
 
 
 def check_model(model: object, value: object, document_kind: str) -> None:
-    """Raise ValueError, naming the first wrong field, unless a JSON value matches a pydantic model."""
+    """Raise ValueError, naming the kind of document and the first wrong field, unless a JSON value matches a pydantic model."""
     with _validation_complaints(document_kind):
         _adapter(model).validate_python(value, strict=True)
 
@@ -448,7 +453,7 @@ def json_value(value: object) -> Any:
 
 
 def _json_value_of_object(value: Any) -> object:
-    """Convert an array to lists of numbers, and any other object to its text."""
+    """Convert an array to lists of numbers, and any other object (``value``) to its text."""
     is_array = hasattr(value, "tolist") and not isinstance(value, type)
     nested_lists = value.tolist() if is_array else value
     if nested_lists is value or hasattr(nested_lists, "tolist"):
@@ -468,7 +473,9 @@ def differences(
     *,
     absolute: float | None = None,
 ) -> Iterator[str]:
-    """Yield the differences, in words, between two JSON documents, up to a relative or ``absolute`` tolerance of numbers."""
+    """Yield the differences, in words, between two JSON documents, a stored and a repeated one, up to a relative or
+    ``absolute`` tolerance of numbers.
+    """
     stored_leaves, repeated_leaves = (
         dict(_paths_and_leaves(stored_document)),
         dict(_paths_and_leaves(repeated_document)),

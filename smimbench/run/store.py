@@ -109,7 +109,7 @@ class Store:
         sync_folder(self.folder)
 
     def write_run_json(self, document: RunJson) -> None:
-        """Write ``run.json``, which holds what all cells share."""
+        """Write ``run.json`` (``document``), which holds what all cells share."""
         write_atomically(
             self.folder / "run.json",
             indented_json(with_digest(json_value(document))).encode(),
@@ -150,7 +150,8 @@ class Store:
     def load(
         self, *, set_aside: bool = False, check_digests: bool = True
     ) -> dict[str, Record]:
-        """Load all records that can be trusted, keyed by file stem.
+        """Load all records that can be trusted, keyed by file name without suffix; with ``set_aside``, others are moved
+        aside, and without ``check_digests`` contents are not checked against their SHA-256.
 
         What records have in common is kept once, and trajectories are arrays.
 
@@ -192,7 +193,7 @@ class Store:
 
     def read(self, stem: str, check_digests: bool = True) -> Record:
         """Read one record from its file, given the name without suffix (``stem``); ValueError or OSError if it cannot be
-        trusted.
+        trusted. Without ``check_digests`` it is not checked against its SHA-256.
         """
         record = read_record(self.folder / f"{stem}.json", check_digests=check_digests)
         if record.file_stem != stem:
@@ -235,14 +236,16 @@ class Store:
         return unless(OSError, os.path.getmtime, path) or 0.0
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
-        """Note that a file is not used and why, and move it aside if asked to."""
+        """Note that a file is not used and the reason, and move it aside if ``set_aside``."""
         file_complaint = f"{path}: {reason}; not used"
         if set_aside:
             file_complaint += f", moved to {move_aside(path, self.folder)}"
         self.complaints.append(file_complaint)
 
     def retire(self, file_stems: Iterable[str]) -> None:
-        """Move records to ``set-aside/``, so that their cells run again; nothing is deleted."""
+        """Move records, given by file names without suffix, to ``set-aside/``, so that their cells run again; nothing is
+        deleted.
+        """
         for file_stem in file_stems:
             move_aside(self.folder / f"{file_stem}.json", self.folder)
 
@@ -268,7 +271,9 @@ def move_aside(path: Path, folder: Path) -> Path:
 def _compact_copy(
     record: Record, shared_parts: dict[str, Any], keep_trajectory: bool
 ) -> Record:
-    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``)."""
+    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``), and without
+    its trajectory unless ``keep_trajectory``.
+    """
 
     def shared_table(table: T) -> T:
         """Return the equal table of an earlier record if there is one, otherwise this table."""
@@ -296,7 +301,9 @@ def _compact_copy(
 
 
 def _check_columns(columns: Columns, metrics: Mapping[str, Sequence[object]]) -> None:
-    """Raise ValueError unless the arrays are valid columns of a trajectory."""
+    """Raise ValueError unless the arrays are valid columns of a trajectory, with as many components as the ``metrics`` of
+    the record.
+    """
     if not len(columns.get("iteration", ())):
         raise ValueError("the trajectory must have at least one recorded iteration")
     for column_name, column in columns.items():
@@ -324,7 +331,7 @@ def _columns_from_lists(trajectory: Mapping[str, object]) -> Columns:
 
 
 def _read_verified_npz(path: Path, sha256: str) -> Columns:
-    """Read the arrays of an ``.npz`` file; ValueError if its SHA-256 differs or it unpacks to too much memory."""
+    """Read the arrays of an ``.npz`` file; ValueError if its SHA-256 is not ``sha256`` or it unpacks to too much memory."""
     if path.exists() and not path.is_file():
         raise ValueError(
             "the trajectory must be in a regular file, not in a folder or device"
@@ -389,7 +396,7 @@ def options_of(suite: Suite) -> str:
 
 
 def options_text(changes: Changes) -> str:
-    """Return the ``--set`` and ``--only`` options that ``run.json`` names, as on the command line."""
+    """Return the ``--set`` and ``--only`` options that ``run.json`` names (``changes``), as on the command line."""
     return " ".join(
         f"{option} {shlex.quote(option_text)}"
         for option, option_text in _sorted_options(changes)
@@ -397,7 +404,7 @@ def options_text(changes: Changes) -> str:
 
 
 def _sorted_options(changes: Changes) -> list[tuple[str, str]]:
-    """Sort the options that ``run.json`` names, so that their order on the command line does not matter.
+    """Sort the options that ``run.json`` names (``changes``), so that their order on the command line does not matter.
 
     Of a key that is set twice the last counts, of what is appended everything.
     """
@@ -416,7 +423,9 @@ def _sorted_options(changes: Changes) -> list[tuple[str, str]]:
 
 
 def settings_folder(suite: Suite, store: Store) -> Path:
-    """Return the folder of ``run.json`` and figures of a suite; each set of ``--set`` and ``--only`` options has its own."""
+    """Return the folder of ``run.json`` and figures of a suite in a store; each set of ``--set`` and ``--only`` options has
+    its own.
+    """
     option_pairs = _sorted_options(changes_of(suite))
     if not option_pairs:
         return store.folder

@@ -66,7 +66,7 @@ def _checks_of_points(
         draw_count = 0
 
         def on_draws(draws: int, point_index: int = point_index) -> None:
-            """Report how many Monte Carlo draws were made so far at this fixed point."""
+            """Report how many Monte Carlo draws were made so far at the fixed point of this index."""
             nonlocal draw_count
             draw_count += draws
             note = f"{draw_count} draws at this point"

@@ -52,7 +52,7 @@ def solve_in_parallel(
     last_report = time.monotonic()
 
     def on_progress(running_tasks: object) -> None:
-        """Report the progress of all problems, at most every second."""
+        """Report the progress of all problems, from the ``running_tasks``, at most every second."""
         nonlocal last_report
         if time.monotonic() > last_report + 1:
             last_report = time.monotonic()
@@ -60,10 +60,12 @@ def solve_in_parallel(
                 solver.on_progress(problem, progress_of(problem))
 
     def task_of(problem: Problem, kind: str, *arguments: object) -> Task:
-        """Make the task of solving one kind of question about a problem in a worker process."""
+        """Make the task of solving one kind of question about a problem in a worker process; ``arguments`` are those of the
+        question, such as a sample ratio.
+        """
 
         def on_event(event: WorkerMessage) -> None:
-            """Pass on the progress that a worker process reports."""
+            """Pass on the progress that a worker process reports in a message (``event``)."""
             if "progress" in event:
                 solver.on_progress(problem, Progress(*event["progress"]))
 
@@ -95,7 +97,9 @@ def solve_in_parallel(
 def _work_by_problem(
     questions: Iterable[Question],
 ) -> dict[Problem, tuple[tuple[float, ...], bool]]:
-    """Collect for each shipped problem with a theory its sample ratios and whether its thresholds are requested."""
+    """Collect from the ``questions`` for each shipped problem with a theory its sample ratios and whether its thresholds are
+    requested.
+    """
     work_by_problem: dict[Problem, tuple[tuple[float, ...], bool]] = {}
     for question in questions:
         problem = question.problem
@@ -144,7 +148,8 @@ class TheoryWorker:
         prediction_errors: bool,
         *arguments: Any,
     ) -> Any:
-        """Answer one question of a given kind about a problem's theory, as JSON; ``prediction_errors`` as for ``TheorySolver``.
+        """Answer one question of a given kind about the theory of a problem (specification ``spec``), as JSON; ``arguments``
+        are those of the question, ``prediction_errors`` as for ``TheorySolver``.
 
         Raises
         ------
@@ -182,5 +187,7 @@ class TheoryWorker:
 def task_handler(
     setup: JsonObject, send_event: Callable[..., None]
 ) -> Callable[..., object]:
-    """Return the function with which a worker process answers questions of theory."""
+    """Return the function with which a worker process answers questions of theory; ``setup`` holds the values that the
+    parent gave, ``send_event`` reports progress to it.
+    """
     return TheoryWorker(setup["folder"], send_event).answer

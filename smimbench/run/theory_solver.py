@@ -113,7 +113,7 @@ def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(solver_method)
     def guarded(*arguments: P.args, **keyword_options: P.kwargs) -> T:
-        """Call the method; turn any other error into a TheoryError."""
+        """Call the method with these arguments; turn any other error into a TheoryError."""
         try:
             with restored_working_folder():
                 return solver_method(*arguments, **keyword_options)
@@ -160,7 +160,8 @@ class TheorySolver(Answers):
         memory: Memory | None = None,
     ) -> None:
         """Solve into ``folder`` (None: in memory), until the moment ``deadline``; code of third-party items runs
-        ``in_subprocess`` if asked.
+        ``in_subprocess`` if asked. ``prediction_errors`` asks for generalization errors, ``on_progress`` and ``on_remark``
+        get reports.
         """
         super().__init__(
             folder,
@@ -225,7 +226,7 @@ class TheorySolver(Answers):
         )
 
         def on_node(nodes: int, alpha: float | None) -> None:
-            """Report the progress after a new node (information at one overlap)."""
+            """Report progress at sample ratio alpha, with the number of nodes (information at one overlap) so far."""
             self.on_progress(problem, Progress(solved_count, asked_count, nodes, alpha))
 
         self.on_progress(problem, Progress(solved_count, asked_count))
@@ -249,7 +250,7 @@ class TheorySolver(Answers):
 
     @_guarding_plugin_errors
     def line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Solve the fixed points along a line of a figure, as one answer; see ``points``.
+        """Solve the fixed points along a line of a figure, at the sample ratios ``alphas``, as one answer; see ``points``.
 
         Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
         have followed: a reading costs a hundredth of a second, they cost thirty times that.
@@ -275,7 +276,7 @@ class TheorySolver(Answers):
 
     @_guarding_plugin_errors
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:
-        """Solve the prediction of an algorithm's theory, or return the reason why there is none; see ``Answers``."""
+        """Solve what theory predicts for a ``question`` (algorithm and conditions), or return why there is no prediction."""
         key, problem = self._prediction_key(question), question.problem
         with self._remembering_errors([key]):
             points = [
@@ -297,12 +298,12 @@ class TheorySolver(Answers):
     def _solve_if_missing(
         self, kind: str, problem: Problem, key: AnswerKey, *arguments: object
     ) -> None:
-        """Solve an answer of this kind and store it under its key, unless it is stored already."""
+        """Solve an answer of this kind, with these ``arguments``, and store it under its key, unless it is stored."""
         if self._from_memory_or_file(problem, key) is not None:
             return
 
         def on_node(nodes: int, alpha: float | None) -> None:
-            """Report the progress after a new node (information at one overlap)."""
+            """Report progress at sample ratio alpha, with the number of nodes (information at one overlap) so far."""
             self.on_progress(problem, Progress(0, 1, nodes, alpha))
 
         self.on_progress(problem, Progress(0, 1))
@@ -317,7 +318,7 @@ class TheorySolver(Answers):
         keys: Sequence[AnswerKey],
         on_node: Callable[[int, float | None], None],
     ) -> Iterator[None]:
-        """Context in which answers are solved: it remembers errors and reports every new node to ``on_node``."""
+        """Context for solving the answers of these ``keys``: it remembers errors and reports new nodes to ``on_node``."""
         for key in keys:  # solving them again would take as long
             if key in self.memory.errors:
                 raise self.memory.errors[key]
@@ -344,7 +345,7 @@ class TheorySolver(Answers):
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
         """Solve answers of this kind now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise
-        one answer.
+        one answer; ``arguments`` are those of the question.
         """
         algorithms = arguments[:1] if kind == "own" else ()
         if self.process is not None and self.process.must_solve(problem, *algorithms):
@@ -370,8 +371,8 @@ class TheorySolver(Answers):
     def _branches(
         self, problem: Problem, alphas: Sequence[float]
     ) -> Iterator[Branches]:
-        """Find the competing fixed points (branches) at each sample ratio, the Bayes-optimal one first; channel and prior are
-        tested at their overlaps Q and errors V.
+        """Find the competing fixed points (branches) at each of the sample ratios ``alphas``, the Bayes-optimal one first;
+        channel and prior are tested at their overlaps Q and errors V.
         """
         for ratios in curve_of(problem).batches(alphas):
             fixed_points = competing(problem, ratios)
@@ -393,7 +394,7 @@ class TheorySolver(Answers):
         return theory_point(problem, point, generalization_errors)
 
     def _line(self, problem: Problem, alphas: Sequence[float]) -> list[Branches]:
-        """Find the competing fixed points (branches) along a line of sample ratios, with interpolated generalization errors."""
+        """Find the competing fixed points (branches) along a line of ``alphas``, with interpolated generalization errors."""
         fixed_points = competing(problem, alphas)
         generalization_errors: Iterator[dict[str, Uncertain] | None] = itertools.repeat(
             None
@@ -533,7 +534,7 @@ class TheorySolver(Answers):
         def evaluate_and_store(
             name: str, compute: Callable[[], Uncertain]
         ) -> tuple[Uncertain, bool]:
-            """Evaluate a node and store it in the folder if that took long; return it and whether it was stored."""
+            """Evaluate the node ``name`` by ``compute``, store it if that took long, and return it and whether it was."""
             timer_start = time.perf_counter()
             node = compute()
             if time.perf_counter() - timer_start < SLOW:
@@ -548,12 +549,12 @@ class TheorySolver(Answers):
         return nodes_of(problem, lambda: Nodes(read_nodes, evaluate_and_store))
 
     def _report_unusable_file(self, file: Path, error: ValueError) -> None:
-        """Report a file whose theory result cannot be trusted, and move it aside."""
+        """Report a file whose theory result cannot be trusted, with the ``error`` that says why, and move it aside."""
         self.on_remark(f"{file}: {error}; not used, computed again")
         move_aside(file, file.parent)
 
     def _store_answer(self, problem: Problem, key: AnswerKey, document: object) -> None:
-        """Store an answer, after checking that it can be read again."""
+        """Store an answer, given as JSON (``document``), under its key, after checking that it can be read again."""
         document = json.loads(one_line_json(document))
         check_answer(key.kind, document, problem.components)
         self.memory.answers[key] = answer_from_json(key.kind, document)
@@ -566,7 +567,7 @@ class TheorySolver(Answers):
 
 
 def has_third_party(*specs: Specification) -> bool:
-    """Whether any of the items comes from a third-party package."""
+    """Whether any of the items, given by specifications, comes from a third-party package."""
     return any("distribution" in spec for spec in specs)
 
 
@@ -625,7 +626,7 @@ class TheoryProcess:
         return executor
 
     def must_solve(self, problem: Problem, *algorithms: Specification) -> bool:
-        """Whether a question is solved in the process, because it needs third-party code or has a deadline."""
+        """Whether the process solves a question about a problem and ``algorithms``: for third-party code or a deadline."""
         return self.deadline is not None or bool(
             third_party_packages_of(problem, *algorithms)
         )
@@ -638,7 +639,8 @@ class TheoryProcess:
         *arguments: Any,
         on_event: Callable[[WorkerMessage], object],
     ) -> Any:
-        """Send a question of this kind (as for ``TheorySolver.solve``) to the process and return its answer.
+        """Send a question of this kind, with its ``arguments`` (as for ``TheorySolver.solve``), to the process and return
+        its answer; ``on_event`` gets messages on the way.
 
         Raises
         ------
@@ -673,7 +675,7 @@ class TheoryProcess:
 
 
 def reason_of(ended_task: EndedTask) -> str:
-    """Return the reason why a worker process gave no answer."""
+    """Return the reason why a worker process gave no answer, from the outcome of its task."""
     return (
         ended_task.reason
         if ended_task.status
@@ -682,7 +684,7 @@ def reason_of(ended_task: EndedTask) -> str:
 
 
 def answer_of(ended_task: EndedTask) -> object:
-    """Return the answer that a worker process sent, or raise the error that it reported, under the same type name."""
+    """Return the answer that a worker process sent (in ``ended_task``), or raise the error that it reported, by type name."""
     if ended_task.event is None:
         raise ProblemError("theory", reason_of(ended_task))
     if "answer" in ended_task.event:

@@ -62,7 +62,9 @@ AS_WRITTEN = 0
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Search for the best setting of one algorithm on one problem, over its sample ratios and dimensions."""
+    """Search for the best setting of one algorithm in its ``search_space`` on one problem (``plan``), over the problem's
+    sample ratios and dimensions.
+    """
 
     suite: Suite
     plan: ProblemPlan
@@ -110,8 +112,8 @@ class Search:
         return list(trials.values())
 
     def cells(self, trial: int, seed_count: int, backend: str) -> list[Cell]:
-        """Return the cells of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds, at all dimensions
-        and sample ratios.
+        """Return the cells, on this backend, of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds,
+        at all dimensions and sample ratios.
         """
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
         run_options = self.suite.run.of_cell(())
@@ -198,8 +200,8 @@ class Search:
     def remaining_cells(
         self, log_errors: Mapping[str, float], backend: str
     ) -> list[Cell]:
-        """Return the largest set of cells that the search may still have to run, given the log errors of finished cells by
-        key.
+        """Return the largest set of cells that the search may still have to run on this backend, given the log errors of
+        finished cells by key.
         """
         remaining_cells: list[Cell] = []
         expected_log_errors = dict(log_errors)
@@ -265,7 +267,8 @@ def search_all(
     run_trials: Callable[[list[Cell], Store], bool],
     retry_statuses: Collection[str] = (),
 ) -> list[JsonObject]:
-    """Run the searches of a suite side by side, each only once.
+    """Run the searches of a suite on this backend side by side, each only once, and return their results. ``run_trials``
+    runs cells into a store; trials whose record has one of the ``retry_statuses`` run again.
 
     Parameters
     ----------
@@ -316,7 +319,9 @@ def search_all(
 def remaining_searches(
     suite: Suite, store: Store, backend: str
 ) -> list[tuple[Search, list[Cell]]]:
-    """Return the searches of a suite, each with the cells that it may still have to run; nothing is written."""
+    """Return the searches of a suite whose results are not in the store, each with the cells that it may still have to run
+    on this backend; nothing is written.
+    """
     log_errors = log_errors_of_trials(suite, trials_of(store))
     searches_with_cells = []
     for search in require_selected_searches(suite):
@@ -327,8 +332,8 @@ def remaining_searches(
 
 
 def log_error(record: Record, target: float) -> float:
-    """Return the logarithm of a run's squared error, summed over components, at least that of ``target``; infinity if the run
-    has no estimate.
+    """Return the logarithm of the squared error of a run (its record), summed over components, at least that of ``target``;
+    infinity if the run has no estimate.
 
     Errors below ``target`` count as equal to it: otherwise a sample ratio at which the signal is recovered would outweigh all.
     """
@@ -356,7 +361,7 @@ def log_errors_of_trials(suite: Suite, trials: Store) -> dict[str, float]:
 def store_choice(
     search: Search, store: Store, outcome: SearchOutcome
 ) -> SearchResult | None:
-    """Store the result of a search and return the chosen setting."""
+    """Store the result of a search (``outcome``) and return the chosen setting."""
     document = with_digest(json_value({"question": search.question, **outcome}))
     write_atomically(choice_file(search, store), indented_json(document).encode())
     return read_choice(search, store)
@@ -395,7 +400,7 @@ def choice_file(search: Search, store: Store) -> Path:
 
 
 def with_tuned_settings(suite: Suite, store: Store) -> Suite:
-    """Return the suite with the settings that ``smimbench tune`` has chosen so far."""
+    """Return the suite with the settings that ``smimbench tune`` has chosen so far, as the store holds them."""
     choices: dict[tuple[str, str], TunedAlgorithm] = {}
     for search in searches(suite):
         outcome = read_choice(search, store)
@@ -430,7 +435,7 @@ def range_ends(trials: Sequence[Parameters], chosen_trial: int | None) -> list[s
 
 
 def range_end_remarks(suite: Suite, store: Store) -> list[str]:
-    """Return remarks on tuned settings of a suite that lie at the end of their range."""
+    """Return remarks on tuned settings of a suite, read from the store, that lie at the end of their range."""
     range_remarks = []
     for search in _selected_searches(suite):
         stored_choice = (
@@ -450,7 +455,9 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
 
 
 def choice_of(search: Search, stored_outcome: SearchResult) -> TunedAlgorithm:
-    """Return the algorithm with the setting that a search chose, and a summary of the search, as cells store them."""
+    """Return the algorithm with the setting that a search chose (``stored_outcome``), and a summary of the search, as cells
+    store them.
+    """
     algorithm = stored_outcome["algorithm"]
     assert algorithm is not None
     tuning: Tuning = {"of": search.algorithm.spec, "tune": search.search_space.document(),

@@ -73,7 +73,9 @@ of the ninth digit under a digest that fits goes unnoticed."""
 
 @dataclass
 class Verification:
-    """Outcome of a verification: how much was verified (``checked``), and one line for each disagreement or missing file."""
+    """Outcome of a verification: how much was verified (``checked``), one line for each disagreement or missing file, and
+    remarks with the number of cases of each.
+    """
 
     checked: int = 0
     disagreements: list[str] = field(default_factory=list)
@@ -81,18 +83,18 @@ class Verification:
     remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
-        """Count one more verified file or result, with its disagreements if there are any."""
+        """Count one more verified file or result, with its disagreements (``complaints``) if there are any."""
         self.checked += 1
         self.disagreements.extend(complaints)
 
     def remark(self, case_count: int, remark: str) -> None:
-        """Note a remark and the number of cases that it applies to, unless that is 0."""
+        """Note a remark and the number of cases (``case_count``) that it applies to, unless that is 0."""
         if case_count:
             self.remarks.append(f"{case_count} {remark}")
 
 
 def verify_files(store: Store) -> Verification:
-    """Verify every record, trajectory and ``run.json`` byte by byte, and name the files that were changed."""
+    """Verify every record, trajectory and ``run.json`` of a store byte by byte, and name the files that were changed."""
     verification, records = Verification(), store.load()
     verification.checked += len(records)
     verification.disagreements += store.complaints
@@ -140,7 +142,7 @@ def run_json_differences(suite: Suite, folder: Path) -> list[str]:
 
 
 def verify_choices(suite: Suite, store: Store) -> Verification:
-    """Verify every choice of ``smimbench tune`` against the records of its trials and the settings of the cells."""
+    """Verify every choice of ``smimbench tune`` in a store against the records of its trials and the settings of the cells."""
     verification, trial_store = Verification(), trials_of(store)
     log_errors = log_errors_of_trials(suite, trial_store)
     for search in searches(suite):
@@ -372,7 +374,7 @@ class _RepeatSolver:
         )
 
     def solve(self, stored_answer: StoredAnswer) -> Any:
-        """Solve a stored result again and return it as JSON; None for a node that no other result needed."""
+        """Solve a stored result (``stored_answer``) again and return it as JSON; None for a node that no other result needed."""
         document, problem = stored_answer.document, self.problem
         if stored_answer.kind == "nodes":
             node = nodes_of(problem).evaluated.get(document["node"])
@@ -390,7 +392,7 @@ class _RepeatSolver:
         return document_of(repeated_points[self.alphas.index(document["alpha"])])
 
     def _prediction(self, document: JsonObject) -> Any:
-        """Repeat a stored prediction for an algorithm, with the conditions that its file names."""
+        """Repeat a stored prediction for an algorithm, with the conditions that its file (``document``, as JSON) names."""
         _, algorithm_question, _, *variant_marks = document["problem"]
         spec, dimension, start, start_overlaps, iterations, _, trajectory = (
             algorithm_question
@@ -403,7 +405,9 @@ class _RepeatSolver:
         return document_of(self.solvers[not variant_marks].prediction(question))
 
     def compare(self, answer_check: Verification, node_check: Verification) -> int:
-        """Compare all stored results, then nodes, with repeated ones; return the number of nodes that were not evaluated."""
+        """Compare all stored results, then nodes, with repeated ones, and count them in ``answer_check`` and ``node_check``;
+        return the number of nodes that were not evaluated. ``failed_names`` are items whose code failed.
+        """
         unevaluated_nodes, failed_names = 0, set()
         for stored_answer in sorted(
             self.stored, key=lambda answer: KINDS.index(answer.kind)
@@ -437,7 +441,7 @@ KINDS = ("point", "thresholds", "curve", "own", "nodes")
 
 
 def _points_of_answer(answer: Any) -> Iterator[JsonObject]:
-    """Yield the points in a theory result: itself, its branches, or the branches along a line."""
+    """Yield the points in a theory result (``answer``, as JSON): itself, its branches, or the branches along a line."""
     if isinstance(answer, dict) and "mse_error" in answer:
         yield answer
     if isinstance(answer, list):
@@ -446,7 +450,7 @@ def _points_of_answer(answer: Any) -> Iterator[JsonObject]:
 
 
 def missing_records(cells: Sequence[Cell], store: Store) -> list[str]:
-    """Return one line for each cell of a suite without a record, naming the file that would hold it."""
+    """Return one line for each cell of a suite without a record in the store, naming the file that would hold it."""
     keys_with_record = {file_stem.partition(".")[0] for file_stem in store.load()}
     return [
         f"{store.folder / cell.key}.json is missing: {cell.problem_label}, {cell.algorithm_label}, alpha {cell.alpha:.5g}, "
@@ -464,7 +468,8 @@ def verify_reruns(
     seed: int,
     compare_trajectories: bool = True,
 ) -> Verification:
-    """Run a random sample of the stored cells again, and compare everything except times.
+    """Run a random sample of ``cell_count`` stored cells, chosen by ``seed``, again, and compare everything except times,
+    and trajectories only with ``compare_trajectories``.
 
     Parameters
     ----------
@@ -506,7 +511,7 @@ def verify_reruns(
 
 
 def _has_backend(cell: Cell, verification: Verification) -> bool:
-    """Whether a cell's backend is available on this machine; if not, a remark counts the cell."""
+    """Whether a cell's backend is available on this machine; if not, a remark of the verification counts the cell."""
     try:
         get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     except BackendError as error:
@@ -518,7 +523,7 @@ def _has_backend(cell: Cell, verification: Verification) -> bool:
 
 
 def _threads_of(record: Record) -> int:
-    """Return the number of BLAS threads of a stored run, limited to the cores of this machine."""
+    """Return the number of BLAS threads of a stored run (its record), limited to the cores of this machine."""
     return max(1, min(record.timing.threads or 1, os.cpu_count() or 1))
 
 
@@ -530,7 +535,9 @@ def _was_killed(record: Record) -> bool:
 def rerun_without_time_limit(
     cells: Iterable[Cell], threads: int
 ) -> Iterator[tuple[Cell, Record]]:
-    """Run cells again without a time limit, which a busy machine would reach earlier; yield cells and records."""
+    """Run cells again, with this number of BLAS ``threads``, without a time limit, which a busy machine would reach earlier;
+    yield cells and records.
+    """
     unlimited_cells = [
         (replace(cell, run=cell.run.model_copy(update={"timeout": None})), cell)
         for cell in cells
@@ -547,7 +554,9 @@ def rerun_without_time_limit(
 def _rerun_with_time_limit(
     cells: Sequence[Cell], threads: int
 ) -> Iterator[tuple[Cell, Record]]:
-    """Run cells again with the suite's time limit, at most ``LONGEST_RERUN``; yield cells and records."""
+    """Run cells again, with this number of BLAS ``threads`` and the suite's time limit, at most ``LONGEST_RERUN``; yield
+    cells and records.
+    """
     cell_of_key = {cell.key: cell for cell in cells}
     for record in run_in_processes(
         cells, 1, threads, limits=Limits(seconds=LONGEST_RERUN)
@@ -562,7 +571,9 @@ def _record_differences(
     *,
     compare_trajectories: bool,
 ) -> Iterator[str]:
-    """Yield the differences, in words, between a stored record and that of the same cell run again."""
+    """Yield the differences, in words, between a stored record and that of the same cell run again (``repeated_record``), in
+    trajectories only with ``compare_trajectories``.
+    """
     is_same_machine = (
         stored_record.timing.machine == machine.fingerprint()
         and stored_record.versions == repeated_record.versions
@@ -599,7 +610,9 @@ NOT_VERIFIED = "times, memory and load; machine, versions and where inputs lay; 
 def _reproducible_fields(
     record: Record, store: Store, *, numbers_in_texts: bool
 ) -> dict[str, Any]:
-    """Return the part of a record that suite, seed and code determine; unless ``numbers_in_texts``, without numbers in texts."""
+    """Return the part of a record, with its trajectory from the store, that suite, seed and code determine; unless
+    ``numbers_in_texts``, without numbers in texts.
+    """
     columns = store.trajectory(record) or {}
     reproducible_fields = {
         field_name: getattr(record, field_name) for field_name in REPRODUCIBLE
@@ -628,7 +641,8 @@ def _reproducible_fields(
 def _steps_before_time_limit(
     stopped_run: dict[str, Any], full_run: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the part of a run ended by a time limit that the full run shares: start and recorded steps.
+    """Return the part that two runs of a cell share, of ``stopped_run``, which a time limit ended, and of ``full_run``:
+    start and recorded steps.
 
     The values at its end are those of its last step.
     """

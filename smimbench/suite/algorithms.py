@@ -83,7 +83,7 @@ def _algorithms_of_table(
     table: AlgorithmTable, key: str, problem_plans: Sequence[ProblemPlan], file: str
 ) -> list[AlgorithmPlan]:
     """Return the algorithms of one ``[[algorithms]]`` table at ``key`` of the suite, one for each combination of listed
-    parameter values.
+    parameter values; each is checked on the first of the problems (``problem_plans``) that it supports.
 
     Raises ProblemError if the algorithm cannot be built; the caller may then skip it.
     """
@@ -159,7 +159,9 @@ def _algorithms_of_table(
 def _first_supported_problem(
     entry: Entry, algorithm_name: str, problem_plans: Sequence[ProblemPlan]
 ) -> ProblemPlan:
-    """Return the first problem whose model the algorithm supports, or raise ProblemError if there is none."""
+    """Return the first of the problems (``problem_plans``) whose model the algorithm (its registry ``entry``) supports, or
+    raise ProblemError if there is none.
+    """
     for problem_plan in problem_plans:
         if entry.supports_model(problem_plan.problem.model.name):
             return problem_plan
@@ -175,7 +177,8 @@ def _first_supported_problem(
 def _require_possible_assumptions(
     assumptions: Sequence[Parameters], problem_plans: Sequence[ProblemPlan]
 ) -> None:
-    """Raise ProblemError if an assumed channel or prior is possible for none of the problems.
+    """Raise ProblemError if an assumed channel or prior (``assumptions``: their tables) is possible for none of the problems
+    (``problem_plans``).
 
     If it is impossible for only some problems, the algorithm is skipped on those.
     """
@@ -195,7 +198,9 @@ def _refuse_repeated_algorithm(
     file: str,
     table_key: str,
 ) -> None:
-    """Raise SuiteError if an earlier algorithm has the same label, or the same settings under another label."""
+    """Raise SuiteError, naming the ``table_key``, if one of the earlier ``algorithms`` has the same label, or the same
+    settings under another label.
+    """
     run_signature = _run_signature(algorithm)
     for earlier_index, earlier_algorithm in enumerate(algorithms):
         if algorithm.label == earlier_algorithm.label:
@@ -215,7 +220,7 @@ def _run_signature(algorithm: AlgorithmPlan) -> str:
 
 
 def _repeated_label_error(file: str, table_key: str, label: str) -> SuiteError:
-    """Error for a label that two algorithms of a suite share."""
+    """Error, at ``table_key`` of the suite, for a label that two algorithms share."""
     return SuiteError(
         file,
         f"{table_key}.label",
@@ -247,7 +252,7 @@ def listed_parameters_of(table: AlgorithmTable) -> dict[ParameterPath, list[obje
 def _listed_paths_and_values(
     item_class: Callable[..., object], parameters: Parameters
 ) -> Iterator[tuple[ParameterPath, list[object]]]:
-    """Yield path and values of each parameter for which several values to run are listed.
+    """Yield path and values of each parameter of an item (``item_class``) for which several values to run are listed.
 
     For a parameter whose value is itself a list (two temperatures, say), that is a list of lists.
     """
@@ -328,7 +333,8 @@ def setting_text_of(setting: Setting) -> str:
 def sample_budgets(
     algorithm: Algorithm, problem_plan: ProblemPlan
 ) -> list[tuple[int | None, int | None, int, bool]]:
-    """Steps, batch size, students and fresh samples of an algorithm's run at every grid point of a problem.
+    """Steps, batch size, students and fresh samples of an algorithm's run at every grid point of a problem
+    (``problem_plan``).
 
     These belong to the problem and not to its solver, so they are not tuned.
     """
@@ -349,7 +355,9 @@ def sample_budgets(
 def is_set_by_hand(
     item_class: Callable[..., object], parameters: Parameters, problem_plan: ProblemPlan
 ) -> bool:
-    """Whether the suite sets a parameter to another value than its default, parameters of steps and samples apart."""
+    """Whether the suite sets a parameter of an algorithm (``item_class``) to another value than its default, parameters of
+    steps and samples apart; these are found on the problem of ``problem_plan``.
+    """
     algorithm = build(item_class, "algorithm", parameters)
     for parameter_name in parameters:
         other_parameters = {
@@ -379,7 +387,9 @@ def search_space_of(
     parameters: Parameters,
     problem_plan: ProblemPlan,
 ) -> SearchSpace | None:
-    """Return the search space that ``[algorithms.tune]`` describes for an algorithm.
+    """Return the search space that ``[algorithms.tune]`` (``table``) describes for an algorithm (``item_class``, with these
+    ``parameters`` in the suite and several values of ``listed_parameters``); None if there is nothing to search. No searched
+    parameter may change steps or samples on the problem.
 
     Parameters that the algorithm itself lists, its ``listed_parameters``, are not tuned; None if no other parameter is.
 
@@ -426,7 +436,8 @@ def search_space_of(
 def _ranges_or_values(
     table: Parameters, *parent_tables: str
 ) -> Iterator[tuple[ParameterPath, list[object] | Range]]:
-    """Yield each parameter of an ``[algorithms.tune]`` table: its path, and the list or range of its values.
+    """Yield each parameter of an ``[algorithms.tune]`` table: its path, which begins with the ``parent_tables``, and the
+    list or range of its values.
 
     ``parent_tables`` are the names of the tables that enclose this one.
     """

@@ -66,7 +66,9 @@ class ProblemPlan:
 
 
 class FailedProblem(NamedTuple):
-    """Problem of a suite that cannot be built because the code of an item (model, channel, ...) fails, with the reason."""
+    """Problem of a suite (its ``label`` and ``tables``) that cannot be built because the code of an item (model, channel,
+    ...) fails, with the reason.
+    """
 
     label: str
     tables: dict[str, Parameters]
@@ -136,7 +138,9 @@ class Tuning(TypedDict):
 
 
 class Choice(TypedDict):
-    """Tuned setting of an algorithm for a problem, both given by label, as ``run.json`` stores it."""
+    """Tuned setting of an algorithm for a problem, both given by label, with a summary of the tuning, as ``run.json`` stores
+    it.
+    """
 
     problem: str
     label: str
@@ -209,7 +213,7 @@ def meets_conditions(conditions: Sequence[Condition], **cell_values: object) -> 
 
 
 def _meets_condition(key: str, wanted_value: str, cell_value: Any) -> bool:
-    """Whether a cell's value of a key is the one that an ``--only`` condition asks for."""
+    """Whether a cell's value of a key is the one (``wanted_value``) that an ``--only`` condition asks for."""
     if key in ("problem", "algorithm"):
         return wanted_value in cell_value
     return math.isclose(cell_value, float(wanted_value), rel_tol=1e-12)
@@ -217,8 +221,9 @@ def _meets_condition(key: str, wanted_value: str, cell_value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one algorithm on one instance, described by names, parameters and seeds.
-    ``run`` are its run options, ``tuning`` records how its setting was tuned, ``origin`` says where the setting is from.
+    """One run of one algorithm on one instance (problem, sample ratio alpha, dimension and number of the ``replicate``),
+    described by names, parameters and seeds. ``run`` are its run options, ``tuning`` records how its setting was tuned,
+    ``origin`` says where the setting is from.
 
     A worker process rebuilds problem and algorithm from them. ``tuning`` is the record of how the setting was tuned (or None),
     ``origin`` says in a few words where the setting is from.
@@ -329,7 +334,9 @@ class Cell:
 def _require_same_version(
     kind: str, required_spec: Specification, installed_spec: Specification
 ) -> None:
-    """Raise RegistryError unless the installed item of this kind has the version and code that the cell was defined with."""
+    """Raise RegistryError unless the installed item of this kind (``installed_spec``) has the version and code that the cell
+    was defined with (``required_spec``).
+    """
     required_version, installed_version = (
         _version_text(required_spec),
         _version_text(installed_spec),
@@ -342,7 +349,7 @@ def _require_same_version(
 
 
 def _version_text(spec: Specification) -> str:
-    """Write version and code hash of an item for error messages."""
+    """Write version and code hash of an item, given by its specification, for error messages."""
     code_text = f" with the code {spec['source']}" if "source" in spec else ""
     return f"version {spec['version']}{code_text}"
 
@@ -384,7 +391,7 @@ class Suite:
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 
     def with_choices(self, stored_choices: Iterable[Choice]) -> Suite:
-        """Return the suite with the tuned settings that ``run.json`` stores for a run."""
+        """Return the suite with the tuned settings that ``run.json`` stores for a run (``stored_choices``)."""
         choices = {
             (stored_choice["problem"], stored_choice["label"]): TunedAlgorithm(
                 stored_choice["algorithm"], stored_choice["tuning"]
@@ -511,7 +518,7 @@ class Suite:
             )
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
-        """Return all cells of the suite, ordered by replicate.
+        """Return all cells of the suite on this backend, ordered by replicate.
 
         A run that is stopped early has therefore covered every grid point with a few seeds.
 
@@ -568,7 +575,9 @@ class Suite:
     def _setting(
         self, plan: ProblemPlan, algorithm: AlgorithmPlan
     ) -> tuple[Specification, Tuning | None, str]:
-        """Return the algorithm's specification for a problem, the record of its tuning (or None), and the setting's origin."""
+        """Return the algorithm's specification for a problem (``plan``), the record of its tuning (or None), and the
+        setting's origin.
+        """
         if tuned_algorithm := self.choices.get((plan.label, algorithm.label)):
             return (
                 *tuned_algorithm,
@@ -584,8 +593,8 @@ def key_of(document: object) -> str:
 
 
 def is_same_setup(description: object, reference: object) -> bool:
-    """Whether two descriptions of a run (nested tables) name the same items, with equal values of the parameters that both
-    list.
+    """Whether two descriptions of a run (nested tables, ``description`` and ``reference``) name the same items, with equal
+    values of the parameters that both list.
 
     Versions, code and packages do not count: a version may have other parameters, and a plugin's file another name.
     """
@@ -608,12 +617,12 @@ def is_same_setup(description: object, reference: object) -> bool:
 
 
 def build_problem(spec: dict[str, Specification]) -> Problem:
-    """Build a problem from the names and parameters of its model, channel, prior and inputs."""
+    """Build a problem from the names and parameters of its model, channel, prior and inputs (``spec``, by kind)."""
     return Problem(**{item_kind: as_table(item) for item_kind, item in spec.items()})
 
 
 def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
-    """Build an algorithm from its name and parameters.
+    """Build an algorithm from its name and parameters (``spec``), preferably one that supports the problem's model.
 
     Of several algorithms with this name, the one for the problem's model is preferred. An algorithm that works for other models
     only is built as well; ``smimbench.interfaces.algorithm.refusal`` then gives the reason why it cannot be run.
@@ -631,7 +640,8 @@ def build_algorithm(spec: Specification, problem: Problem | None) -> Algorithm:
 def make_algorithm(
     entry: Entry, parameters_and_assumptions: Parameters
 ) -> tuple[Any, Specification]:
-    """Build an algorithm from its parameters in a suite, and return it with its specification.
+    """Build an algorithm (its registry ``entry``) from its parameters and assumptions in a suite, and return it with its
+    specification.
 
     With a parameter ``assumed`` the algorithm is wrapped, so that it works with the assumed channel or prior.
     """

@@ -102,7 +102,8 @@ def parse_toml(file: str, text: str) -> JsonObject:
 def merge_with_base(
     path: Path, suite_document: JsonObject, extending_paths: tuple[Path, ...] = ()
 ) -> JsonObject:
-    """Merge a parsed suite with the suite that it ``extends``, which may extend another one.
+    """Merge a parsed suite (``suite_document``) with the suite that it ``extends``, which may extend another one;
+    ``extending_paths`` are the files that extend this one, to detect a cycle.
 
     ``extending_paths`` are the paths of the suites that extend this one, to detect cycles.
     """
@@ -188,7 +189,8 @@ def _drop_unused_axes(grid: JsonObject, extension: JsonObject) -> None:
 
 
 def apply_override(document: JsonObject, assignment: str, file: str) -> None:
-    """Apply one ``--set`` to a parsed suite: ``path.to.key=value`` sets a key, ``path.to.list+=value`` appends to a list.
+    """Apply one ``--set`` assignment to a parsed suite (``document``): ``path.to.key=value`` sets a key,
+    ``path.to.list+=value`` appends to a list.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
     ``problems.0``), by label or by name (``algorithms.adam.steps``).
@@ -220,7 +222,9 @@ def apply_override(document: JsonObject, assignment: str, file: str) -> None:
 
 
 def _toml_value(value_text: str, path: str, assignment: str) -> Any:
-    """Parse the value of a ``--set`` as TOML; a bare word is a string, so that a shell needs no nested quotes."""
+    """Parse the value of a ``--set`` assignment as TOML; a bare word is a string, so that a shell needs no nested quotes.
+    ``path`` is the key.
+    """
     try:
         return tomllib.loads(f"value = {value_text}")["value"]
     except (ValueError, RecursionError) as error:
@@ -239,7 +243,9 @@ def _toml_value(value_text: str, path: str, assignment: str) -> Any:
 def _require_problem_table(
     document: Mapping[str, object], key: str, assignment: str
 ) -> None:
-    """Raise SuiteError if ``--set`` says ``problem`` in a suite of several problems, or ``problems`` in a suite of one."""
+    """Raise SuiteError if the first ``key`` of a ``--set`` assignment is ``problem`` in a suite of several problems, or
+    ``problems`` in a suite of one.
+    """
     problems = document.get("problems")
     if key == "problem" and "problem" not in document and isinstance(problems, list):
         labels = [
@@ -263,7 +269,8 @@ def _require_problem_table(
 def _table_at_path(
     document: JsonObject, keys: list[str], assignment: str, file: str
 ) -> Any:
-    """Return the table or list of a suite at a path of keys, creating it if it does not exist.
+    """Return the table or list of a parsed suite at a path of keys (those of a ``--set`` assignment), creating it if it does
+    not exist.
 
     An item that is given by its name alone becomes a table.
     """
@@ -290,7 +297,9 @@ def _table_at_path(
 
 
 def _table_in_list(tables: list[Any], key: str, file: str, key_path: str) -> Any:
-    """Find an entry of a list of tables by its name or label, or by its position from 0."""
+    """Find the entry ``key`` of a list of tables, at ``key_path`` of the suite, by its name or label, or by its position
+    from 0.
+    """
     entry_names = []
     for table in tables:
         if isinstance(table, dict):
@@ -307,7 +316,9 @@ def _table_in_list(tables: list[Any], key: str, file: str, key_path: str) -> Any
 def _append_to_list(
     table: JsonObject, key: str, value: object, assignment: str, file: str
 ) -> None:
-    """Append a value to a list of the suite; in a list of tables, a bare word becomes the name of a new table."""
+    """Append a value of a ``--set`` assignment to the list ``key`` of a table of the suite; in a list of tables, a bare word
+    becomes the name of a new table.
+    """
     list_entries = table.setdefault(key, []) if key == "algorithms" else table.get(key)
     if not isinstance(list_entries, list):
         raise SuiteError(
@@ -368,7 +379,8 @@ def _equally_spaced(low: str, high: str, count: str) -> Host:
 def suite_of_items(
     items: Mapping[str, str | None], parameters: Parameters, alphas: Sequence[float]
 ) -> tuple[str, str, list[str]]:
-    """Write the suite of one problem: its name, its TOML text, and the given parameters as ``--set`` assignments.
+    """Write the suite of one problem from the names of its items by kind, parameters and sample ratios ``alphas``: its name,
+    its TOML text, and the given parameters as ``--set`` assignments.
 
     Raises
     ------
@@ -424,7 +436,9 @@ def _assignment(
     parameter_value: object,
     accepted_parameters: Mapping[str, Sequence[str]],
 ) -> str:
-    """Return the ``--set`` assignment of a parameter to the only item that accepts it; ValueError if there is not exactly one."""
+    """Return the ``--set`` assignment of a parameter to the only item that accepts it; ValueError if there is not exactly
+    one. ``accepted_parameters`` are the names that each kind of item accepts.
+    """
     value_text = (
         parameter_value
         if isinstance(parameter_value, str)

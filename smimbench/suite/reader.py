@@ -355,7 +355,9 @@ class _Reader:
         return tables
 
     def _grid(self, key: str, table: ProblemTable) -> GridTable:
-        """Return the grid of a problem, completed from ``[grid]``, with the number of replicates at every dimension."""
+        """Return the grid of a problem (its ``table``, at ``key``), completed from ``[grid]``, with the number of replicates
+        at every dimension.
+        """
         suite_grid = self.document.grid
         alphas = table.grid.alpha or suite_grid.alpha
         dimensions = table.grid.dimension or suite_grid.dimension
@@ -433,7 +435,7 @@ class _Reader:
     def _problem_plan(
         self, key: str, label: str, grid: GridTable, variant: _ProblemVariant
     ) -> ProblemPlan | None:
-        """Build a problem with its grid; None if it cannot be built and is left out."""
+        """Build the problem of a ``variant``, called ``label``, with its grid; None if it cannot be built and is left out."""
         if label and variant.listed_values:
             assignments = (
                 f"{name}={parameter_value}"

@@ -44,7 +44,7 @@ class InKey:
 
 
 def _list_as_tuple(value: object) -> object:
-    """Convert a TOML list to a tuple."""
+    """Convert a value that is a TOML list to a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -54,7 +54,7 @@ def as_axis(value: object) -> object:
 
 
 def _infinity_as_none(value: object) -> object:
-    """Replace an infinite limit by None, which means no limit."""
+    """Replace an infinite limit (``value``) by None, which means no limit."""
     return None if value == math.inf else value
 
 
@@ -158,7 +158,9 @@ class SuiteTable(Table):
 
 
 class Axes(Table):
-    """Grid of one problem, ``grid = { ... }``: sample ratios, dimensions, replicates; default: those of ``[grid]``."""
+    """Grid of one problem, ``grid = { ... }``: sample ratios alpha, dimensions, and numbers of replicates (``seeds``);
+    default: those of ``[grid]``.
+    """
 
     alpha: Annotated[Axis[SampleRatio], AfterValidator(checked_distinct)] | None = None
     """Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."""
@@ -305,7 +307,10 @@ class AlgorithmTable(OpenTable):
 
 
 class ReferenceTable(Table):
-    """``[[run.reference]]``: published values, quoted with their source; shown only with the problem they were made for."""
+    """``[[run.reference]]``: published values of a metric at sample ratios alpha, quoted with their source; shown only with
+    the problem they were made for. ``entry`` is one of the overlap matrix, ``branch`` the fixed point, ``tolerance`` the
+    accuracy.
+    """
 
     label: str
     """Name in figures."""
@@ -333,7 +338,8 @@ class ReferenceTable(Table):
 
 
 class OptimumTable(Table):
-    """``[[optimum]]``: Bayes-optimal errors at one dimension that were found without any algorithm of the suite.
+    """``[[optimum]]``: Bayes-optimal errors (``mse``, with standard ``error``) at one dimension and some sample ratios that
+    were found without any algorithm of the suite, with their source and command.
 
     Ratios, verdicts and ``z_at_size`` refer to them where they are given, instead of to a fit of GAMP's runs. They are no part of
     a cell's identity.
@@ -363,7 +369,7 @@ class OptimumTable(Table):
 
 class Correction(Table):
     """Entry of a curve's ``corrections``: range of x, from ``above`` to ``below``, in which the published curve is known to
-    be wrong.
+    be wrong, and the section of the docs that says why.
     """
 
     section: str
@@ -408,7 +414,9 @@ class CurveTable(Table):
 
 
 class FigureTable(Table):
-    """``[figure]``: a figure of a paper, for ``smimbench reproduce``; each curve stands in ``[[figure.curves]]``."""
+    """``[figure]``: a figure of a paper, for ``smimbench reproduce``: axes, source, what ``--quick`` changes, and curves,
+    each in ``[[figure.curves]]``.
+    """
 
     xlabel: str = "sample ratio α"
     """Name of the horizontal axis."""
@@ -518,7 +526,7 @@ class Document(Table):
 
 
 def table_at(location: Sequence[int | str]) -> type[Table]:
-    """Return the class of the table that holds a key, given as a path of names and list positions."""
+    """Return the class of the table that holds a key, given by its ``location``: a path of names and list positions."""
     table: type[Table] = Document
     for key in location:
         if isinstance(key, str):
@@ -550,7 +558,7 @@ Setting = dict[ParameterPath, Any]
 @dataclass(frozen=True)
 class SearchSpace:
     """Search space of a tuning: a list of values or a range for each of the searched ``parameters``, and the number of
-    settings to try.
+    settings to try (``trials``).
     """
 
     trials: int
@@ -567,7 +575,8 @@ class SearchSpace:
         return {"trials": self.trials, "space": space}
 
     def settings(self, suite_parameters: Mapping[str, object]) -> list[Setting]:
-        """Return the settings that tuning tries: the one in the suite, and scrambled Sobol points of the search space.
+        """Return the settings that tuning tries: the one in the suite (``suite_parameters``), and scrambled Sobol points of
+        the search space.
 
         The points are the same for all algorithms. If every parameter has a list and there are no more combinations than trials,
         all combinations are tried instead. Two settings may be equal.
@@ -620,7 +629,7 @@ def _value_at_quantile(
     choices: list[object] | Range, u: float, suite_value: object
 ) -> object:
     """Map the quantile u in [0, 1) to a value of a list or range of ``choices``: a float of four digits, or an integer in a
-    range of integers.
+    range of integers. ``suite_value`` is that of the suite.
     """
     if isinstance(choices, list):
         return choices[int(u * len(choices))]
