@@ -1,6 +1,6 @@
 """``python -m smimbench`` is the command line."""
 
-from smimbench.cli.main import main
+from smimbench.cli import main
 
 if __name__ == "__main__":
     main()

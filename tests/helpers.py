@@ -178,7 +178,7 @@ def install_package(folder, distribution, modules, version="1.0"):
 
 def call(capsys, *arguments):
     """Run the command line in this process: exit code, standard output, standard error."""
-    from smimbench.cli.main import main
+    from smimbench.cli import main
 
     capsys.readouterr()
     try:
@@ -224,7 +224,7 @@ def flat(text):
 
 def ends_with(*arguments):
     """Run the command line in this process, for fixtures of a whole module: its exit code."""
-    from smimbench.cli.main import main
+    from smimbench.cli import main
     from smimbench.registry.registry import set_registry
 
     with pytest.raises(SystemExit) as left:

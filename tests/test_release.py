@@ -67,4 +67,4 @@ def test_every_licence_is_listed(extra):
 
 def test_the_command_is_called_as_the_package():
     """``uvx smimbench`` looks for a command of the package's own name."""
-    assert PROJECT["scripts"] == {"smimbench": "smimbench.cli.main:main"}
+    assert PROJECT["scripts"] == {"smimbench": "smimbench.cli:main"}

@@ -33,7 +33,7 @@ REFERENCE = ROOT / "results" / "reference"
 COMMAND_LINE = """# Command line
 
 ::: mkdocs-click
-    :module: smimbench.cli.main
+    :module: smimbench.cli
     :command: cli
     :prog_name: smimbench
     :depth: 1

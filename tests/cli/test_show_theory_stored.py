@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from smimbench.cli import progress
-from smimbench.cli.main import main
+from smimbench.cli import main, progress
 from smimbench.run import theory_solver as cache
 from smimbench.theory import information
 from tests.helpers import CHANNEL, SUITE, write_suite

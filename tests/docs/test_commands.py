@@ -6,7 +6,7 @@ import shlex
 import click
 import pytest
 
-from smimbench.cli.main import cli
+from smimbench.cli import cli
 from smimbench.registry.registry import set_registry
 from tests.helpers import ROOT, call, output
 

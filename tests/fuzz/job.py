@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from smimbench.cli.main import main  # noqa: E402
+from smimbench.cli import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
 from smimbench.report.results import Results  # noqa: E402
 from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402

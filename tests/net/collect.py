@@ -354,7 +354,7 @@ def _known(entry, *meanings):
 
 def _command(*words):
     """A command of ``smimbench`` in this process and the JSON document that it prints; cells may fail."""
-    from smimbench.cli.main import main
+    from smimbench.cli import main
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -24,7 +24,7 @@ from tests.records import records_in
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with results of a small suite, and the file they are packed into."""
-    from smimbench.cli.main import main
+    from smimbench.cli import main
 
     folder = tmp_path_factory.mktemp("packed")
     suite = write_suite(folder, SUITE)

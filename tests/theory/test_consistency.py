@@ -17,7 +17,7 @@ from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
 from smimbench import Problem
-from smimbench.cli.main import main
+from smimbench.cli import main
 from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry, using

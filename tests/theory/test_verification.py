@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from smimbench.cli.main import main
+from smimbench.cli import main
 from smimbench.interfaces import Channel, Posterior, Sampling
 from smimbench.numerics.statistics import DETECTED, effective_sample_size
 from smimbench.problem.problem import Problem

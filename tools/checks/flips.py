@@ -23,7 +23,7 @@ from pathlib import Path
 
 from jobs import options, write_suite  # isort: skip - puts the source tree on the path
 
-from smimbench.cli.main import main as smimbench
+from smimbench.cli import main as smimbench
 from smimbench.report.packed import _text_of
 from smimbench.run import theory_solver
 from smimbench.run.record import indented_json, one_line_json, with_digest

@@ -1,4 +1,4 @@
-"""Help texts and refusals as the user reads them. ``pytest tests/cli/test_main_help.py --snapshot-update`` writes them again."""
+"""Help texts and refusals as the user reads them. ``pytest tests/cli/test_cli_help.py --snapshot-update`` writes them again."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from smimbench.cli.main import cli
+from smimbench.cli import cli
 from tests.helpers import ROOT, environment, silent
 
 

@@ -269,7 +269,7 @@ def test_a_shell_can_complete_the_name_of_a_suite():
         "COMP_CWORD": "2",
         "_SMIMBENCH_COMPLETE": "bash_complete",
     }
-    script = "from smimbench.cli.main import main; main()"
+    script = "from smimbench.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -69,7 +69,7 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, words, heavy):
     """Start-up is kept short by importing late; this names the module that breaks it, where a stop-watch could not."""
     suite = [str(write_suite(tmp_path, ATTENTION))] if "theory" in words else []
     script = (
-        "import sys\nfrom smimbench.cli.main import main\n"
+        "import sys\nfrom smimbench.cli import main\n"
         f"try:\n    main({words.split() + suite})\nexcept SystemExit as e:\n    assert not e.code\n"
         f"print(sorted({set(heavy.split())} & set(sys.modules)), file=sys.stderr)"
     )
