@@ -68,7 +68,8 @@ _CONTROL = re.compile(
 
 
 def printable(value: object, max_length: int | None = None) -> str:
-    """Return the text of any object, without characters that control a terminal or break XML.
+    """Return the text of any object (``value``), without characters that control a terminal or break XML, of at most
+    ``max_length``.
 
     Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``max_length`` characters the middle is left out.
     """
@@ -89,7 +90,9 @@ def printable(value: object, max_length: int | None = None) -> str:
 def attempt(
     function: Callable[..., object], *arguments: object, **options: object
 ) -> tuple[Any, Exception | SystemExit | None]:
-    """Call third-party code, which may raise anything, and return (result, None) or (None, error)."""
+    """Call third-party code (``function``, with its arguments and options), which may raise anything, and return (result,
+    None) or (None, error).
+    """
     try:
         return function(*arguments, **options), None
     except (
@@ -105,7 +108,9 @@ def error_line(error: BaseException) -> str:
 
 
 def suggestion(word: str, choices: Iterable[object], max_choices: int = 40) -> str:
-    """Return text such as ``did you mean 'gamp'?``, or the list of choices if none is similar."""
+    """Return text such as ``did you mean 'gamp'?`` for a misspelled ``word``, or the list of at most ``max_choices`` choices
+    if none is similar.
+    """
     import difflib
 
     choice_texts = list(map(str, choices))
@@ -130,7 +135,7 @@ def missing(key: str, keys: Iterable[object]) -> str:
 
 
 def documentation(item: Any) -> str:
-    """Return the docstring of a class or function, from its source if ``python -OO`` has removed it.
+    """Return the docstring of an item, a class or function, from its source if ``python -OO`` has removed it.
 
     A dataclass without a docstring has its signature there, which says nothing of what it is.
     """
@@ -234,7 +239,8 @@ def read_text(path: Path) -> str:
 def read_npz(
     file: IO[bytes], size_limit: int = 1 << 28, only: str | None = None
 ) -> JsonObject:
-    """Read the arrays of an ``.npz`` file, or ``only`` one of them (then None for the others).
+    """Read the arrays of an ``.npz`` file, of at most ``size_limit`` bytes in all, or ``only`` one of them (then None for
+    the others).
 
     Raises ValueError if the arrays take more than ``size_limit`` bytes when unpacked.
     """
@@ -262,7 +268,8 @@ def write_atomically(
     *,
     durable_name: bool = True,
 ) -> None:
-    """Write a file atomically: readers see the old file or the complete new one, even if this process is killed.
+    """Write ``data`` to a file atomically: readers see the old file or the complete new one, even if this process is killed.
+    With ``durable_name`` the new name survives a power cut.
 
     ``data`` are the bytes, or a function that writes them.
 
@@ -328,7 +335,9 @@ def remove_leftovers(folder: Path) -> int:
 def unless(
     errors: type[Exception], function: Callable[..., T], *arguments: object
 ) -> T | None:
-    """Return the result of ``function``, or None if it raises one of the given errors (a file that has vanished, say)."""
+    """Return the result of ``function`` of these arguments, or None if it raises one of the given errors (a file that has
+    vanished, say).
+    """
     try:
         return function(*arguments)
     except errors:
@@ -372,7 +381,7 @@ def without_os_exit() -> Iterator[None]:
     original_os_exit, process_id, is_importing = os._exit, os.getpid(), True
 
     def raise_system_exit(status: int = 0) -> None:
-        """Raise SystemExit in this process while a plugin is imported; otherwise end the process."""
+        """Raise SystemExit with this exit status in this process while a plugin is imported; otherwise end the process."""
         if is_importing and os.getpid() == process_id:
             raise SystemExit(f"os._exit({status})")
         original_os_exit(status)

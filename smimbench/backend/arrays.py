@@ -88,7 +88,9 @@ class _HostFunctions:
         function = getattr(self._module, name)
 
         def call(*arguments: Array, **keyword_options: object) -> Array:
-            """Apply the function to host copies of the arguments, and copy its result back to their device."""
+            """Apply the function to host copies of the arguments, with these options, and copy its result back to their
+            device.
+            """
             device_arguments = [
                 argument for argument in arguments if on_device(argument)
             ]

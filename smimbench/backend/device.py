@@ -42,7 +42,8 @@ class BackendError(ForeseenError, RuntimeError):
 
 
 class Elapsed(NamedTuple):
-    """Time that passed between two readings of a backend's clock.
+    """Time that passed between two readings of a backend's clock: ``seconds`` in all, and ``device_seconds`` of the device's
+    own work.
 
     ``seconds`` on the wall, from idle device to idle device; ``device_seconds`` between two events on the device's own
     stream, None where there is no device.
@@ -54,8 +55,8 @@ class Elapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend for array computations: an array library ``xp`` on one device with one real data type.
-    ``tf32`` allows TF32 in products of float32; ``storage`` is the data type in which inputs are stored, if another.
+    """Backend for array computations: an array library ``xp`` on one device with one real data type ``dtype``. ``tf32``
+    allows TF32 in products of float32; ``storage`` is the data type in which inputs are stored, if another.
 
     This class is right for every namespace that computes in the memory of the host. One with a device of its own is a subclass
     that says how to wait for it, what memory it has and how it draws random numbers.
@@ -117,7 +118,7 @@ class Backend:
     def standard_normal(
         self, seed: np.random.SeedSequence
     ) -> Callable[[tuple[int, ...]], Array]:
-        """Generator of iid N(0, 1) numbers in float64, drawn on this backend's device.
+        """Generator of iid N(0, 1) numbers in float64 from a seed, drawn on this backend's device.
 
         Calls continue one stream; equal seeds give equal streams on one kind of device, different ones on another.
         """
@@ -187,7 +188,8 @@ def backend_names() -> tuple[str, ...]:
 def get_backend(
     name: str = "numpy", dtype: str = "float64", *, tf32: bool = False
 ) -> Backend:
-    """Open a backend by its name, with the data type ``"float64"``, ``"float32"`` or ``"mixed"``.
+    """Open a backend by its name, with the data type ``dtype``: ``"float64"``, ``"float32"`` or ``"mixed"``; ``tf32`` allows
+    TF32 in products of float32.
 
     ``"mixed"`` stores the inputs in float32 and computes in float64.
     ``tf32`` allows TF32 in matrix products of float32; it is without effect on processors and in float64.

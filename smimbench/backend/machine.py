@@ -133,7 +133,9 @@ def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
 
 @functools.lru_cache(maxsize=1)
 def _blas_controller(module_count: int) -> ThreadpoolController:
-    """Return the controller of all loaded BLAS libraries, found anew when the number of imported modules has changed."""
+    """Return the controller of all loaded BLAS libraries, found anew when the number of imported modules (``module_count``)
+    has changed.
+    """
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -188,7 +190,7 @@ def git_commit() -> str | None:
 
 
 def _command_output(command: list[str], seconds: float) -> str | None:
-    """Output of an external program, or None if it fails, is missing or exceeds the time limit."""
+    """Output of an external program (``command``), or None if it fails, is missing or takes more than these seconds."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, check=True
@@ -233,7 +235,9 @@ def peak_memory() -> int:
 
 
 def wait_for_threads(thread_count: int, max_seconds: float = 10.0) -> float:
-    """Wait until extra threads of this process are idle or ended (at most ``max_seconds`` s); return their CPU time."""
+    """Wait until threads of this process beyond ``thread_count`` are idle or ended (at most ``max_seconds`` s); return their
+    CPU time.
+    """
     cpu_at_start = _cpu_of_other_threads()
     deadline = time.monotonic() + max_seconds
     while threading.active_count() > thread_count and time.monotonic() < deadline:
@@ -262,7 +266,7 @@ def _processor_name() -> str:
 
 
 def _system_file_field(path: str, field: str) -> str:
-    """Value after ``name:`` in a system file such as ``/proc/cpuinfo``; empty if there is no such line."""
+    """Value after ``field:`` in a system file such as ``/proc/cpuinfo``; empty if there is no such line."""
     for line in (unless(OSError, Path(path).read_text) or "").splitlines():
         if line.startswith(field):
             return line.partition(":")[2].strip()
@@ -292,7 +296,7 @@ def cache_folder() -> Path:
 
 
 def _rates_file(backend: str, threads: int) -> Path:
-    """File of the stored peak rates, named after machine, processor and BLAS threads (0 for a GPU)."""
+    """File of the stored peak rates of a backend, named after machine, processor and BLAS threads (0 for a GPU)."""
     opened_backend = get_backend(backend)
     thread_count = 0 if opened_backend.accelerated else threads
     file_name = (
@@ -304,7 +308,7 @@ def _rates_file(backend: str, threads: int) -> Path:
 def stored_peak_rates(
     backend: str = "numpy", threads: int = 1
 ) -> dict[str, float] | None:
-    """Stored peak rates of this machine from an earlier measurement, or None."""
+    """Stored peak rates of this machine, for a backend and number of BLAS threads, from an earlier measurement, or None."""
     try:
         stored_document = json.loads(_rates_file(backend, threads).read_text())
         if stored_document["version"] != PEAK_RATES_VERSION:
@@ -320,7 +324,7 @@ def stored_peak_rates(
 
 
 def peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
-    """Peak rates of this machine, from the stored measurement or a new one.
+    """Peak rates of this machine, for a backend and number of BLAS threads, from the stored measurement or a new one.
 
     Returns
     -------
@@ -332,7 +336,8 @@ def peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 
 
 def measure_peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
-    """Measure the peak rates of this machine and store them; takes about two seconds.
+    """Measure the peak rates of this machine, for a backend and number of BLAS threads, and store them; takes about two
+    seconds.
 
     The best of several trials counts, and with one thread the processor's time, not the wall's: others on the machine
     should not lower a ceiling.
@@ -370,8 +375,8 @@ def peak_fraction(
     *,
     tf32: bool = False,
 ) -> Fraction | None:
-    """Fraction of the limiting peak rate that an iteration of this duration reaches, given its ``cost`` in operations and
-    bytes and the machine's peak ``rates``; None if unknown.
+    """Fraction of the limiting peak rate that an iteration of this duration in seconds reaches, given its ``cost`` in
+    operations and bytes, its data type, and the machine's peak ``rates``; None if unknown.
     """
     dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
     product_rate = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
@@ -389,7 +394,7 @@ def peak_fraction(
 def _shortest_seconds(
     backend: Backend, threads: int, operation: Callable[[], object]
 ) -> float:
-    """Return the shortest time in seconds of several runs of an operation on a backend."""
+    """Return the shortest time in seconds of several runs of an operation on a backend with this number of BLAS threads."""
     operation()  # the first time pays for pages, plans and libraries
     times = []
     for _ in range(REPEATS):
@@ -402,7 +407,9 @@ def _shortest_seconds(
 
 
 def _product_rate(backend: Backend, threads: int) -> float:
-    """Measure the rate of a large square matrix product, in floating-point operations per second."""
+    """Measure the rate of a large square matrix product on a backend, with this number of BLAS threads, in floating-point
+    operations per second.
+    """
     matrix_size = 8192 if backend.accelerated else 1536
     rng = np.random.default_rng(0)
     matrix = backend.asarray(rng.standard_normal((matrix_size, matrix_size)))
@@ -415,7 +422,9 @@ def _product_rate(backend: Backend, threads: int) -> float:
 
 
 def _read_bandwidth(backend: Backend, threads: int) -> float:
-    """Measure the bandwidth (bytes per second) of reading an array larger than any cache, by a sum or by BLAS."""
+    """Measure the bandwidth (bytes per second) at which a backend, with this number of BLAS threads, reads an array larger
+    than any cache, by a sum or by BLAS.
+    """
     import psutil
 
     free_bytes = backend.free_memory()

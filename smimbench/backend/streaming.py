@@ -80,7 +80,9 @@ class StreamedInputs:
         return self.shape[0]
 
     def __getitem__(self, key: object) -> Array:
-        """Return a slice of the samples as an array on the device; further indices select among tokens and dimensions."""
+        """Return a slice of the samples (``key``) as an array on the device; further indices select among tokens and
+        dimensions.
+        """
         samples = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(samples, slice) or samples == slice(None):
             raise TypeError(_SLICES_ONLY)
@@ -176,7 +178,7 @@ class NarrowInputs(StreamedInputs):
     """
 
     def __init__(self, float32_inputs: Array, dtype: object) -> None:
-        """Wrap the float32 inputs ``stored``, whose slices are converted to ``dtype`` for computing."""
+        """Wrap inputs (n, T, D) in float32, whose slices are converted to ``dtype`` for computing."""
         self.stored = float32_inputs
         empty_array = namespace(float32_inputs).astype(float32_inputs[:0, ...], dtype)
         self._set_source(
@@ -206,7 +208,7 @@ def take_samples(model: Model, inputs: Array, samples: slice) -> Array:
 
 
 def fits_device_memory(byte_count: int, backend: Backend) -> bool:
-    """Whether inputs of this size in bytes fit the memory of the device."""
+    """Whether inputs of this size in bytes (``byte_count``) fit the memory of the backend's device."""
     free_bytes = backend.free_memory()
     return (
         free_bytes is None or byte_count <= SHARE_OF_MEMORY * chunk_scale() * free_bytes
@@ -262,7 +264,9 @@ class Prefetch:
         begin_transfer: Callable[[int, int], tuple[Array, object]],
         await_transfer: Callable[[object], None],
     ) -> None:
-        """Prepare to read from ``length`` samples, with functions that begin a transfer to the device and wait for it."""
+        """Prepare to read from ``length`` samples, with functions that begin a transfer to the device (``begin_transfer``)
+        and wait for it (``await_transfer``).
+        """
         self._length, self._begin_transfer, self._await_transfer = (
             length,
             begin_transfer,
@@ -303,7 +307,8 @@ _LOCKED_HOSTS: set[int] = set()
 
 
 def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
-    """Transfers to a GPU from a host array with locked pages, on a stream of their own.
+    """Reader of a host array with locked pages on a GPU (``cupy`` is the module CuPy), by transfers on a stream of their
+    own.
 
     Raises the CUDA error if pages cannot be locked: limits of the system, memory that is not the process's own.
     """
@@ -326,7 +331,7 @@ def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
 
 
 def _lock_pages(runtime: ModuleType, host: Host) -> None:
-    """Lock the pages of a host array in memory, once, until the array is deleted."""
+    """Lock the pages of a host array in memory, once, until the array is deleted; ``runtime`` is CUDA's."""
     host_id, address = id(host), host.ctypes.data
     if host_id in _LOCKED_HOSTS:
         return

@@ -192,7 +192,7 @@ def doctor(request: Request, ceilings: bool) -> int:
 
 
 def _read_parameters(settings: Iterable[str]) -> Parameters:
-    """Parse ``KEY=VALUE`` options with TOML values; a value that is not TOML is taken as a string."""
+    """Parse ``KEY=VALUE`` options (``settings``) with TOML values; a value that is not TOML is taken as a string."""
     import tomllib
 
     from smimbench.testing import CheckError
@@ -218,7 +218,10 @@ def _run_checks(
     seed: int,
     parameters: Parameters,
 ) -> list[JsonObject]:
-    """Run checks and return a JSON object per item with all outcomes; each is printed at once if there is a console."""
+    """Run checks of the items of these names, made with these parameters, and return a JSON object per item with all
+    outcomes; each is printed at once if there is a console. ``check_ids`` name the checks (none: all), ``seed`` is that of
+    their random numbers.
+    """
     from smimbench import testing
     from smimbench.registry.items import parameters_of
 
@@ -254,7 +257,7 @@ def _run_checks(
 
 
 def _item_title(document: JsonObject) -> str:
-    """Return the title of a checked item: name, parameters, third-party package, and models."""
+    """Return the title of a checked item (its ``document``, as JSON): name, parameters, third-party package, and models."""
     parameters = (f"{key} = {value}" for key, value in document["parameters"].items())
     title = f"{document['kind']} {document['name']}({', '.join(parameters)})"
     if document["distribution"] != "smimbench":
@@ -265,7 +268,9 @@ def _item_title(document: JsonObject) -> str:
 
 
 def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
-    """Print a check's status, name and message on one line, and its meaning if it failed."""
+    """Print the outcome of a check on one line, status, name and message, and its meaning if it failed; nothing but failures
+    if ``quiet``.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -289,7 +294,9 @@ def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
 
 
 def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
-    """Print the number of checks per status, after a line that names the checks that were not run."""
+    """Print the number of checks of an item (``document``, as JSON) per status, after a line that names the checks that were
+    not run.
+    """
     from smimbench.testing.core import NOT_RUN
 
     checks = document["checks"]
@@ -305,7 +312,7 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
 
 
 def _print_checks(console: Console, documents: Sequence[JsonObject]) -> None:
-    """Print the checks for every kind of item, with the meaning of a failure."""
+    """Print the checks for every kind of item (``documents``, as JSON), with the meaning of a failure."""
     from smimbench.report.columns import Column, make_table
     from smimbench.report.row import grouped
 

@@ -53,6 +53,7 @@ class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
     """Print a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
 
     def __init__(self, delay: float | None) -> None:
+        """Print the first line about a task after ``delay`` seconds; None prints nothing."""
         self._delay = delay
         self._due: dict[str, float] = {}
 
@@ -67,20 +68,21 @@ class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
         seconds: float = 0.0,
         **numbers: object,
     ) -> None:
-        """Print how long a task has been running and how far it is."""
+        """Print how long the task of this key has been running, in seconds, and how far it is (``count_text``), with its name."""
         if self._delay is None or seconds < self._due.get(task_key, self._delay):
             return
         self._due[task_key] = 2 * seconds
         print_message(f"running for {_duration_text(seconds)}: {name}: {count_text}")
 
     def keep_only(self, task_keys: Iterable[str]) -> None:
-        """Do nothing, because printed lines remain."""
+        """Do nothing with tasks that ended (those not in ``task_keys``), because printed lines remain."""
 
 
 class _ProgressBars:
     """Progress bars by key; on a narrow terminal, names are shortened to make room for numbers."""
 
     def __init__(self, console: Console) -> None:
+        """Prepare the progress bars on the console of a terminal."""
         from rich.progress import (
             BarColumn,
             Progress,
@@ -92,11 +94,11 @@ class _ProgressBars:
         from rich.table import Column
 
         def text_column(field: str, relative_width: int | None = None) -> TextColumn:
-            """Make a column that shows a field of the task on one line."""
+            """Make a column that shows a field of the task on one line, with a width relative to other columns."""
             column = Column(no_wrap=True, overflow="ellipsis", ratio=relative_width)
             return TextColumn(f"{{task.{field}}}", table_column=column)
 
-        self._choose_display = Progress(
+        self._display = Progress(
             SpinnerColumn(),
             text_column("description", 3),
             BarColumn(16),
@@ -110,11 +112,13 @@ class _ProgressBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> _ProgressBars:
-        self._choose_display.start()
+        """Start to show the bars."""
+        self._display.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._choose_display.stop()
+        """Remove the bars."""
+        self._display.stop()
 
     def show(
         self,
@@ -126,14 +130,14 @@ class _ProgressBars:
         completed: float = 0,
         total: int | None = None,
     ) -> None:
-        """Add or update a progress bar, which pulses if the total is unknown."""
+        """Add or update the progress bar of a task (``task_key``), with its name, progress (``count_text``) and seconds; it
+        pulses if the total is unknown.
+        """
         if task_key not in self._tasks:
-            self._tasks[task_key] = self._choose_display.add_task(
-                name, count=count_text
-            )
+            self._tasks[task_key] = self._display.add_task(name, count=count_text)
         if total is None:
             count_text = f"{count_text}, {_duration_text(seconds)}"
-        self._choose_display.update(
+        self._display.update(
             self._tasks[task_key],
             description=name,
             completed=completed,
@@ -142,10 +146,10 @@ class _ProgressBars:
         )
 
     def keep_only(self, task_keys: Iterable[str]) -> None:
-        """Remove all other bars."""
+        """Remove the bars of all tasks but these (``task_keys``)."""
         for task_key in self._tasks.keys() - set(task_keys):
-            self._choose_display.remove_task(self._tasks.pop(task_key))
-            self._choose_display.refresh()
+            self._display.remove_task(self._tasks.pop(task_key))
+            self._display.refresh()
 
 
 def _choose_display(delay: float | None) -> _ProgressBars | _ProgressLines:
@@ -165,7 +169,7 @@ def run_with_progress(campaign: Campaign, request: Request) -> None:
 
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
-    """Show the progress of a campaign, its slow cells, and why cells fail."""
+    """Show the progress of a campaign, its slow cells, and why cells fail; nothing if ``silent``."""
     suite_name, cell_count = campaign.suite.name, len(campaign.cells_to_run)
     console = make_console(to_stderr=True)
     display = _choose_display(None if silent else LONG_WAIT)
@@ -173,12 +177,12 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     begin_time, finished_count = time.monotonic(), 0
 
     def on_wait(message: str) -> None:
-        """Print a line, unless nothing is to be shown."""
+        """Print a message, unless nothing is to be shown."""
         if not silent:
             console.print(message, style="yellow", soft_wrap=True)
 
     def on_record(record: Record) -> None:
-        """Print each kind of failure for its first cell only."""
+        """Print the failure in a cell's record, but each kind of failure for its first cell only."""
         nonlocal finished_count
         finished_count += 1
         seconds = time.monotonic() - begin_time
@@ -199,7 +203,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
             on_wait(f"{algorithm} at alpha {record.cell['alpha']:g}: {reason}")
 
     def on_progress(running_tasks: list[RunningTask]) -> None:
-        """Show a bar, or a line now and then, for each cell that takes long."""
+        """Show a bar, or a line now and then, for each running cell (``running_tasks``) that takes long."""
         slow_tasks = [task for task in running_tasks if task.seconds > LONG_CELL]
         display.keep_only([suite_name, *map(_cell_key, slow_tasks)])
         for task in slow_tasks:
@@ -245,6 +249,9 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         predictions: bool = False,
         deadline: float | None = None,
     ) -> None:
+        """Prepare to solve the theory of a suite, stored in ``folder``, at its sample ratios or at ``alphas``, with
+        ``predictions`` for algorithms if asked, until the moment ``deadline``.
+        """
         from smimbench.run.theory_solver import TheorySolver
 
         self.solver = TheorySolver(
@@ -260,15 +267,15 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         self._plans = [
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None
         ]
-        self._choose_display: _ProgressBars | _ProgressLines = _ProgressLines(None)
+        self._display: _ProgressBars | _ProgressLines = _ProgressLines(None)
         self._begin = self._reached = 0.0
 
     def __enter__(self) -> TheorySolver:
-        self._choose_display = _choose_display(self._patience)
+        self._display = _choose_display(self._patience)
         self._begin, self._reached = time.monotonic(), 0.0
         if self._plans:
             self._show(0, "theory")
-        self._choose_display.__enter__()
+        self._display.__enter__()
         return self.solver
 
     def __exit__(
@@ -281,8 +288,8 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         from smimbench.report.theory_document import stored_counts
         from smimbench.run.answers import Answers
 
-        self._choose_display.__exit__(kind, error, traceback)
-        self._choose_display = _ProgressLines(None)
+        self._display.__exit__(kind, error, traceback)
+        self._display = _ProgressLines(None)
         if isinstance(error, KeyboardInterrupt):
             point_count, threshold_count, node_count = stored_counts(
                 self._suite, self._alphas, Answers(self._folder)
@@ -306,11 +313,11 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
                 self._show(index, count_text)
 
     def _show(self, index: int, count_text: str) -> None:
-        """Update the display: which curve is being solved, and how far it is."""
+        """Update the display: the curve of which index is being solved, and how far it is (``count_text``)."""
         curve_count = len(self._plans)
         title = f"curve {index + 1} of {curve_count}: {self._plans[index].label}"
         seconds = time.monotonic() - self._begin
-        self._choose_display.show(
+        self._display.show(
             "theory",
             title,
             count_text,
@@ -330,7 +337,7 @@ def _position_text(progress: Progress) -> str:
 
 
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
-    """Yield the charts, showing how many have been drawn."""
+    """Yield the charts, showing how many have been drawn; nothing if ``silent``."""
     begin_time, chart_count = time.monotonic(), len(charts)
     with _choose_display(None if silent else LONG_WAIT) as display:
         for index, chart in enumerate(charts):
@@ -348,20 +355,20 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _cell_key(running_task: RunningTask) -> str:
-    """Return the key of the cell that a task computes."""
+    """Return the key of the cell that a task (``running_task``) computes."""
     (cell,) = running_task.task.arguments
     return str(cell.key)
 
 
 def _cell_name(running_task: RunningTask) -> str:
-    """Return the algorithm, problem, sample ratio, dimension and seed of the cell that a task computes."""
+    """Return the algorithm, problem, sample ratio, dimension and seed of the cell that a task (``running_task``) computes."""
     (cell,) = running_task.task.arguments
     grid_point = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
     return f"{cell.algorithm_label}, {cell.problem_label}, {grid_point}"
 
 
 def _iterations(running_task: RunningTask) -> str:
-    """Return how many iterations a running cell has made."""
+    """Return how many iterations a running cell (its task, ``running_task``) has made."""
     return (
         f"{running_task.iterations} iterations"
         if running_task.iterations
@@ -370,7 +377,7 @@ def _iterations(running_task: RunningTask) -> str:
 
 
 def _duration_text(seconds: float) -> str:
-    """Format a duration as ``0:05``, ``12:34`` or ``1:02:03``."""
+    """Format a duration in seconds as ``0:05``, ``12:34`` or ``1:02:03``."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"

@@ -173,7 +173,7 @@ def _verify_folder(
 
 
 def _verify_scores(results: Results) -> dict[str, Verification]:
-    """Verify the files of scored external estimates, if there are any."""
+    """Verify the files of scored external estimates in the results, if there are any."""
     from smimbench.run.store import scores_of
     from smimbench.run.verification import verify_files
 
@@ -186,7 +186,9 @@ def _verify_scores(results: Results) -> dict[str, Verification]:
 
 
 def _add_missing(verification: Verification, results: Results) -> None:
-    """List the records that are missing for the suite, and count records that belong to none of its cells."""
+    """Add to a verification the records that are missing for the suite of the results, and count records that belong to none
+    of its cells.
+    """
     from smimbench.run.verification import missing_records
 
     verification.missing += missing_records(results.cells, results.store)
@@ -203,7 +205,7 @@ def _add_missing(verification: Verification, results: Results) -> None:
 def _recompute(
     results: Results, recomputation: _Recomputation, *, trajectories: bool = True
 ) -> dict[str, Verification]:
-    """Recompute the theory of results and a sample of their records."""
+    """Recompute the theory of results and a sample of their records; compare ``trajectories`` only if asked."""
     from smimbench.run.verification import verify_reruns, verify_theory
 
     theory_folder = results.answers.folder

@@ -13,9 +13,9 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 
 class Plan(NamedTuple):
-    """Plan of an algorithm for a run, stated before any data are drawn: number of steps, samples per step (``batch``), number
-    of estimates learned side by side (``students``), and cost of a step. ``draws_fresh`` says whether it learns from fresh
-    samples instead of the data set.
+    """Plan of an algorithm for a run, stated before any data are drawn: number of steps, samples per step (``batch``),
+    number of estimates learned side by side (``students``), cost of a step, and stopping rule. ``draws_fresh`` says whether
+    it learns from fresh samples instead of the data set.
 
     Attributes
     ----------
@@ -94,9 +94,10 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmPrediction:
-    """Prediction of theory for an algorithm at one sample ratio: errors, overlaps, and what else is known of its runs.
-    ``at_size`` marks a prediction for the dimension of the runs instead of the limit, ``of_ok_runs`` one for runs that end
-    ``ok`` only; ``draws`` checks it by Monte Carlo draws, ``more`` holds further quantities by name.
+    """Prediction of theory for an algorithm at one sample ratio: ``mse`` and overlap with the teacher, their error and
+    method, overlaps of the estimate with itself and of two runs (``between_students``), values at each iteration, and
+    corrections in 1/D. ``at_size`` marks a prediction for the dimension of the runs instead of the limit, ``of_ok_runs`` one
+    for runs that end ``ok`` only; ``draws`` checks it by Monte Carlo draws, ``more`` holds further quantities by name.
 
     ``smimbench.theory.limit_point`` makes it from overlaps.
 
@@ -236,11 +237,15 @@ class StoppingRule:
     """Rule that decides when a run ends and whether its result can be trusted; a ``Plan`` may contain one."""
 
     def watch(self, info: Info) -> None:
-        """Receive the report of a step, on the host: ``residual`` is a float, other fields are float64 arrays or None."""
+        """Receive the report of a step (``info``), on the host: ``residual`` is a float, other fields are float64 arrays or
+        None.
+        """
         raise NotImplementedError
 
     def ending(self, tolerance: float) -> str | None:
-        """Reason why the run may stop now, or None; not called if the algorithm plans a number of steps."""
+        """Reason why the run may stop now, such as a residual below ``tolerance``, or None; not called if the algorithm
+        plans a number of steps.
+        """
         raise NotImplementedError
 
     def complaint(self) -> str | None:
@@ -277,7 +282,7 @@ class Algorithm(Item):
         raise NotImplementedError
 
     def step(self, problem: Any, data: Data, state: Any) -> tuple[Any, Info]:
-        """Run one iteration and return the new state and a report (``Info``)."""
+        """Run one iteration on ``data`` from a state and return the new state and a report (``Info``)."""
         raise NotImplementedError
 
     def estimate(self, state: Any) -> Array:
@@ -321,7 +326,7 @@ class Algorithm(Item):
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""
 
     def findings(self, state: Any) -> dict[str, Any]:
-        """Measure additional quantities of a finished run: lists of numbers by name.
+        """Measure additional quantities of the final state of a run: lists of numbers by name.
 
         They are shown as means next to those of the same name in ``theory``; None: not found. ``spectrum``, the eigenvalues of
         the estimate, is a histogram next to ``theory``'s ``spectrum``, a dict: ``edges`` of bins, ``mass`` in each and that of

@@ -36,8 +36,8 @@ class ParameterError(ValueError):
 
 
 def require(item: Any, key: str, holds: bool, rule: str) -> None:
-    """Raise a ParameterError for the parameter ``key`` that says ``must be <rule>, got ...`` unless the condition ``holds``
-    is true.
+    """Raise a ParameterError for the parameter ``key`` of an item that says ``must be <rule>, got ...`` unless the condition
+    ``holds`` is true.
     """
     if not holds:
         raise ParameterError(key, f"must be {rule}, got {getattr(item, key)!r}")
@@ -45,7 +45,7 @@ def require(item: Any, key: str, holds: bool, rule: str) -> None:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Models, backends and data types that an item can be combined with.
+    """Models, backends and data types (``dtypes``) that an item can be combined with.
 
     Attributes
     ----------
@@ -78,8 +78,8 @@ class Uncertain(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Minimum work of one iteration on any machine, in operations and bytes; efficiency is measured relative to it.
-    ``denoiser`` are the operations of one denoising step of a prior.
+    """Minimum work of one iteration on any machine, in floating-point operations (``flops``) and bytes; efficiency is
+    measured relative to it. ``denoiser`` are the operations of one denoising step of a prior.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def optional_members(base: type[Item]) -> tuple[str, ...]:
 
 
 def with_defaults(base: type[Item], cls: ItemClass) -> ItemClass:
-    """Add the contract's default members to a class that does not inherit from the base class."""
+    """Add the default members of a contract (its base class ``base``) to an item class ``cls`` that does not inherit from it."""
     if not issubclass(cls, base):
         for contract in (Item, base):
             for member_name, default_member in vars(contract).items():
@@ -254,7 +254,7 @@ class Delegate:
     _original: str
 
     def __getattr__(self, name: str) -> Any:
-        """Return a member of the wrapped object that the wrapper does not define."""
+        """Return a member of the wrapped object, of this name, that the wrapper does not define."""
         # Special methods are not the original's: copies and pickles would be of that.
         if name == self._original or name.startswith("__"):
             raise AttributeError(name)

@@ -50,7 +50,7 @@ class Model(Item):
         raise NotImplementedError
 
     def sample_count(self, alpha: float, dimension: int) -> int:
-        """Number of samples n closest to the sample ratio, at least 1."""
+        """Number of samples n whose sample ratio at this dimension D is closest to alpha, at least 1."""
         raise NotImplementedError
 
     def sample_ratio(self, n: int, dimension: int) -> float:

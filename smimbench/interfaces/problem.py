@@ -60,7 +60,7 @@ class Data:
 def placeholder_data(
     samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan
 ) -> Data:
-    """Create placeholder data with shapes but without numbers, for ``Algorithm.plan``."""
+    """Create placeholder data with this many samples, tokens and dimensions but without numbers, for ``Algorithm.plan``."""
     zero_number = np.float64(0)
     inputs = np.broadcast_to(zero_number, (samples, tokens, dimension))
     return Data(inputs, np.broadcast_to(zero_number, (samples,)), sample_ratio)

@@ -94,8 +94,9 @@ class Instance:
         *,
         stream: bool | None = None,
     ) -> Data:
-        """Return what an algorithm may see, inputs and labels on a backend; on the host, read-only views instead of copies.
-        With ``stream`` the inputs stay on the host, and slices are copied to the device.
+        """Return what an algorithm may see, inputs and labels on a backend, with a starting point (``start``) if there is
+        one; on the host, read-only views instead of copies. With ``stream`` the inputs stay on the host, and slices are
+        copied to the device.
 
         Parameters
         ----------
@@ -126,14 +127,14 @@ class Instance:
         )
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            """Draw n new samples of the same teacher, on the backend."""
+            """Draw n new samples of the same teacher with ``rng``, on the backend."""
             inputs, labels = self.fresh(rng, n, dtype)
             return backend.asarray(inputs), backend.asarray(labels)
 
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def fresh(self, rng: np.random.Generator, n: int, dtype: str) -> tuple[Host, Host]:
-        """Draw n new samples, inputs (n, T, D) and labels, of the same teacher, on the host."""
+        """Draw n new samples, inputs (n, T, D) and labels, of the same teacher with ``rng``, on the host in this data type."""
         samples: tuple[Host, Host] = self.problem.draw(self.signal, n, rng, dtype)
         return samples
 
@@ -176,8 +177,9 @@ class Instance:
     def metrics(
         self, estimate: Array, failed_metrics: dict[str, str] | None = None
     ) -> MetricValues:
-        """Measure the metrics that are recorded at each iteration: ``mse``, ``overlap``, and those that plugins add.
-        ``failed_metrics``, the reason by metric, lists metrics that failed before and are left out; new failures are added.
+        """Measure the metrics of an estimate that are recorded at each iteration: ``mse``, ``overlap``, and those that
+        plugins add. ``failed_metrics``, the reason by metric, lists metrics that failed before and are left out; new
+        failures are added.
 
         Parameters
         ----------
@@ -202,7 +204,9 @@ class Instance:
     def _measure_metrics(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims
     ) -> tuple[MetricValues, dict[str, str]]:
-        """Measure metrics of an estimate: their values, and the reason for each missing value."""
+        """Measure metrics of an estimate, given what they compare (``claims``): their values, and the reason for each
+        missing value.
+        """
         metric_values: MetricValues = {}
         reasons: dict[str, str] = {}
         for metric_name, metric in metrics.items():
@@ -297,7 +301,9 @@ class Instance:
 def fill_with_tokens(
     inputs_array: Host, inputs: Inputs, rng: np.random.Generator
 ) -> None:
-    """Draw tokens into an array (n, T, D), in float64 before rounding to its dtype."""
+    """Draw tokens of the distribution ``inputs`` with ``rng`` into an array (n, T, D), in float64 before rounding to its
+    dtype.
+    """
     if inputs.transform is None:
         inputs_array[...] = checked_array(
             f"inputs {inputs.name!r}: draw",
@@ -323,9 +329,9 @@ def draw_on_device(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Draw inputs x (n, T, D) and labels y of n samples on a device for a teacher ``signal``, in blocks of samples, each from
-    the seed ``block_seed(block_index)``; ``z`` are the latents, ``rng`` draws the noise of labels. Inputs that do not fit its
-    memory are redrawn whenever they are read.
+    """Draw inputs x (n, T, D) and labels y of n samples on a device for a teacher ``signal``, in blocks of samples, each
+    from the seed ``block_seed(block_index)``; ``z`` are the latents, ``rng`` draws the noise of labels, ``dtype`` is the
+    run's data type. Inputs that do not fit its memory are redrawn whenever they are read.
     """
     xp, model = device.xp, problem.model
     shape = (n, model.tokens, signal.shape[-1])
@@ -338,7 +344,7 @@ def draw_on_device(
     draw_tokens = _block_drawer(device, problem.inputs, shape, block_size, block_seed)
 
     def draw_block(block_index: int) -> Array:
-        """Draw the inputs of one block in the data type of inputs."""
+        """Draw the inputs of the block of this index in the data type of inputs."""
         return xp.astype(draw_tokens(block_index), input_dtype, copy=False)
 
     fits_device = fits_device_memory(
@@ -371,7 +377,7 @@ def _block_drawer(
     block_seed: Callable[[int], np.random.SeedSequence],
 ) -> Callable[[int], Array]:
     """Return a function that draws one block of ``block_size`` samples of the inputs of this ``shape`` (n, T, D), given the
-    block's index, in float64 on a device.
+    block's index, in float64 on a device; ``block_seed`` gives the seed of a block.
     """
     sample_count, *sample_shape = shape
     transform = inputs.transform
@@ -386,7 +392,7 @@ def _block_drawer(
         )
 
     def draw_block(block_index: int) -> Array:
-        """Draw the tokens of one block from normal numbers of its own seed."""
+        """Draw the tokens of the block of this index from normal numbers of its own seed."""
         draw_normal = device.standard_normal(block_seed(block_index))
         return transform(
             draw_normal(
@@ -401,8 +407,8 @@ def _block_drawer(
 
 
 def input_and_label_types(dtype: str) -> tuple[str, str]:
-    """Return the names of the data types of inputs and of real-valued labels, given that of the run: float32 and float64 for
-    ``"mixed"``, otherwise twice the same.
+    """Return the names of the data types of inputs and of real-valued labels, given that of the run (``dtype``): float32 and
+    float64 for ``"mixed"``, otherwise twice the same.
     """
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
@@ -429,7 +435,9 @@ def _checksum(array: Array) -> float:
 
 
 def _teacher_on_device_of(instance: Instance, estimate: Array) -> Array:
-    """Return the teacher signal with the dtype and device of an estimate, cached because metrics are measured often."""
+    """Return the teacher signal of an instance with the dtype and device of an estimate, cached because metrics are measured
+    often.
+    """
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
     dtype_and_device = matching(estimate)
@@ -451,8 +459,8 @@ def seed_sequence(
     stream: str,
     *child_names: str,
 ) -> np.random.SeedSequence:
-    """Derive the random seed of one ``stream`` (teacher, data, ...) of an instance, given by problem, alpha, D and replicate,
-    from the root ``seed``.
+    """Derive the random seed of one ``stream`` (teacher, data, ...) of an instance, given by problem, alpha, dimension and
+    replicate, from the root ``seed``; ``child_names`` name a part of the stream.
 
     ``child_names`` lead to a child of the stream.
 

@@ -115,7 +115,9 @@ def as_problem_errors(
 
 
 def specification(entry: Entry, item: object) -> Specification:
-    """Return the specification of an item: name, version, parameters; if third-party, also package and hash of its code."""
+    """Return the specification of an item (in registry ``entry``): name, version, parameters; if third-party, package and
+    hash.
+    """
     spec = {"name": entry.name, **version_of(entry), **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
@@ -224,7 +226,7 @@ class Problem:
         prior: str | Mapping[str, object],
         inputs: str | Mapping[str, object] = DEFAULT_INPUTS,
     ) -> None:
-        """Build the items from their names or tables, and fit them to each other."""
+        """Build model, channel, prior and inputs from their names or tables, and fit them to each other."""
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
         self._items: dict[str, type[Item]] = {}
@@ -302,9 +304,7 @@ class Problem:
     def _make_item(
         self, kind: str, name_or_table: str | Mapping[str, object], **provided: object
     ) -> Any:
-        """Build an item of a kind (model, channel, ...) and store its specification; ``provided`` are parameters that the
-        engine takes from the model.
-        """
+        """Build an item of a kind from name or table, with parameters ``provided`` by the engine; store its specification."""
         item_table = (
             {"name": name_or_table}
             if isinstance(name_or_table, str)
@@ -449,7 +449,8 @@ class Problem:
         dtype: str = "float64",
         device: Backend | None = None,
     ) -> Instance:
-        """Draw an instance: a teacher signal and its training data.
+        """Draw an instance, a teacher signal and its training data, at sample ratio alpha and this dimension; ``replicate``
+        numbers the instances of one root ``seed``, ``device`` draws the inputs if given.
 
         Parameters
         ----------
@@ -470,13 +471,13 @@ class Problem:
         """
 
         def child_seed(*stream_names: str) -> np.random.SeedSequence:
-            """Return the seed of a random stream of this instance, or of a child of the stream."""
+            """Return the seed of a random stream of this instance, or of a child of the stream, given by ``stream_names``."""
             return seed_sequence(
                 seed, self.seed_name, alpha, dimension, replicate, *stream_names
             )
 
         def random_stream(stream_name: str) -> np.random.Generator:
-            """Return the random generator of a stream of this instance."""
+            """Return the random generator of the stream of this name of the instance."""
             return np.random.Generator(np.random.PCG64DXSM(child_seed(stream_name)))
 
         signal = self.teacher(random_stream("teacher"), dimension)
@@ -506,7 +507,7 @@ class Problem:
     def draw(
         self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
     ) -> tuple[Host, Host]:
-        """Draw inputs (n, T, D) and labels y (n, ...) of n samples of a teacher, from latents z, on the host."""
+        """Draw inputs (n, T, D) and labels y (n, ...) of n samples of a teacher ``signal`` on the host, from latents z."""
         model = self.model
         input_dtype, label_dtype = input_and_label_types(dtype)
         inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=input_dtype)
@@ -523,7 +524,7 @@ class Problem:
         return inputs, labels
 
     def teacher(self, rng: np.random.Generator, dimension: int) -> Host:
-        """Draw a teacher signal of this ``dimension`` D from the prior."""
+        """Draw a teacher signal of this ``dimension`` D from the prior with ``rng``."""
         shape = tuple(self.model.signal_shape(self.components, dimension))
         return checked_array(
             f"prior {self.prior.name!r}: sample",
@@ -532,7 +533,7 @@ class Problem:
         )
 
     def labels(self, z: Host, rng: np.random.Generator) -> Host:
-        """Draw labels y (n, ...) of n samples from the channel, given their latents z (n, P, C), on the host."""
+        """Draw labels y (n, ...) of n samples from the channel with ``rng``, given their latents z (n, P, C), on the host."""
         y = np.asarray(self.channel.forward(z, rng=rng))
         return checked_array(
             f"channel {self.channel.name!r}: forward", y, (len(z), *y.shape[1:])
@@ -575,7 +576,7 @@ class Problem:
 
 
 def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
-    """Return the problem with the assumed channel or prior instead of the true one; ``problem`` itself if they are equal.
+    """Return the problem with an assumed channel or prior (``tables``) instead of the true one; ``problem`` if equal.
 
     Parameters
     ----------
@@ -656,7 +657,7 @@ class AlgorithmWithAssumption:
         self._assumed_problems: dict[str, Problem] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other member of the wrapped algorithm."""
+        """Return the member of this name of the wrapped algorithm."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._algorithm, name)
@@ -671,11 +672,11 @@ class AlgorithmWithAssumption:
         return self._assumed_problems[problem_json]
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
-        """Return the initial state for the assumed problem."""
+        """Return the initial state on ``data`` for the assumed problem, with random numbers of ``rng``."""
         return self._algorithm.init(self.assumed(problem), data, rng)
 
     def step(self, problem: Problem, data: Data, state: object) -> Any:
-        """Run one iteration for the assumed problem."""
+        """Run one iteration on ``data`` from a state for the assumed problem."""
         return self._algorithm.step(self.assumed(problem), data, state)
 
     def refuses(self, problem: Problem) -> str | None:
@@ -687,7 +688,7 @@ class AlgorithmWithAssumption:
         return reason
 
     def retry(self, problem: Problem, outcome: str) -> AlgorithmWithAssumption | None:
-        """Return the algorithm to use for one more attempt, with the same assumption."""
+        """Return the algorithm for one more attempt after this ``outcome`` (status), with the same assumption."""
         second_attempt = self._algorithm.retry(self.assumed(problem), outcome)
         return (
             None

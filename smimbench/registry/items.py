@@ -339,7 +339,7 @@ def _suite_location(location: tuple[int | str, ...]) -> list[int | str]:
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
-    """Write the error message for an unknown key, with a suggestion of similar ones."""
+    """Write the error message for an unknown key, with a suggestion of similar ``choices``."""
     names = sorted(choices)
     return (
         f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
@@ -360,7 +360,7 @@ def require_known_names(
 def _lists_as_tuples(
     params: Parameters, type_hints: Mapping[str, object]
 ) -> Parameters:
-    """Convert lists to tuples where a parameter is annotated as one (TOML has no tuples)."""
+    """Convert lists to tuples where the type hint of a parameter is a tuple (TOML has no tuples)."""
     for parameter_name, parameter_value in params.items():
         type_hint = type_hints.get(parameter_name)
         if isinstance(parameter_value, list) and any(
@@ -378,7 +378,7 @@ OPTIONAL_ARGUMENTS = ("problem", "rng")
 
 
 class FittedState(NamedTuple):
-    """State of an algorithm with ``fit``: its estimate and the random generator of the run."""
+    """State of an algorithm with ``fit``: its estimate and the random generator (``rng``) of the run."""
 
     estimate: Array
     rng: np.random.Generator
@@ -398,7 +398,7 @@ class FitAdapter(Algorithm):
     def init(
         self, problem: ProblemLike, data: Data, rng: np.random.Generator
     ) -> FittedState:
-        """Return the initial state, with the prior mean as the estimate."""
+        """Return the initial state on ``data``, with the prior mean as the estimate and the generator ``rng``."""
         return FittedState(
             _as_data_array(
                 data, problem.prior.mean(problem.components, data.dimension)
@@ -409,7 +409,8 @@ class FitAdapter(Algorithm):
     def step(
         self, problem: ProblemLike, data: Data, state: FittedState
     ) -> tuple[FittedState, Info]:
-        """Run the whole fit and report the relative distance of its estimate from the prior mean as the residual.
+        """Run the whole fit on ``data`` and report the relative distance of its estimate from the prior mean as the
+        residual.
 
         Raises
         ------
@@ -446,7 +447,7 @@ class FitAdapter(Algorithm):
         )
 
     def estimate(self, state: FittedState) -> Array:
-        """Return the estimate that ``fit`` returned."""
+        """Return the estimate in a state: the one that ``fit`` returned."""
         return state.estimate
 
 
@@ -471,7 +472,8 @@ def _as_data_array(data: Data, estimate: Array) -> Array:
 
 
 def algorithm_class(item: object) -> Any:
-    """Make an algorithm class, with ``init``, ``step`` and ``estimate``, from a class with ``fit`` or a function.
+    """Make an algorithm class, with ``init``, ``step`` and ``estimate``, from an item that is a class with ``fit`` or a
+    function.
 
     A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)`` gives an
     algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``, ``reference`` and

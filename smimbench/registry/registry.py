@@ -141,7 +141,7 @@ class Registry:
         only: Iterable[str] | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """Load the installed plugins, then those in files or folders at ``paths``."""
+        """Load the installed plugins, then those at ``paths``: ``third_party`` ones too, or those of the packages ``only``."""
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
         self.paths = tuple(paths) if third_party else ()
@@ -236,7 +236,7 @@ class Registry:
         return any(plugin.distribution != BUILT_IN for plugin in self.plugins)
 
     def _is_allowed(self, distribution: str) -> bool:
-        """Whether the plugins of a third-party package may be loaded."""
+        """Whether the plugins of a third-party package (``distribution``) may be loaded."""
         return (
             self._allowed_distributions is None
             or distribution in self._allowed_distributions
@@ -459,7 +459,7 @@ def _has_changed(plugin: Plugin) -> bool:
 
 
 def _model_names(entries: Iterable[Entry]) -> str:
-    """Write the names of all models that some of the items support, separated by commas."""
+    """Write the names of all models that some of the items (``entries``) support, separated by commas."""
     return ", ".join(sorted({model for entry in entries for model in entry.models}))
 
 
@@ -495,7 +495,7 @@ def make_registry(
     third_party: bool = True,
     trace: Callable[[str], None] | None = None,
 ) -> Registry:
-    """Create a registry that respects the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
+    """Create a registry (see ``Registry``) that respects the environment variables SMIMBENCH_PLUGINS and SMIMBENCH_NO_PLUGINS."""
     paths = [
         *filter(None, os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep)),
         *paths,
@@ -550,7 +550,7 @@ def _import_file(file: Path, module_stem: str) -> ModuleType:
 
 
 def _require_hooks(module: ModuleType) -> None:
-    """Raise RegistryError if a plugin implements no hook, or one that smimbench would never call."""
+    """Raise RegistryError if a plugin's module implements no hook, or one that smimbench would never call."""
     valid_hooks = [hook for hook in dir(hookspecs) if hook.startswith("smimbench_")]
     plugin_hooks = [
         hook for hook in dir(module) if hook.startswith("smimbench_register")

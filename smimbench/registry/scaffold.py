@@ -32,7 +32,8 @@ class NewPackage:
 
 
 def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
-    """Write an installable package with one working item of this kind and name, its tests, a suite and a README.
+    """Write an installable package with one working item of this kind and name, its tests, a suite and a README, into the
+    new folder ``output`` (None: named after the package).
 
     Parameters
     ----------

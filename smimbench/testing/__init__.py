@@ -215,8 +215,8 @@ def require_known_ids(ids: Iterable[str], subjects: Iterable[CheckContext]) -> N
 def contexts(
     item: object, *, seed: int = 0, parameters: Parameters | None = None
 ) -> list[CheckContext]:
-    """Return what to check for an item: the instance itself, an instance of the class with these ``parameters``, or one for
-    each item of that name.
+    """Return what to check for an item, with random numbers of this seed: the instance itself, an instance of the class with
+    these ``parameters``, or one for each item of that name.
 
     Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a dict
     of parameters), a name may be written ``"distribution:name"``.

@@ -89,8 +89,8 @@ class SmallProblem:
     def estimate(
         self, data: Data, rng: np.random.Generator, max_steps: int = MAX_STEPS
     ) -> Array:
-        """Run the algorithm on ``data`` for at most ``max_steps`` steps and return its estimate of the signal, on its own
-        device.
+        """Run the algorithm on ``data``, with random numbers of ``rng``, for at most ``max_steps`` steps and return its
+        estimate of the signal, on its own device.
         """
         algorithm = self.context.item
         state = algorithm.init(self.problem, data, rng)
@@ -114,7 +114,7 @@ class SmallProblem:
 
 
 def steps_of(algorithm: Algorithm, data: Data, max_steps: int = MAX_STEPS) -> int:
-    """Number of steps to run: the number that the algorithm plans, but at most ``max_steps``."""
+    """Number of steps to run on ``data``: the number that the algorithm plans, but at most ``max_steps``."""
     steps = algorithm.plan(data).steps
     return max_steps if steps is None else max(1, min(int(steps), max_steps))
 
@@ -127,7 +127,7 @@ def _sample_ratio_and_dimension(model: Model) -> tuple[float, int]:
 @lru_cache(maxsize=4)
 def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
     """Return one small problem for each shipped problem that the algorithm does not refuse. It is a test case, a tuple of
-    one.
+    one. ``context`` holds the algorithm under test.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def small_problems(context: CheckContext) -> tuple[tuple[SmallProblem], ...]:
 
 
 def _one_per_model(context: CheckContext) -> Iterable[tuple[SmallProblem]]:
-    """Return one small problem for every model, as a test case (a tuple of one)."""
+    """Return one small problem for every model, as a test case (a tuple of one). ``context`` holds the algorithm under test."""
     by_model: dict[str, tuple[SmallProblem]] = {}
     for test_case in small_problems(context):
         by_model.setdefault(test_case[0].problem.model.name, test_case)
@@ -164,7 +164,9 @@ once_per_model = partial(published, ("algorithm",), cases=_one_per_model)
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the estimates of short runs, as ``Draw`` functions of the random generator passed to ``init``."""
+    """Yield the estimates of short runs, as ``Draw`` functions of the random generator passed to ``init``. ``context`` holds
+    the algorithm under test.
+    """
     for (small_problem,) in small_problems(context):
         yield Draw(
             f"estimate ({small_problem.name})",
@@ -178,7 +180,7 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 )
 def shapes(context: CheckContext, small: SmallProblem) -> None:
     """Check on a small problem of P components that estimates are finite and have the signal's shape, and that every step
-    returns a valid ``Info``.
+    returns a valid ``Info``. ``context`` holds the algorithm under test.
     """
     problem, data, algorithm = small.problem, small.data(), context.item
     P = problem.components
@@ -211,8 +213,8 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
 
 
 def _expect_valid_info(info: Info, components: int, problem_name: str) -> None:
-    """Check that the ``Info`` of a step has a finite residual >= 0 and one number for each of the P ``components`` in its other
-    fields.
+    """Check that the ``Info`` of a step has a finite residual >= 0 and one number for each of the P ``components`` in its
+    other fields. ``problem_name`` is for messages.
     """
     residual: Array = info.residual
     if hasattr(residual, "dtype"):
@@ -235,7 +237,9 @@ def _expect_valid_info(info: Info, components: int, problem_name: str) -> None:
     "The algorithm modifies its data, so every algorithm that runs later on the same instance solves another problem."
 )
 def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
-    """Check that inputs and labels are unchanged after a run of the algorithm, and that read-only inputs are accepted."""
+    """Check that inputs and labels are unchanged after a run of the algorithm, and that read-only inputs are accepted.
+    ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
+    """
     instance = small.instance
     inputs, labels = np.array(instance.inputs), np.array(instance.labels)
     small.estimate(replace(small.data(), inputs=inputs, labels=labels), context.rng(11))
@@ -262,8 +266,9 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     "standard errors in tables are wrong."
 )
 def seed(context: CheckContext, small: SmallProblem) -> None:
-    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all. That is tested by changing
-    NumPy's default generator, and by permuting the features of the inputs, which must permute the estimate alike.
+    """Check that the seed changes the estimate, unless the algorithm draws no random numbers at all. That is tested by
+    changing NumPy's default generator, and by permuting the features of the inputs, which must permute the estimate alike.
+    ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
     estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
@@ -332,7 +337,8 @@ def _shifted_generators() -> Iterator[None]:
 )
 def learns(context: CheckContext, small: SmallProblem) -> None:
     """Check that, with many samples, some steps do not raise the MSE above twice that of the start or of the prior mean (1).
-    alpha and D are the sample ratio and dimension of this larger instance.
+    alpha and D are the sample ratio and dimension of this larger instance. ``context`` holds the algorithm under test,
+    ``small`` a problem of about twenty samples.
     """
     problem, algorithm = small.problem, context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
@@ -358,8 +364,9 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     "the estimate of an earlier state."
 )
 def state_copies(context: CheckContext, small: SmallProblem) -> None:
-    """Check that a deep copy of a state leads to the same estimate, that reading an estimate twice gives equal arrays, and that
-    steps leave earlier estimates unchanged.
+    """Check that a deep copy of a state leads to the same estimate, that reading an estimate twice gives equal arrays, and
+    that steps leave earlier estimates unchanged. ``context`` holds the algorithm under test, ``small`` a problem of about
+    twenty samples.
     """
     algorithm, data = context.item, small.data()
     state = algorithm.init(small.problem, data, context.rng(51))
@@ -398,7 +405,9 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     "The algorithm converts float32 data to float64: it takes twice the memory and time that tables state."
 )
 def dtypes(context: CheckContext, small: SmallProblem) -> None:
-    """Check that estimates from float32 data are float32 and finite."""
+    """Check that estimates from float32 data are float32 and finite. ``context`` holds the algorithm under test, ``small`` a
+    problem of about twenty samples.
+    """
     require_single_precision(context.item)
     estimate = small.estimate(small.data("float32"), context.rng(61))
     shape = small.instance.signal.shape
@@ -409,8 +418,8 @@ def dtypes(context: CheckContext, small: SmallProblem) -> None:
     "The algorithm needs NumPy arrays and cannot run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs)."
 )
 def namespace(context: CheckContext, small: SmallProblem) -> None:
-    """Check that strict array-API arrays on another device give the same estimate as NumPy arrays. ``compare`` does it for one
-    backend.
+    """Check that strict array-API arrays on another device give the same estimate as NumPy arrays. ``compare`` does it for
+    one backend. ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
     """
 
     def compare(backend: Backend) -> None:
@@ -432,7 +441,9 @@ def namespace(context: CheckContext, small: SmallProblem) -> None:
 
 
 def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
-    """Run the algorithm on a small problem as one cell of a suite, and return the cell's record."""
+    """Run the algorithm on a small problem as one cell of a suite, and return the cell's record. ``context`` holds the
+    algorithm under test.
+    """
     from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
@@ -461,7 +472,7 @@ def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
 )
 def runs(context: CheckContext, small: SmallProblem) -> None:
     """Check that one cell (run of a suite) for every channel of every supported model runs, and that its stored record reads
-    back equal.
+    back equal. ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
     """
     from smimbench.run.store import Store
 
@@ -501,7 +512,7 @@ def _problems_with_theory(
     context: CheckContext,
 ) -> Iterator[tuple[Problem, Conditions]]:
     """Yield one problem per model for which the algorithm has a theory, with the conditions of its runs. The last reason why
-    there is none becomes the message of CheckSkipped.
+    there is none becomes the message of CheckSkipped. ``context`` holds the algorithm under test.
     """
     if context.item.theory is None:
         raise CheckSkipped("the algorithm has no method theory")
@@ -551,8 +562,8 @@ def _is_uninformative_at_start(problem: Problem) -> bool:
 def _runs_at_dimension(
     context: CheckContext, problem: Problem, alpha: float, D: int, count: int
 ) -> Iterator[tuple[Instance, LoopRun]]:
-    """Yield ``count`` random instances at sample ratio alpha and dimension D, each with the outcome of running the algorithm on
-    it.
+    """Yield ``count`` random instances at sample ratio alpha and dimension D, each with the outcome of running the algorithm
+    on it. ``context`` holds the algorithm under test.
     """
     backend = get_backend("numpy")
     for run in range(count):
@@ -583,8 +594,9 @@ def _runs_at_dimension(
 def lands_on_theory(
     context: CheckContext, problem: Problem, conditions: Conditions
 ) -> None:
-    """Check that MSE and Nishimori ratio of runs at three dimensions D, extrapolated in 1/D, match the algorithm's theory under
-    the ``conditions`` of these runs. ``runs_by_dimension`` is the number of runs at every D, and alpha the sample ratio.
+    """Check that MSE and Nishimori ratio of runs at three dimensions D, extrapolated in 1/D, match the algorithm's theory
+    under the ``conditions`` of these runs. ``runs_by_dimension`` is the number of runs at every D, and alpha the sample
+    ratio. ``context`` holds the algorithm under test.
     """
     alpha, runs_by_dimension = RUNS_BY_DIMENSION[problem.model.rank]
     runs = {

@@ -35,7 +35,9 @@ OVERLAP, ERROR = 0.8, 0.4
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Channel]]:
-    """Yield test cases: each supported model with the channel, completed by the members that the engine derives."""
+    """Yield test cases: each supported model with the channel, completed by the members that the engine derives. ``context``
+    holds the channel under test.
+    """
     for model in context.models:
         yield model, context.completed_item(model)
 
@@ -47,7 +49,7 @@ def draw_samples(
     context: CheckContext, model: Model, n: int, *key: int
 ) -> tuple[Array, Array, Array, Array]:
     """Draw n samples: covariance V (P, P), prior means omega (n, P, C), latents ``z ~ N(omega, V)`` and their labels y. The
-    integers ``key`` seed them.
+    integers ``key`` seed them. ``context`` holds the channel under test.
     """
     P, rng = int(context.item.components), context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
@@ -64,8 +66,8 @@ def _posterior(
     omega: Array,
     V: Array,
 ) -> Array:
-    """Return one field of the channel's posterior given labels y, for latents of prior mean omega and covariance V, always
-    computed with the same random numbers.
+    """Return one field (``field_name``: mean, covariance, ...) of the channel's posterior given labels y, for latents of
+    prior mean omega and covariance V, always computed with the same random numbers, of the check's ``context``.
     """
     posterior = channel.posterior(
         y, omega, V, second_moment=field_name == "second_moment", rng=context.rng(42)
@@ -75,7 +77,7 @@ def _posterior(
 
 def calls(context: CheckContext) -> Iterator[Call]:
     """Yield calls of all methods of a channel that take arrays: latents z, their means omega and covariance V, labels y.
-    ``own_error`` is the error that a sampled posterior states.
+    ``own_error`` is the error that a sampled posterior states. ``context`` holds the channel under test.
     """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 41)
@@ -109,13 +111,13 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def _seeded_labels(context: CheckContext, channel: Channel, z: Array) -> Array:
-    """Draw the labels of latents z, always with the same random numbers."""
+    """Draw the labels of latents z from the channel, always with the same random numbers, of the check's ``context``."""
     return _labels(channel, z, context.rng(42))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the methods of a channel that draw random numbers, as ``Draw`` functions of a generator: labels of latents z, and
-    the posterior (mean omega, covariance V, labels y) if it is sampled.
+    """Yield the methods of a channel that draw random numbers, as ``Draw`` functions of a generator: labels of latents z,
+    and the posterior (mean omega, covariance V, labels y) if it is sampled. ``context`` holds the channel under test.
     """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 30, 31)
@@ -124,20 +126,22 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def _labels(channel: Channel, z: Array, rng: np.random.Generator) -> Array:
-    """Draw the labels of latents ``z`` with the generator ``rng``."""
+    """Draw the channel's labels of latents ``z`` with the generator ``rng``."""
     return channel.forward(z, rng=rng)
 
 
 def _mean(
     channel: Channel, y: Array, omega: Array, V: Array, rng: np.random.Generator
 ) -> Array:
-    """Return the posterior mean of latents of prior mean omega and covariance V given labels y."""
+    """Return the mean of the channel's posterior of latents of prior mean omega and covariance V given labels y, with the
+    generator ``rng``.
+    """
     return channel.posterior(y, omega, V, rng=rng).mean
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: labels of latents z whose noise has no generator, and a posterior (labels y, means
-    omega, covariance V) with fewer labels than samples.
+    """Yield calls that must raise an error: labels of latents z whose noise has no generator, and a posterior (labels y,
+    means omega, covariance V) with fewer labels than samples. ``context`` holds the channel under test.
     """
     for model, channel in _cases(context):
         V, omega, z, y = draw_samples(context, model, 6, 71)
@@ -156,7 +160,9 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
     required=True,
 )
 def labels(context: CheckContext, model: Model) -> None:
-    """Check that the labels y of n samples have shape (n, ...) and are finite real numbers, also for n = 1."""
+    """Check that the labels y of n samples have shape (n, ...) and are finite real numbers, also for n = 1. ``context``
+    holds the channel under test.
+    """
     for n in (5, 1):
         y = draw_samples(context, model, n, n)[3]
         if y.shape[:1] != (n,) or not is_real(y) or describe_nonfinite(y):
@@ -173,7 +179,9 @@ def labels(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def log_likelihood(context: CheckContext, model: Model) -> None:
-    """Check that ``log_likelihood`` of labels y given latents z returns real numbers of shape (n,) for n samples."""
+    """Check that ``log_likelihood`` of labels y given latents z returns real numbers of shape (n,) for n samples.
+    ``context`` holds the channel under test.
+    """
     channel = context.item
     if channel.log_likelihood is None:
         return
@@ -195,7 +203,7 @@ def log_likelihood(context: CheckContext, model: Model) -> None:
 )
 def likelihood(context: CheckContext, model: Model) -> None:
     """Check that ``E p(y | z') / p(y | z) = 1`` over labels y drawn given latents z, for shifted latents z', whatever the
-    normalization in y.
+    normalization in y. ``context`` holds the channel under test.
     """
     context.require_consistency(model, require_likelihood)
 
@@ -205,8 +213,8 @@ def likelihood(context: CheckContext, model: Model) -> None:
     required=True,
 )
 def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check the posterior's shapes for n samples of labels y and prior covariance V: mean (n, P, C), covariance (P, P), second
-    moment (n, P, C, P, C). P are components, C sites.
+    """Check the shapes of the posterior of the channel in ``context`` for n samples of labels y and prior covariance V: mean
+    (n, P, C), covariance (P, P), second moment (n, P, C, P, C). P are components, C sites.
     """
     for n in (5, 1):
         V, omega, _, y = draw_samples(context, model, n, n)
@@ -240,7 +248,9 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
     "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
 )
 def symmetry(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check that the declared symmetry is the one found by flipping and permuting components of the latents."""
+    """Check that the symmetry declared by the channel in ``context`` is the one found by flipping and permuting components
+    of the latents.
+    """
     declared_symmetry = channel.symmetry
     if declared_symmetry not in SYMMETRIES:
         raise CheckFailed(
@@ -270,8 +280,8 @@ def _expect_slope(
     error: float,
     tolerance: float,
 ) -> None:
-    """Check directional ``derivatives`` (n,) of a function at latents ``z`` along a small ``step`` (n, P, C) against finite
-    differences of fourth order; ``error`` is that of the function.
+    """Check directional ``derivatives`` (n,) of a function (``name`` in messages) at latents ``z`` along a small ``step``
+    (n, P, C) against finite differences of fourth order, up to ``tolerance``; ``error`` is that of the function.
     """
     differences = np.zeros(len(z))
     for step_multiple, difference_weight in DIFFERENCE_WEIGHTS.items():
@@ -294,7 +304,7 @@ def _expect_slope(
 )
 def gradient(context: CheckContext, model: Model) -> None:
     """Check that ``V^-1 (mean - omega)`` of the posterior is the gradient of ``log_partition`` in the prior means omega, by
-    finite differences; V is the covariance, y are labels.
+    finite differences; V is the covariance, y are labels. ``context`` holds the channel under test.
     """
     channel, standard_deviation = context.item, math.sqrt(ERROR)
     if channel.log_partition is None:
@@ -322,8 +332,8 @@ def gradient(context: CheckContext, model: Model) -> None:
 
 @channel_check("vjp, the derivative of the label that gradient methods use, is wrong.")
 def vjp(context: CheckContext, model: Model, channel: Channel) -> None:
-    """Check ``vjp(z, cotangent)``, the gradient of ``sum(cotangent * label)`` in latents z, against finite differences of the
-    noiseless label along random directions.
+    """Check ``vjp(z, cotangent)``, the gradient of ``sum(cotangent * label)`` in latents z, against finite differences of
+    the noiseless label along random directions. ``context`` holds the channel under test.
     """
     if channel.vjp is None:
         raise CheckSkipped("the channel has no vjp, and its labels have no derivative")

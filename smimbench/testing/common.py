@@ -52,7 +52,7 @@ DTYPES = ("float64", "float32", "mixed")
     "that it does not support.",
 )
 def declaration(context: CheckContext) -> None:
-    """Check the name, version, reference and capabilities that an item declares."""
+    """Check the name, version, reference and capabilities that an item declares. ``context`` holds the item under test."""
     item = context.item
     if mistake := contract_violation(context.kind, type(item)):
         raise CheckFailed(mistake)
@@ -69,7 +69,9 @@ def declaration(context: CheckContext) -> None:
 
 
 def _rebuild(context: CheckContext, parameters: Parameters) -> Any:
-    """Build an item of the same class from parameters, with those that the engine takes from the model."""
+    """Build an item of the same class from parameters, with those that the engine takes from the model. ``context`` holds
+    the item under test.
+    """
     item, kind = context.item, context.kind
     engine_parameters = {
         name: getattr(item, name)
@@ -85,7 +87,7 @@ def _rebuild(context: CheckContext, parameters: Parameters) -> Any:
     " apart, and worker processes could not rebuild the item.",
 )
 def parameters(context: CheckContext) -> None:
-    """Check that an item's parameters are JSON values and suffice to rebuild it."""
+    """Check that an item's parameters are JSON values and suffice to rebuild it. ``context`` holds the item under test."""
     item, kind = context.item, context.kind
     missing_attributes = [
         name for name in signature_of(type(item)) if not hasattr(item, name)
@@ -120,7 +122,7 @@ def parameters(context: CheckContext) -> None:
     "typing error in a suite ends in a traceback or in meaningless numbers.",
 )
 def bad_parameters(context: CheckContext) -> None:
-    """Check that unknown keys, wrong types and wrong values of parameters are rejected."""
+    """Check that unknown keys, wrong types and wrong values of parameters are rejected. ``context`` holds the item under test."""
     valid_parameters = parameters_of(context.kind, context.item)
     bad_cases: list[tuple[str, float]] = [("no_such_parameter", 1)]
     for name, value in valid_parameters.items():
@@ -150,7 +152,7 @@ def bad_parameters(context: CheckContext) -> None:
 
 def _expect_usable(context: CheckContext, item: Any, parameter: str) -> None:
     """Check that inputs, a channel or a prior give finite numbers after they accepted a value of a ``parameter`` (named in
-    messages). ``draw`` draws numbers of an item of this kind.
+    messages). ``draw`` draws numbers of an item of this kind. ``context`` holds the item under test.
     """
     draw: Callable[[], Host]
     rng = context.rng(3)
@@ -192,7 +194,7 @@ def _cases_of_kind(
     list_name: str, context: CheckContext
 ) -> Iterator[tuple[Call | Draw | RefusedCall]]:
     """Yield the test cases of an item that the module of its kind lists under ``calls``, ``draws`` or ``refused``.
-    ``list_name`` is that name.
+    ``list_name`` is that name. ``context`` holds the item under test.
     """
     for case in getattr(CHECK_MODULES[context.kind], list_name)(context):
         yield (case,)
@@ -212,7 +214,9 @@ array_check = partial(
     cases=partial(_cases_of_kind, "draws"),
 )
 def determinism(context: CheckContext, draw: Draw) -> None:
-    """Check that equal seeds give equal draws, different seeds different ones, and that no global generator is used."""
+    """Check that equal seeds give equal draws, different seeds different ones, and that no global generator is used.
+    ``context`` holds the item under test.
+    """
     with private_randomness(draw.name):
         drawn_numbers = np.asarray(draw.function(context.rng(31)))
         numbers_drawn_again = np.asarray(draw.function(context.rng(31)))
@@ -257,8 +261,8 @@ def bad_input(_: CheckContext, refused_call: RefusedCall) -> None:
     ),
 )
 def nishimori(context: CheckContext, model: Model, components: int | None) -> None:
-    """Check the Nishimori identities of the posterior of a channel or prior: errors uncorrelated with the data and as large as
-    claimed.
+    """Check the Nishimori identities of the posterior of the channel or prior in ``context``, with this number of
+    ``components``: errors uncorrelated with the data and as large as claimed.
 
     Tests ``E[f(data) (x - mean)] = 0``, covariance, moments and formulas at three levels of information.
     """
@@ -274,7 +278,7 @@ def nishimori(context: CheckContext, model: Model, components: int | None) -> No
     "The item writes into its arguments, so algorithms that run later get other data."
 )
 def purity(_: CheckContext, call: Call) -> None:
-    """Check that a method leaves its arguments unchanged and accepts read-only arrays."""
+    """Check that a method (in ``call``, with its arguments) leaves its arguments unchanged and accepts read-only arrays."""
     expect_pure(call.name, call.function, *call.arguments)
 
 
@@ -319,7 +323,9 @@ def _expect_close(
     "float32 arguments do not give float32 results, or give far less accurate ones than they should."
 )
 def dtypes(context: CheckContext, call: Call) -> None:
-    """Check that float32 arguments of a ``call`` give float32 results close to those of the same numbers in float64."""
+    """Check that float32 arguments of a ``call`` give float32 results close to those of the same numbers in float64.
+    ``context`` holds the item under test.
+    """
     require_single_precision(context.item)
     if call.any_namespace:
         single_arguments = [
@@ -339,7 +345,7 @@ def dtypes(context: CheckContext, call: Call) -> None:
 )
 def namespace(context: CheckContext, call: Call) -> None:
     """Check that a ``call`` with strict array-API arrays on another device gives the same numbers as with NumPy arrays.
-    ``compare`` does it for one backend.
+    ``compare`` does it for one backend. ``context`` holds the item under test.
     """
 
     def compare(backend: Backend) -> None:

@@ -188,7 +188,9 @@ class CheckContext:
 
 
 def _problem_from_instances(**items: Any) -> Problem:
-    """Build a problem from the names and parameters of a model, channel, prior and inputs, as if a suite had listed them."""
+    """Build a problem from the names and parameters of a model, channel, prior and inputs (``items``, by kind), as if a
+    suite had listed them.
+    """
     item_tables = {
         kind: {"name": item.name, **parameters_of(kind, item)}
         for kind, item in items.items()
@@ -205,7 +207,7 @@ class OverlayRegistry:
         self.items, self.registry = items, get_registry()
 
     def get(self, kind: str, name: str, model: str | None = None) -> Entry:
-        """Return the item under test if it has this name, otherwise the registered item."""
+        """Return the item under test of this kind if it has this name, otherwise the registered item."""
         item = self.items.get(kind)
         if item is not None and name.rpartition(":")[2] == item.name:
             return Entry(kind, item.name, type(item), BUILT_IN)
@@ -231,7 +233,7 @@ def _with_engine_parameters(entry: Entry, engine_parameters: Mapping[str, Any]) 
 
 
 def shipped_items(kind: str, model: Model) -> list[Any]:
-    """Return shipped items for a model, with default parameters; for a third-party model, all that fit."""
+    """Return shipped items of this kind for a model, with default parameters; for a third-party model, all that fit."""
     symmetric = is_symmetric(model)
     engine_parameters = {"tokens": getattr(model, "tokens", 2), "symmetric": symmetric}
     entries = [
@@ -290,8 +292,8 @@ def kind_of(item: Any) -> str:
 
 
 def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None) -> Any:
-    """Create one instance of an item's class, with ``parameters`` given by name. Those that the engine takes from the model,
-    such as tokens, are tried in several values.
+    """Create one instance of a class of this kind of item, with ``parameters`` given by name. Those that the engine takes
+    from the model, such as tokens, are tried in several values.
 
     Raises
     ------

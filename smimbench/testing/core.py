@@ -52,8 +52,8 @@ class _TimeIsUp(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Check:
-    """One published check of items, identified by kind and id. ``meaning`` explains a failure, and the checks of an item
-    that fails a ``required`` one are skipped.
+    """One published check of items: a ``function`` of the item's context, identified by kind and id. ``meaning`` explains a
+    failure, and the checks of an item that fails a ``required`` one are skipped.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Check:
     required: bool = False
 
     def __call__(self, context: Any) -> None:
-        """Run the check on an item.
+        """Run the check on the item in ``context``.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class Outcome:
 
 
 def run_check(check: Check, context: Any) -> Outcome:
-    """Run a check and return its outcome."""
+    """Run a check on the item in ``context`` and return its outcome."""
     start_time = time.perf_counter()
     status, message = "passed", ""
     try:
@@ -239,8 +239,8 @@ def require_single_precision(item: object) -> None:
 
 
 def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
-    """Run a test (``run`` on a backend) with the strict reference implementation of the array API, on a device that is not its
-    default.
+    """Run a test of an item (``run`` on a backend) with the strict reference implementation of the array API, on a device
+    that is not its default.
 
     SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
     reason alone is tried there.
@@ -338,7 +338,7 @@ class Call(NamedTuple):
 
 class Draw(NamedTuple):
     """A random draw of an item: ``function`` of a generator, its ``name`` in messages, and whether another seed must give
-    different numbers.
+    different numbers (``depends_on_seed``).
     """
 
     name: str

@@ -31,14 +31,14 @@ def token_shape(item: Inputs) -> tuple[int, int]:
 def tokens(
     item: Inputs, n: int, rng: np.random.Generator, dtype: str = "float64"
 ) -> Array:
-    """Draw tokens X (n, T, D) of n samples from inputs, as the engine does."""
+    """Draw tokens X (n, T, D) of n samples from the inputs ``item`` with ``rng``, in this data type, as the engine does."""
     X = np.empty((n, *token_shape(item)), dtype=dtype)
     fill_with_tokens(X, item, rng)
     return X
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of inputs that take arrays."""
+    """Yield calls of all methods of inputs that take arrays. ``context`` holds the inputs under test."""
     item = context.item
     if item.transform is not None:
         noise_array = context.rng(1).standard_normal((6, *token_shape(item)))
@@ -46,7 +46,7 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the draw of tokens, whose randomness is checked."""
+    """Yield the draw of tokens, whose randomness is checked. ``context`` holds the inputs under test."""
     yield Draw("tokens", partial(tokens, context.item, 6), depends_on_seed=True)
 
 
@@ -54,7 +54,9 @@ def draws(context: CheckContext) -> Iterator[Draw]:
     "A method of the inputs returns arrays of the wrong shape.", required=True
 )
 def shapes(context: CheckContext, item: Inputs) -> None:
-    """Check shapes of tokens (n, T, D), token covariance C (T, T) and feature variances v (D,), and that C and v are positive."""
+    """Check shapes of tokens (n, T, D), token covariance C (T, T) and feature variances v (D,), and that C and v are
+    positive. ``context`` holds the inputs under test (``item``).
+    """
     T, D = token_shape(item)
     expect_array("draw", tokens(item, 5, context.rng(2)), (5, T, D), "float64")
     if item.token_covariance is not None:
@@ -74,8 +76,8 @@ def shapes(context: CheckContext, item: Inputs) -> None:
 
 
 def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
-    """Return the token covariance C (T, T) and the feature variances v (D,) that inputs declare; identity if they declare
-    none.
+    """Return the token covariance C (T, T) and the feature variances v (D,) that inputs (``item``) declare; identity if they
+    declare none.
     """
     if not item.gaussian and (
         item.token_covariance is None or item.feature_variances is None
@@ -94,8 +96,8 @@ def _declared_covariance(item: Inputs) -> tuple[Array, Array]:
     "Tokens do not have mean 0 and the covariance that the inputs declare: theory is solved for other inputs."
 )
 def covariance(context: CheckContext, item: Inputs) -> None:
-    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k`` with the declared token covariance C
-    and feature variances v. X are n samples of tokens.
+    """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k`` with the declared token covariance
+    C and feature variances v. X are n samples of tokens. ``context`` holds the inputs under test (``item``).
     """
     C, v = _declared_covariance(item)
     X = tokens(item, 20_000, context.rng(3))
@@ -113,7 +115,8 @@ def covariance(context: CheckContext, item: Inputs) -> None:
 )
 def gaussianity(context: CheckContext, item: Inputs) -> None:
     """Check Gaussian moments of whitened tokens: variance of the squared length, fourth power of random projections. C and v
-    are the tokens' covariance and feature variances, X samples of tokens, and N their number of entries.
+    are the tokens' covariance and feature variances, X samples of tokens, and N their number of entries. ``context`` holds
+    the inputs under test (``item``).
     """
     if not item.gaussian:
         raise CheckSkipped("the inputs do not declare their tokens Gaussian")

@@ -26,7 +26,7 @@ SYMMETRY_TOLERANCE = 0.05
 
 def _instances(context: CheckContext) -> Iterator[tuple[Instance]]:
     """Yield test cases (tuples of one): for each model one random instance of the first problem and one of the first problem
-    whose labels have a symmetry.
+    whose labels have a symmetry. ``context`` holds the metric under test.
     """
     for model in context.models:
         problems = list(context.problems(model))
@@ -43,8 +43,8 @@ metric_check = partial(published, ("metric",), cases=_instances)
 
 
 def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array, Array]:
-    """Return an estimate halfway between the teacher (the instance's signal) and another draw of the prior, and a claimed error
-    (P, P).
+    """Return an estimate halfway between the teacher (the instance's signal) and another draw of the prior, with random
+    numbers of the check's ``context``, and a claimed error (P, P).
     """
     P = instance.problem.components
     other_signal = instance.problem.prior.sample(context.rng(1), P, DIMENSION)
@@ -55,8 +55,8 @@ def _partial_estimate(instance: Instance, context: CheckContext) -> tuple[Array,
 def _measure(
     metric: Metric, instance: Instance, estimate: Array, V: Array | None
 ) -> list[float] | None:
-    """Measure a metric of an estimate with claimed error V (P, P) or None, and return its values; None if it raises NotMeasured
-    with a reason.
+    """Measure a metric of an estimate on an instance, with claimed error V (P, P) or None, and return its values; None if it
+    raises NotMeasured with a reason.
     """
     try:
         return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
@@ -73,7 +73,9 @@ def _measure(
     required=True,
 )
 def values(context: CheckContext, instance: Instance) -> None:
-    """Check that a metric returns the right number of finite values, with and without a claimed error V."""
+    """Check that the metric in ``context`` returns the right number of finite values for an estimate on an instance, with
+    and without a claimed error V.
+    """
     expected_count = instance.problem.components if context.item.per_component else 1
     estimate, claimed_error = _partial_estimate(instance, context)
     for V in (None, claimed_error):
@@ -95,7 +97,7 @@ def values(context: CheckContext, instance: Instance) -> None:
 
 def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Array]]:
     """Yield instances whose labels have a symmetry, each with a matrix (P, P) that flips or permutes components.
-    ``has_permutations`` says whether it permutes.
+    ``has_permutations`` says whether it permutes. ``context`` holds the metric under test.
     """
     symmetric_instances = [
         instance
@@ -119,8 +121,9 @@ def _symmetric_instances(context: CheckContext) -> Iterator[tuple[Instance, Arra
 def invariance(
     context: CheckContext, instance: Instance, transformation: Array
 ) -> None:
-    """Check that a metric is invariant under the ``transformation`` (P, P) of components, sign flips or a permutation, that the
-    channel's symmetry allows. V is the claimed error.
+    """Check that a metric is invariant under the ``transformation`` (P, P) of components, sign flips or a permutation, that
+    the channel's symmetry allows. V is the claimed error. ``context`` holds the metric, ``instance`` a random draw of a
+    problem.
     """
     estimate, V = _partial_estimate(instance, context)
     metric_value = _measure(context.item, instance, estimate, V)
@@ -146,8 +149,8 @@ def invariance(
 
 
 def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, float]]:
-    """Yield pairs of values of a metric: at the teacher with claimed error 0, and at the prior mean, whose claimed error V (P,
-    P) is the second moment.
+    """Yield pairs of values of a metric: at the teacher with claimed error 0, and at the prior mean, whose claimed error V
+    (P, P) is the second moment. ``context`` holds the metric under test.
     """
     compared_count = 0
     for (instance,) in _instances(context):
@@ -172,7 +175,9 @@ def _teacher_and_mean_scores(context: CheckContext) -> Iterator[tuple[float, flo
     cases=_teacher_and_mean_scores,
 )
 def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
-    """Check that a metric does not score the teacher (value ``at_teacher``) worse than the prior mean (``at_mean``)."""
+    """Check that a metric does not score the teacher (value ``at_teacher``) worse than the prior mean (``at_mean``).
+    ``context`` holds the metric under test.
+    """
     score_difference = abs(at_teacher - at_mean)
     if is_worse(
         context.item, at_mean, at_teacher
@@ -188,7 +193,8 @@ def truth(context: CheckContext, at_teacher: float, at_mean: float) -> None:
 )
 def theory(context: CheckContext, instance: Instance) -> None:
     """Check that a metric's theory returns as many finite values and errors as it measures. The theory is asked at a made-up
-    point whose error V (P,) is half of the prior's variance.
+    point whose error V (P,) is half of the prior's variance. ``context`` holds the metric, ``instance`` a random draw of a
+    problem.
     """
     if context.item.theory is None:
         raise CheckSkipped("the metric has no method theory")

@@ -27,8 +27,8 @@ model_check = partial(published, ("model",), cases=lambda context: [(context.ite
 def signal(
     model: Model, components: int, dimension: int, rng: np.random.Generator
 ) -> Array:
-    """Draw a signal of P = ``components`` in this ``dimension`` from a shipped prior of the model, or from the model's noise if
-    there is none.
+    """Draw a signal of P = ``components`` in this ``dimension`` with ``rng``, from a shipped prior of the model, or from the
+    model's noise if there is none.
     """
     samplers = [
         *(prior.sample for prior in shipped_items("prior", model)),
@@ -41,7 +41,7 @@ def draw_data(
     context: CheckContext, n: int, P: int, D: int, seed: int
 ) -> tuple[Array, Array, Array]:
     """Draw inputs X (n, T, D), a signal S of P components in dimension D, and random numbers g (n, P, C) in the place of
-    gradients in the latents.
+    gradients in the latents, for the model in ``context``, from this seed.
     """
     model = context.item
     X = context.rng(seed).standard_normal((n, model.tokens, D))
@@ -50,7 +50,9 @@ def draw_data(
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a model that take arrays: inputs X, signal S and random numbers g like latents."""
+    """Yield calls of all methods of a model that take arrays: inputs X, signal S and random numbers g like latents.
+    ``context`` holds the model under test.
+    """
     model = context.item
     X, S, g = draw_data(context, 8, 2, 9, 71)
     yield Call("forward", model.forward, (X, S))
@@ -61,7 +63,9 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the methods of a model that draw random numbers, as ``Draw`` functions of a generator: its noise."""
+    """Yield the methods of a model that draw random numbers, as ``Draw`` functions of a generator: its noise. ``context``
+    holds the model under test.
+    """
     model = context.item
     yield Draw(
         "draw_noise", lambda rng: model.draw_noise(rng, 1, 5), depends_on_seed=True
@@ -69,7 +73,9 @@ def draws(context: CheckContext) -> Iterator[Draw]:
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: signals S with inputs X of a wrong number of dimensions, tokens or axes."""
+    """Yield calls that must raise an error: signals S with inputs X of a wrong number of dimensions, tokens or axes.
+    ``context`` holds the model under test.
+    """
     X, S, _ = draw_data(context, 8, 1, 9, 111)
     for axis, wrong_inputs in (
         ("dimensions", X[:, :, :5]),
@@ -85,7 +91,7 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
 @model_check("A method of the model returns arrays of the wrong shape.", required=True)
 def shapes(context: CheckContext, model: Model) -> None:
     """Check shapes of latents (n, P, C), signals S, inner products (P, P), and errors and overlaps (P,), for n samples of
-    inputs X, P components and dimension D. g are random numbers like latents.
+    inputs X, P components and dimension D. g are random numbers like latents. ``context`` holds the model under test.
     """
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
         X, S, g = draw_data(context, n, P, D, 1)
@@ -112,7 +118,9 @@ def shapes(context: CheckContext, model: Model) -> None:
     "sample_count and sample_ratio are not inverse to each other: curves are drawn at another alpha than was used."
 )
 def sample_ratio(context: CheckContext, model: Model) -> None:
-    """Check that ``sample_count`` is the integer n >= 1 whose sample ratio is closest to alpha, at dimension D."""
+    """Check that ``sample_count`` is the integer n >= 1 whose sample ratio is closest to alpha, at dimension D. ``context``
+    holds the model under test.
+    """
     del context
     for D in (10, 37):
         smallest_ratio = model.sample_ratio(1, D)
@@ -137,6 +145,7 @@ def sample_ratio(context: CheckContext, model: Model) -> None:
 def transpose(context: CheckContext, model: Model) -> None:
     """Check that ``adjoint`` is the transpose of ``forward`` up to ``adjoint_scale``, and that ``forward`` is linear: ``<g,
     forward(S)>`` for inputs X of n samples, signals S of P components in dimension D and random numbers g like latents.
+    ``context`` holds the model under test.
     """
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X, _, g = draw_data(context, n, P, D, 11)
@@ -164,9 +173,9 @@ def transpose(context: CheckContext, model: Model) -> None:
     "Results depend on how the samples are split into chunks, or chunks leave samples out."
 )
 def chunks(context: CheckContext, model: Model) -> None:
-    """Check that chunks (slices of the n samples) cover every sample once, and that latents and adjoint do not depend on them,
-    for P components in dimension D. X are inputs, S a signal, g random numbers like latents, and ``sample_numbers`` the samples
-    in all chunks.
+    """Check that chunks (slices of the n samples) cover every sample once, and that latents and adjoint do not depend on
+    them, for P components in dimension D. X are inputs, S a signal, g random numbers like latents, and ``sample_numbers``
+    the samples in all chunks. ``context`` holds the model under test.
     """
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         sample_numbers = [
@@ -199,8 +208,8 @@ def chunks(context: CheckContext, model: Model) -> None:
     "theory assumes."
 )
 def latents(context: CheckContext, model: Model) -> None:
-    """Check that latents z over random inputs X have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` between
-    components p, q and sites c, c' for a fixed signal S.
+    """Check that latents z over random inputs X have mean 0 and covariance ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'``
+    between components p, q and sites c, c' for a fixed signal S. ``context`` holds the model under test.
     """
     X, S, _ = draw_data(context, 20_000, 2, 40, 31)
     flat_latents = np.asarray(model.forward(X, S)).reshape(len(X), -1)
@@ -222,7 +231,9 @@ def latents(context: CheckContext, model: Model) -> None:
     "draw_noise does not have unit variance: denoisers are tested and started at another noise level than they are given."
 )
 def noise(context: CheckContext, model: Model) -> None:
-    """Check that draws z of the noise Z from ``draw_noise`` have ``E inner(Z, Z) = I``, up to terms of order 1/D."""
+    """Check that draws z of the noise Z from ``draw_noise`` have ``E inner(Z, Z) = I``, up to terms of order 1/D.
+    ``context`` holds the model under test.
+    """
     D = 60
     noise_draws = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
     expect_mean(
@@ -238,7 +249,7 @@ def noise(context: CheckContext, model: Model) -> None:
 )
 def align(context: CheckContext, model: Model) -> None:
     """Check that ``align`` undoes sign flips, permutations and rotations of the components of a signal S, and does nothing
-    without symmetry.
+    without symmetry. ``context`` holds the model under test.
     """
     S = signal(model, 3, 30, context.rng(51))
     sign_flips, permutation = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
@@ -272,7 +283,9 @@ def align(context: CheckContext, model: Model) -> None:
     "The model creates arrays as large as x x^T for every sample: problems of ordinary size will not fit into memory."
 )
 def memory(context: CheckContext, model: Model) -> None:
-    """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs X, latents g and signal S."""
+    """Check the peak memory that ``forward`` and ``adjoint`` need beyond inputs X, latents g and signal S. ``context`` holds
+    the model under test.
+    """
     X, S, g = draw_data(context, 3000, 1, 64, 61)
     allowed_bytes = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for method_name, method_argument, argument_of_few in (

@@ -22,7 +22,9 @@ from smimbench.testing.core import (
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
-    """Yield test cases: each supported model with the completed prior, for one and for two components."""
+    """Yield test cases: each supported model with the completed prior, for one and for two components. ``context`` holds the
+    prior under test.
+    """
     for model in context.models:
         for components in (1, 2):
             yield model, context.completed_item(model), components
@@ -39,7 +41,9 @@ def information_matrix(components: int, size: float) -> Array:
 def observation(
     context: CheckContext, model: Model, P: int, seed: int, dimension: int = 12
 ) -> tuple[Array, Array]:
-    """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S of P components, with noise Z, and return R and Qhat."""
+    """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S of P components in this dimension, with noise Z, and
+    return R and the precision Qhat; the check's ``context`` and ``seed`` fix the random numbers.
+    """
     Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
     signal = np.asarray(
         context.completed_item(model).sample(rng, P, dimension), dtype=float
@@ -50,7 +54,9 @@ def observation(
 
 
 def _denoised(prior: Prior, field_name: str, R: Array, Qhat: Array) -> Array:
-    """Return one field of the denoiser's result, the estimate or its error V, for observation R at information Qhat."""
+    """Return one field (``field_name``) of the result of a prior's denoiser, the estimate or its error V, for observation R
+    at information Qhat.
+    """
     return getattr(prior.denoise(R, Qhat), field_name)
 
 
@@ -60,7 +66,9 @@ def _overlap_error(prior: Prior, Qhat: Array) -> Array:
 
 
 def calls(context: CheckContext) -> Iterator[Call]:
-    """Yield calls of all methods of a prior that take arrays, for signals of P components."""
+    """Yield calls of all methods of a prior that take arrays, for signals of P components. ``context`` holds the prior under
+    test.
+    """
     for model, prior, P in _cases(context):
         arguments = observation(context, model, P, 21, 16)
         for field_name in ("estimate", "V"):
@@ -76,18 +84,20 @@ def calls(context: CheckContext) -> Iterator[Call]:
 
 
 def _sample(prior: Prior, P: int, rng: np.random.Generator) -> Array:
-    """Draw a signal of P components in dimension 20."""
+    """Draw a signal of P components in dimension 20 from a prior with ``rng``."""
     return np.asarray(prior.sample(rng, P, 20))
 
 
 def draws(context: CheckContext) -> Iterator[Draw]:
-    """Yield the draws of signals of P components from the prior."""
+    """Yield the draws of signals of P components from the prior. ``context`` holds the prior under test."""
     for _, prior, P in _cases(context):
         yield Draw("sample", partial(_sample, prior, P), depends_on_seed=True)
 
 
 def refused(context: CheckContext) -> Iterator[RefusedCall]:
-    """Yield calls that must raise an error: an observation R with an information matrix of the wrong size."""
+    """Yield calls that must raise an error: an observation R with an information matrix of the wrong size. ``context`` holds
+    the prior under test.
+    """
     if not defines_member(Prior, type(context.item), "denoise"):
         raise CheckSkipped(
             "the prior has no method denoise of its own; the engine derives it"
@@ -104,8 +114,8 @@ def refused(context: CheckContext) -> Iterator[RefusedCall]:
     "A method of the prior returns arrays of the wrong shape or type.", required=True
 )
 def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
-    """Check shapes of the signals (P components, dimension D), moments, estimates and order parameters of a prior. R is a noisy
-    observation with information Qhat.
+    """Check shapes of the signals (P components, dimension D), moments, estimates and order parameters of a prior. R is a
+    noisy observation with information Qhat. ``context`` holds the prior under test.
     """
     D = 12
     signal_shape = tuple(model.signal_shape(P, D))

@@ -40,7 +40,7 @@ class CupyBackend(Backend):
     def standard_normal(
         self, seed: np.random.SeedSequence
     ) -> Callable[[tuple[int, ...]], Array]:
-        """Generator of iid N(0, 1) numbers (Philox4x64-10), drawn on the GPU in float64 with a 128-bit key.
+        """Generator of iid N(0, 1) numbers (Philox4x64-10) from a seed, drawn on the GPU in float64 with a 128-bit key.
 
         CuPy's own generators keep 32 bits of a seed: of as many blocks as a large run has, two would be alike.
         """
@@ -50,7 +50,7 @@ class CupyBackend(Backend):
         stream_offset = 0
 
         def draw(shape: tuple[int, ...]) -> Array:
-            """Draw an array of normal numbers, and advance the stream."""
+            """Draw an array of normal numbers of this shape, and advance the stream."""
             nonlocal stream_offset
             number_count = math.prod(shape)
             normals = cupy.empty(number_count, dtype=np.float64)
@@ -142,7 +142,7 @@ def normals_source() -> str:
 
 
 def _set_tf32(tf32_allowed: bool) -> None:
-    """Allow or forbid TF32 in CuPy's float32 matrix products, for the whole process."""
+    """Allow or forbid TF32 in CuPy's float32 matrix products (``tf32_allowed``), for the whole process."""
     import importlib
 
     linalg_module = importlib.import_module("cupy._core._routines_linalg")
@@ -198,7 +198,9 @@ def _load_cupy() -> tuple[ModuleType, bool]:
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """Open the backend ``cupy``, or raise BackendError without CuPy or a GPU."""
+    """Open the backend ``cupy`` with this data type, or raise BackendError without CuPy or a GPU; ``tf32`` allows TF32
+    products.
+    """
     cupy_and_usability, error = attempt(_load_cupy)
     if error is not None:
         import_failure = (

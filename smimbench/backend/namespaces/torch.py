@@ -24,7 +24,7 @@ class TorchBackend(Backend):
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """Open the backend ``torch``, or raise BackendError without PyTorch."""
+    """Open the backend ``torch`` with this data type, or raise BackendError without PyTorch; ``tf32`` is for GPUs only."""
     torch, error = attempt(importlib.import_module, "torch")
     if error is not None:  # a PyTorch for another CUDA or NumPy fails in many ways
         reason = " ".join(str(error).split())
