@@ -191,9 +191,10 @@ class AlgorithmPrediction:
 
 
 class Info(NamedTuple):
-    """Report of one step to the engine's loop: the residual, the overlaps (P,) of estimate and signal that the algorithm
-    predicts, warnings; not used by the iteration itself. ``squared_step`` (P,) is the squared change of the estimate,
-    ``samples`` the number seen so far, ``damping`` the factor of the step, ``integration_error`` the error of posterior
+    """Report of one step to the engine's loop: the residual, the overlaps (P,) of the estimate with the signal, as the
+    algorithm predicts, and with itself, warnings; not used by the iteration itself. ``squared_step`` (P,) is the squared
+    change of the estimate, ``log_information_ratio`` compares two estimates of the information in the data, ``samples`` is
+    the number seen so far, ``damping`` the weight of the previous iterate, ``integration_error`` the error of posterior
     integrals.
 
     Attributes
@@ -302,7 +303,8 @@ class Algorithm(Item):
     there."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """Return the algorithm for a second attempt after a failed run, or None for no second attempt.
+        """Return the algorithm for a second attempt after a run that failed with this ``outcome``, or None for no second
+        attempt.
 
         After ``"diverged"`` or ``"not-converged"`` it starts over; after ``"unsettled"`` (all iterations are used, the run still
         moves) it goes on from its state for as many again. Without it: there is no second attempt.

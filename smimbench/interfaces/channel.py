@@ -62,10 +62,12 @@ class Sampling(NamedTuple):
 
 
 class Channel(Item):
-    """Channel from latents to label, y = g(z), and the posterior of the latents given the label.
-    ``mixed(A)`` is the channel of mixed latents ``z = A u``, ``information`` its Fisher information, ``susceptibility`` how
-    that starts at overlap 0, ``equations`` the number of equations that a noiseless label states, ``vjp`` the gradient by
-    the latents, ``observable`` the label as a user would measure it.
+    """Channel from latents z to label, y = g(z), and the posterior of the latents given the label. ``log_likelihood`` is log
+    p(y | z), ``log_partition`` that of y before z is known, ``components`` the number P of directions or layers,
+    ``symmetry`` what may be done to them without changing labels, ``information`` the Fisher information and
+    ``susceptibility`` how that starts at overlap 0. ``mixed(A)`` is the channel of latents ``z = A u``, ``equations`` the
+    number that a noiseless label states, ``vjp`` the gradient by the latents, ``observable`` the label as a user would
+    measure it, ``predict`` its mean given z.
 
     A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. Dataclass fields named ``tokens`` and ``symmetric``
     are filled in from the model; a parameter ``layers`` makes tables call its components layers.
@@ -88,7 +90,8 @@ class Channel(Item):
         rng: np.random.Generator | None = None,
     ) -> Posterior:
         """Posterior of the latents z (n, P, C) given the labels y of n samples, if z ~ N(omega, V (x) I_C) before: means
-        ``omega`` (n, P, C), covariance V (P, P) of components.
+        ``omega`` (n, P, C), covariance V (P, P) of components. ``second_moment`` asks for that of each sample, ``rng`` is
+        for channels that integrate by sampling.
 
         Derived: from `log_likelihood`.
 

@@ -11,9 +11,9 @@ from smimbench.interfaces.item import Array, Item
 
 
 class Inputs(Item):
-    """Distribution of the inputs: n samples of T tokens in D dimensions, of mean 0 and mean variance 1.
-    ``shape`` is (T, D) of inputs that exist in one size only; ``gaussian`` inputs have the covariances ``token_covariance``
-    and ``feature_variances``.
+    """Distribution of the inputs: n samples of T tokens in D dimensions, of mean 0 and mean variance 1. ``transform`` makes
+    tokens from iid N(0, 1) numbers, ``shape`` is (T, D) of inputs that exist in one size only; ``gaussian`` inputs have the
+    covariances ``token_covariance`` and ``feature_variances``.
 
     Inputs have ``draw``, or ``transform``, from which the engine draws. Samples are independent.
     """
@@ -23,7 +23,8 @@ class Inputs(Item):
     def draw(
         self, rng: np.random.Generator, n: int, tokens: int, dimension: int
     ) -> Array:
-        """Draw tokens (n, T, D) on the host; called once for a data set.
+        """Draw tokens (n, T, D) with ``rng`` on the host, T and D being ``tokens`` and ``dimension``; called once for a data
+        set.
 
         Derived: `transform` of iid N(0, 1) numbers.
         """

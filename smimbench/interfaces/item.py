@@ -103,9 +103,10 @@ IDENTITY_MEMBERS = ("name", "version", "reference", "capabilities")
 
 
 class Item:
-    """Base class of models, inputs, channels, priors, metrics and algorithms.
-    ``example`` holds parameters with which published checks create the item; the members that a class must define are
-    listed in ``_required_members`` and, where one set of several is enough, in ``_alternative_members``.
+    """Base class of models, inputs, channels, priors, metrics and algorithms, with name, version, source of the equations
+    (``reference``) and capabilities. ``example`` holds parameters with which published checks create the item,
+    ``title_words`` words for titles; the members that a class must define are listed in ``_required_members`` and, where one
+    set of several is enough, in ``_alternative_members``.
 
     Parameters are the fields of a dataclass. Bad values raise ``smimbench.ParameterError(key, "must be ..., got ...")``.
     """

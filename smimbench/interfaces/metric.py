@@ -46,9 +46,9 @@ class Claims:
 
 
 class Metric(Item):
-    """Metric that measures how good an estimate is, by one number or one number per component.
-    ``unit`` says what the value 1 means, ``direction`` which values are better, ``in_trajectory`` whether it is measured at
-    every recorded iteration.
+    """Metric that measures how good an estimate is, by one number or one number per component. ``unit`` says what the value
+    1 means, ``direction`` which values are better, ``bounded`` whether no estimate beats the posterior mean, ``theory`` what
+    it predicts, ``in_trajectory`` whether it is measured at every recorded iteration.
 
     A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
     in ``run.metrics``; its name is part of the key of these cells.

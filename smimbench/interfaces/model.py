@@ -11,9 +11,10 @@ from smimbench.interfaces.item import Array, Cost, Item
 
 
 class Model(Item):
-    """Model of the latents as a function of signal and inputs, with matrix products only. ``rank`` of the signal is low or
-    extensive; ``kappa`` is the factor in ``Qhat = kappa alpha E sum_c g_c g_c^T``, the precision of the effective noise, with
-    g the messages of the channel at the C sites c.
+    """Model of the latents as a function of signal and inputs (T ``tokens`` per sample), with matrix products only. ``rank``
+    of the signal is low or extensive; ``kappa`` is the factor, 1 or 2, in ``Qhat = kappa alpha E sum_c g_c g_c^T``, the
+    precision of the effective noise, with g the messages (slopes of the log-likelihood in the latents) of the channel at the
+    C sites c.
 
     A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
     of that name, which is filled in from the model.
@@ -54,18 +55,20 @@ class Model(Item):
         raise NotImplementedError
 
     def sample_ratio(self, n: int, dimension: int) -> float:
-        """Sample ratio of n samples: n / D for low rank, n / D^2 for extensive rank; inverse of ``sample_count``."""
+        """Sample ratio of n samples in this dimension D: n / D for low rank, n / D^2 for extensive rank; inverse of
+        ``sample_count``.
+        """
         raise NotImplementedError
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
-        """Shape of a signal with P components: (P, D) for low rank, (P, D, D) for extensive rank."""
+        """Shape of a signal with P components in this dimension D: (P, D) for low rank, (P, D, D) for extensive rank."""
         raise NotImplementedError
 
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw unit noise Z on the host, in the shape of the signal S, for the effective channel ``R = S + Qhat^(-1/2) Z`` of
-        precision Qhat (P, P).
+        """Draw unit noise Z with ``rng`` on the host, in the shape of the signal S (P components, dimension D), for the
+        effective channel ``R = S + Qhat^(-1/2) Z`` of precision Qhat (P, P).
         """
         raise NotImplementedError
 
@@ -74,15 +77,18 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        """Adjoint of ``forward``: sum over the n samples of messages g (n, P, C) times inputs, in the shape of the signal;
-        with the precision Qhat (P, P) it gives ``R = W_hat + Qhat^{-1} adjoint(g)`` for an estimate W_hat.
+        """Adjoint of ``forward``: sum over the n samples of messages g (n, P, C) times inputs, in the shape of the signal.
+        With the precision Qhat (P, P) of the effective noise and an estimate W_hat of the signal it gives the observation
+        ``R = W_hat + Qhat^{-1} adjoint(g)``.
 
         For features of other variances than 1 it becomes ``problem.per_variance(adjoint(g))``.
         """
         raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:
-        """Ratio of ``adjoint`` to the transpose of ``forward``: 1, or kappa / D for extensive rank."""
+        """Ratio of ``adjoint`` to the transpose of ``forward`` in this dimension D: 1 for low rank, or kappa / D (factor
+        ``kappa`` of the model) for extensive rank.
+        """
         raise NotImplementedError
 
     def inner(self, a: Array, b: Array) -> Array:
@@ -90,7 +96,7 @@ class Model(Item):
         raise NotImplementedError
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
-        """Split n samples into slices whose inputs and intermediate results for P components fit the cache.
+        """Split n samples into slices whose inputs (dimension D) and intermediate results for P components fit the cache.
 
         With arguments of these names: ``itemsize``, the bytes of a number, ``like``, an array on the device that does the work,
         ``streamed``, whether inputs are moved there by the slice.
@@ -104,7 +110,9 @@ class Model(Item):
         raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """Squared error (P,) of every component, scaled so that the prior mean has error 1 in the limit."""
+        """Squared error (P,) of every component of an estimate of the signal, scaled so that the prior mean has error 1 in
+        the limit.
+        """
         raise NotImplementedError
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
@@ -114,8 +122,8 @@ class Model(Item):
         raise NotImplementedError
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Cost of one pass over n inputs (``forward`` and ``adjoint``) and of one typical ``denoise``, for numbers of
-        ``itemsize`` bytes.
+        """Cost of one pass over n inputs in this dimension D (``forward`` and ``adjoint``) and of one typical ``denoise`` of
+        P components, for numbers of ``itemsize`` bytes.
         """
         raise NotImplementedError
 

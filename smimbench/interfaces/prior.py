@@ -57,9 +57,10 @@ class Factor(NamedTuple):
 
 
 class Law(NamedTuple):
-    """Distribution of a single entry (low rank) or a single eigenvalue (extensive rank) of the signal.
-    ``fluctuation(D)`` is the relative standard deviation of a self-overlap, ``spectral_means`` are means over eigenvalues
-    of the noisy signal, ``eigenvalue_map`` denoises eigenvalues within an iteration.
+    """Distribution of a single entry w (low rank), by ``log_density``, or a single eigenvalue (extensive rank) of the
+    signal, by ``quantile`` or samples (``eigenvalues``). ``fluctuation(D)`` is the relative standard deviation of a signal's
+    overlap with itself, ``spectral_means`` are means over eigenvalues of the noisy signal, ``eigenvalue_map`` denoises
+    eigenvalues within an iteration.
 
     One of the first three is enough for a prior. Laws are scaled to unit variance unless the prior has a ``sample`` too.
 
@@ -103,7 +104,7 @@ class Prior(Item):
     def sample(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw a signal on the host.
+        """Draw a signal of P ``components`` in this dimension with ``rng`` on the host.
 
         Derived: from the law, scaled to unit variance.
         """

@@ -24,8 +24,8 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """Data set that an algorithm learns from: inputs, labels and sizes, never the teacher.
-    ``start`` is a starting point from the engine, ``fresh`` draws new samples of the same teacher.
+    """Data set that an algorithm learns from: inputs, labels, sizes and sample ratio, never the teacher. ``start`` is a
+    starting point from the engine, ``fresh`` draws new samples of the same teacher.
 
     Attributes
     ----------
@@ -67,7 +67,8 @@ def placeholder_data(
 
 
 class ProblemLike(Protocol):
-    """Interface of a problem as items see it, implemented by ``smimbench.Problem``.
+    """Interface of a problem as items see it: model, channel and prior, and the number of signal ``components``; implemented
+    by ``smimbench.Problem``.
 
     Attributes
     ----------
@@ -84,5 +85,5 @@ class ProblemLike(Protocol):
     components: int
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
-        """Cost of one pass (forward and adjoint) over a number of samples (default: all)."""
+        """Cost of one pass (forward and adjoint) over a number of samples of ``data`` (default: all)."""
         ...

@@ -131,8 +131,8 @@ class Answers:
         on_remark: Callable[[str], object] = lambda remark: None,
         memory: Memory | None = None,
     ) -> None:
-        """Read answers from ``folder``, or from ``memory`` alone; ``prediction_errors`` says whether they have
-        generalization errors, ``on_remark`` gets a line for each file that is not used.
+        """Read answers from ``folder``, or from ``memory`` alone (results of this process); ``prediction_errors`` says
+        whether they have generalization errors, ``on_remark`` gets a line for each file that is not used.
         """
         self.folder, self.prediction_errors, self.on_remark = (
             folder,

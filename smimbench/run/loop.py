@@ -61,7 +61,9 @@ READINGS = (
 
 
 class Status(enum.StrEnum):
-    """Status of a finished cell."""
+    """Status of a finished cell: converged or all planned steps made (``OK``), not converged, diverged, stopped by the time
+    limit, failed by an error, or skipped because the algorithm refuses the problem.
+    """
 
     OK = "ok"
     NOT_CONVERGED = "not-converged"

@@ -514,7 +514,7 @@ class TheorySolver(Answers):
         folder, spec = self.nodes_folder(canonical_json(problem.spec)), problem.spec
 
         def read_nodes() -> dict[str, Uncertain]:
-            """Read the nodes that are stored in the folder."""
+            """Read the nodes (information at single overlaps) that are stored in the folder."""
             nodes = {}
             for path in folder.glob("[!.]*.json"):
                 answer = self._trusted_answer(

@@ -232,7 +232,7 @@ def _repeated_label_error(file: str, table_key: str, label: str) -> SuiteError:
 
 
 def without_assumptions(parameters: Parameters) -> Parameters:
-    """Remove ``assumed``, the channel and prior that an algorithm takes for granted, from its parameters."""
+    """Remove ``assumed``, the channel and prior that an algorithm assumes instead of the true ones, from its parameters."""
     return {
         parameter_name: parameter_value
         for parameter_name, parameter_value in parameters.items()

@@ -146,7 +146,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one check of one item: its status with a message and the seconds it took; ``meaning`` explains a failure.
+    """Outcome of one check of one item (both by name): its status with a message and the seconds it took; ``meaning``
+    explains a failure.
 
     ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says why it failed or was skipped, and is empty if it
     passed.
