@@ -27,13 +27,14 @@ LIBRARY = ("torch.adam", "optax.adam")
 
 
 class PlainTorchAdam:
-    """The same training in plain PyTorch: a forward map, ``backward()`` and ``torch.optim.Adam``."""
+    """The same training without smimbench: the model's forward map, ``backward()`` and ``torch.optim.Adam`` of plain PyTorch."""
 
     def __init__(self, loss):
+        """Store the name of the loss."""
         self.loss = loss
 
     def init(self, problem, data, rng):
-        """Create the tensors of the data, the parameter and the optimizer."""
+        """Create the tensors of the inputs and labels, the factor to be learned and the optimizer."""
         self.d = data.dimension
         self.factor = torch.nn.Parameter(
             torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0])
@@ -44,20 +45,24 @@ class PlainTorchAdam:
         return self
 
     def signal(self):
-        """Return the matrix that the factor represents."""
+        """Return the signal ``S = W W^T / sqrt(width d)`` (d, d) of the factor W."""
         return self.factor @ self.factor.T / math.sqrt(self.factor.shape[1] * self.d)
 
     def step(self, problem, data, state):
-        """Make one step of Adam on the loss over all samples."""
+        """Make one step of Adam on the loss over all samples, with ``projections`` of the tokens by the factor and the softmax
+        inputs that they give.
+        """
         self.optimizer.zero_grad()
-        scale = math.sqrt(self.factor.shape[1] * self.d)
-        z = self.inputs @ self.factor
-        trace = torch.eye(self.inputs.shape[1]) * (self.factor**2).sum()
-        h = (z @ z.transpose(1, 2) - trace) / (scale * math.sqrt(self.d))
+        factor_norm = math.sqrt(self.factor.shape[1] * self.d)
+        projections = self.inputs @ self.factor
+        trace_matrix = torch.eye(self.inputs.shape[1]) * (self.factor**2).sum()
+        softmax_inputs = (projections @ projections.transpose(1, 2) - trace_matrix) / (
+            factor_norm * math.sqrt(self.d)
+        )
         if self.loss == "squared":
-            loss = ((torch.softmax(h, -1) - self.targets) ** 2).sum()
+            loss = ((torch.softmax(softmax_inputs, -1) - self.targets) ** 2).sum()
         else:
-            loss = -(self.targets * torch.log_softmax(h, -1)).sum()
+            loss = -(self.targets * torch.log_softmax(softmax_inputs, -1)).sum()
         (loss / self.d).backward()
         self.optimizer.step()
         return self, None
@@ -67,21 +72,23 @@ class PlainTorchAdam:
         return self.signal().detach().numpy()[None]
 
 
-def seconds(problem, data, item, clock, steps=300):
-    """Return best and median duration of a step, and the estimate after five steps."""
-    state = item.init(problem, data, np.random.default_rng(0))
+def seconds(problem, data, algorithm, clock, steps=300):
+    """Return best and median duration in seconds of a step of an ``algorithm``, and the estimate after five steps; ``clock``
+    gives the time.
+    """
+    state = algorithm.init(problem, data, np.random.default_rng(0))
     durations, early_estimate = [], None
-    for count in range(steps):
-        begin = clock()
-        state, _ = item.step(problem, data, state)
-        durations.append(clock() - begin)
-        if count == 4:
-            early_estimate = np.array(item.estimate(state))
+    for step_index in range(steps):
+        start_time = clock()
+        state, _ = algorithm.step(problem, data, state)
+        durations.append(clock() - start_time)
+        if step_index == 4:
+            early_estimate = np.array(algorithm.estimate(state))
     return min(durations), float(np.median(durations)), early_estimate
 
 
 def main() -> None:
-    """Print the durations of a step for each implementation and loss."""
+    """Print the duration of a step for each implementation and each loss, after checking that all take the same steps."""
     dimension = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     alpha = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
     threads = int(sys.argv[3]) if len(sys.argv) > 3 else 1
@@ -96,7 +103,7 @@ def main() -> None:
     clock = time.process_time if threads == 1 else time.perf_counter
     with threadpool_limits(limits=threads):
         for loss in ("squared", "cross-entropy"):
-            contenders = {
+            implementations = {
                 "smimbench adam": Adam(loss=loss),
                 **{
                     name: build(
@@ -108,19 +115,23 @@ def main() -> None:
                 },
                 "plain torch": PlainTorchAdam(loss),
             }
-            reference = None
-            for name, item in contenders.items():
-                best, median, early_estimate = seconds(problem, data, item, clock)
-                reference = early_estimate if reference is None else reference
+            first_estimate = None
+            for name, algorithm in implementations.items():
+                best_duration, median_duration, early_estimate = seconds(
+                    problem, data, algorithm, clock
+                )
+                first_estimate = (
+                    early_estimate if first_estimate is None else first_estimate
+                )
                 if (
-                    np.abs(early_estimate - reference).max()
-                    > 1e-4 * np.abs(reference).max()
+                    np.abs(early_estimate - first_estimate).max()
+                    > 1e-4 * np.abs(first_estimate).max()
                 ):
                     raise SystemExit(
-                        f"{name} and {next(iter(contenders))} must take the same steps, but differ on the loss {loss}"
+                        f"after five steps, {name} and {next(iter(implementations))} must agree to 1e-4 on the loss {loss!r}"
                     )
                 print(
-                    f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms"
+                    f"{loss:13s} {name:14s} best {1e3 * best_duration:.2f} ms, median {1e3 * median_duration:.2f} ms"
                 )
 
 

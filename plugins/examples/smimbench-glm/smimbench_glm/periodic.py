@@ -46,6 +46,7 @@ class Periodic:
     components = 1
 
     def __post_init__(self) -> None:
+        """Check that frequency and noise are positive, the slope is not negative and there is one token."""
         check_number("frequency", self.frequency, positive=True)
         check_number("noise", self.noise, positive=True)
         check_number("slope", self.slope, positive=False)
@@ -55,16 +56,19 @@ class Periodic:
             )
 
     def predict(self, z: Any) -> Any:
-        """Noiseless label ``sin(k z) - c z`` of the latents z."""
+        """Noiseless label ``sin(k z) - c z`` of the latents z, with k the ``frequency`` and c the ``slope``."""
         return namespace(z).sin(self.frequency * z) - self.slope * z
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1, 1) of the latents, with noise drawn from ``rng``."""
+        """Labels (..., n, 1, 1) of the latents z, ``sin(k z) - c z`` plus Gaussian noise drawn from ``rng``."""
         check_latents(z, 1, 1)
         noise = namespace(z).asarray(rng.standard_normal(tuple(z.shape)), **matching(z))
         return self.predict(z) + math.sqrt(self.noise) * noise
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z."""
-        square = (y - self.predict(z))[..., 0, 0] ** 2
-        return -square / (2 * self.noise) - math.log(2 * math.pi * self.noise) / 2
+        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z, (n, 1, 1) each."""
+        squared_residual = (y - self.predict(z))[..., 0, 0] ** 2
+        return (
+            -squared_residual / (2 * self.noise)
+            - math.log(2 * math.pi * self.noise) / 2
+        )

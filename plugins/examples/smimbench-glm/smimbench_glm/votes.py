@@ -14,7 +14,9 @@ __all__ = ["Committee", "SignProduct"]
 
 
 class _Votes:
-    """Base class of noiseless channels whose labels, one for each token, are functions of the signs of its P latents."""
+    """Base class of noiseless channels whose labels, one for each of M tokens, are the sign of a score of the signs of the
+    token's P latents.
+    """
 
     version = 1
     reference = "derived, checked by tests/test_votes.py"
@@ -23,15 +25,19 @@ class _Votes:
     components: int
 
     def __post_init__(self) -> None:
+        """Check that tokens and components are whole numbers of at least 1, with at most 12 latents in all."""
         for key in ("tokens", "components"):
             check_whole(key, getattr(self, key), 1)
         if self.tokens * self.components > 12:
             raise ParameterError(
                 "components",
-                f"components * tokens must be at most 12, got {self.components} * {self.tokens}",
+                f"times tokens must be at most 12 latents, got {self.components} components * {self.tokens} tokens",
             )
 
     def _score(self, signs: Any) -> Any:
+        """Score (..., n, M) whose sign is the label, from the ``signs`` (..., n, P, M) of the latents; each subclass defines it,
+        as a sum or a product.
+        """
         raise NotImplementedError
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
@@ -41,10 +47,12 @@ class _Votes:
         return xp.sign(self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))))
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """Log-likelihood (n,): 0 if the latents (n, P, M) give the label (n, M), otherwise minus infinity."""
+        """Log-likelihood (n,) of the labels y (n, M) given the latents z (n, P, M): 0 if the latents give these labels, else
+        minus infinity.
+        """
         xp = namespace(y, z)
-        zero = xp.zeros_like(z[..., 0, 0])
-        return xp.where(xp.all(self.forward(z) == y, axis=-1), zero, zero - math.inf)
+        zeros = xp.zeros_like(z[..., 0, 0])
+        return xp.where(xp.all(self.forward(z) == y, axis=-1), zeros, zeros - math.inf)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Committee(_Votes):
     symmetry = "permutations"
 
     def _score(self, signs: Any) -> Any:
+        """Sum of the signs of the P latents, whose sign is the majority."""
         return namespace(signs).sum(signs, axis=-2)
 
 
@@ -102,8 +111,9 @@ class SignProduct(_Votes):
 
     @property
     def symmetry(self) -> str:
-        """Symmetry of the labels: permutations of components, and a common sign if their number is even."""
+        """Symmetry of the labels: permutations of the P components and, if P is even, a common sign as well."""
         return "permutations" if self.components % 2 else "permutations-common-sign"
 
     def _score(self, signs: Any) -> Any:
+        """Product of the signs of the P latents."""
         return namespace(signs).prod(signs, axis=-2)

@@ -16,45 +16,66 @@ MODEL = get_registry().get("model", "sequence-multi-index").item(tokens=1)
 
 @parametrize_with_checks([Periodic()])
 def test_contract(check):
+    """The periodic channel passes every published check."""
+
     check()
 
 
 def information(channel, q):
-    """``E (d log p(y | omega) / d omega)^2`` for ``omega ~ N(0, q)`` by sums over grids of the latent and the label."""
-    t = np.linspace(-7, 7, 281)
-    weight = np.exp(-t * t / 2) / np.exp(-t * t / 2).sum()
+    """Fisher information ``E (d log p(y | omega) / d omega)^2`` of the label y about the latent's mean ``omega ~ N(0, q)``, by
+    sums over grids of the latent z and of y.
+    """
+    unit_grid = np.linspace(-7, 7, 281)
+    weight = (
+        np.exp(-unit_grid * unit_grid / 2) / np.exp(-unit_grid * unit_grid / 2).sum()
+    )
     y = (1 + 6 * np.sqrt(channel.noise) + 4 * channel.slope) * np.linspace(-1, 1, 161)
-    total = 0.0
-    for omega, mass in zip(np.sqrt(q) * t[::4], weight[::4] / weight[::4].sum()):
-        z = omega + np.sqrt(1 - q) * t
-        law = np.exp(
+    total_information = 0.0
+    for omega, weight_of_omega in zip(
+        np.sqrt(q) * unit_grid[::4], weight[::4] / weight[::4].sum()
+    ):
+        z = omega + np.sqrt(1 - q) * unit_grid
+        likelihood = np.exp(
             -((y[:, None] - np.sin(channel.frequency * z) + channel.slope * z) ** 2)
             / (2 * channel.noise)
         )
-        law /= np.sqrt(2 * np.pi * channel.noise)
-        slope, density = law @ (weight * t) / np.sqrt(1 - q), law @ weight
-        total += mass * np.sum(slope**2 / density) * (y[1] - y[0])
-    return total
+        likelihood /= np.sqrt(2 * np.pi * channel.noise)
+        density_derivative, density = (
+            likelihood @ (weight * unit_grid) / np.sqrt(1 - q),
+            likelihood @ weight,
+        )
+        total_information += (
+            weight_of_omega * np.sum(density_derivative**2 / density) * (y[1] - y[0])
+        )
+    return total_information
 
 
 @pytest.mark.parametrize(("q", "slope"), [(0.2, 0.0), (0.7, 0.4)])
 def test_information_is_that_of_plain_integrals(q, slope):
+    """The engine's information at the overlap q agrees with plain sums over grids."""
+
     channel = Periodic(frequency=2.2, noise=1.0, slope=slope)
-    found = complete_channel(channel, MODEL).information(
+    engine_information = complete_channel(channel, MODEL).information(
         np.array([[q]]), np.array([[1 - q]])
     )
-    assert found.value[0, 0] == pytest.approx(information(channel, q), rel=1e-2)
+    assert engine_information.value[0, 0] == pytest.approx(
+        information(channel, q), rel=1e-2
+    )
 
 
 def test_the_curve_turns_back_where_the_phase_is_hard():
-    """``alpha(q) = q / ((1 - q) I(q))`` has a largest value and a smallest one behind it: two fixed points between."""
+    """The sample ratio ``alpha(q) = q / ((1 - q) I(q))`` of a fixed point at the overlap q, with I the information, has a maximum
+    followed by a minimum; between these values of alpha two fixed points are stable and the phase is hard.
+    """
     q = np.linspace(0.1, 0.9, 33)
-    curve = (
-        q / (1 - q) / [information(Periodic(frequency=2.2, noise=1.0), x) for x in q]
+    alphas = (
+        q
+        / (1 - q)
+        / [information(Periodic(frequency=2.2, noise=1.0), overlap) for overlap in q]
     )
-    top = np.argmax(curve[:16])
-    assert curve[top] == pytest.approx(7.2, abs=0.1)
-    assert curve[top:].min() == pytest.approx(5.57, abs=0.1)
+    index_of_maximum = np.argmax(alphas[:16])
+    assert alphas[index_of_maximum] == pytest.approx(7.2, abs=0.1)
+    assert alphas[index_of_maximum:].min() == pytest.approx(5.57, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -62,5 +83,7 @@ def test_the_curve_turns_back_where_the_phase_is_hard():
     [("noise", 0.0), ("frequency", -1.0), ("slope", -1.0), ("tokens", 2)],
 )
 def test_bad_parameters_are_named(key, value):
+    """An invalid parameter raises an error that names it."""
+
     with pytest.raises(smimbench.ParameterError, match=key):
         Periodic(**{key: value})

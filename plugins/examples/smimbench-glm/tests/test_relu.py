@@ -18,41 +18,60 @@ from smimbench.theory.predictions import thresholds
 
 @parametrize_with_checks([Relu(), Relu(tokens=3)])
 def test_contract(check):
+    """The rectifier passes every published check, with one token and with three."""
+
     check()
 
 
 @pytest.mark.parametrize("q", [1e-6, 0.3, 0.9, 0.9999])
 def test_information_is_the_integral_over_label_and_estimate(q):
+    """The information at the overlap q and error v = 1 - q is an integral over omega, the latent's mean, and over the label."""
+
     v = 1 - q
-    root = math.sqrt(v)
+    standard_deviation = math.sqrt(v)
 
-    def squared(omega):
-        """``E g^2`` given omega: labels above 0 tell z, labels 0 that it is below."""
-        seen = quad(
-            lambda z: ((z - omega) / v) ** 2 * norm.pdf(z, omega, root),
+    def information_at(omega):
+        """Squared message ``E g^2`` given omega: labels above 0 reveal the latent z, labels 0 only that z is negative."""
+        positive_part = quad(
+            lambda z: ((z - omega) / v) ** 2 * norm.pdf(z, omega, standard_deviation),
             0,
-            max(omega, 0) + 12 * root,
+            max(omega, 0) + 12 * standard_deviation,
         )[0]
-        hidden = norm.cdf(-omega / root)
-        if hidden < 1e-12:
-            return seen
-        low = quad(
-            lambda z: (z - omega) / v * norm.pdf(z, omega, root),
-            min(omega, 0) - 12 * root,
+        probability_of_zero = norm.cdf(-omega / standard_deviation)
+        if probability_of_zero < 1e-12:
+            return positive_part
+        mean_of_zero_label = quad(
+            lambda z: (z - omega) / v * norm.pdf(z, omega, standard_deviation),
+            min(omega, 0) - 12 * standard_deviation,
             0,
         )[0]
-        return seen + low**2 / hidden
+        return positive_part + mean_of_zero_label**2 / probability_of_zero
 
-    edges = [-9, -12 * root, 0, 12 * root, 9] if q > 0.5 else [-9, 9]
-    parts = [
-        quad(lambda t: squared(math.sqrt(q) * t) * norm.pdf(t), a, b, limit=200)[0]
-        for a, b in itertools.pairwise(edges)
+    edges = (
+        [-9, -12 * standard_deviation, 0, 12 * standard_deviation, 9]
+        if q > 0.5
+        else [-9, 9]
+    )
+    panel_integrals = [
+        quad(
+            lambda t: information_at(math.sqrt(q) * t) * norm.pdf(t),
+            lower_edge,
+            upper_edge,
+            limit=200,
+        )[0]
+        for lower_edge, upper_edge in itertools.pairwise(edges)
     ]
-    found = Relu().information(np.array([[q]]), np.array([[v]]))
-    assert found.value[0, 0] == pytest.approx(sum(parts), rel=1e-6)
+    engine_information = Relu().information(np.array([[q]]), np.array([[v]]))
+    assert engine_information.value[0, 0] == pytest.approx(
+        sum(panel_integrals), rel=1e-6
+    )
 
 
 def test_gaussian_signals_are_found_from_twice_as_many_labels():
+    """Gaussian signals are recovered perfectly above a sample ratio of 2, where the positive half of the labels gives as many
+    equations as unknowns.
+    """
+
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1}, "relu", "gaussian"
     )

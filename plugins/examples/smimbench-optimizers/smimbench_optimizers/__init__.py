@@ -18,7 +18,7 @@ optax_optimizer = OptaxOptimizer.registered
 @hookimpl
 def smimbench_register_algorithms(register: Any) -> None:
     """Register optimizers of the installed libraries, and ``torch`` and ``optax``, which take any optimizer by its path."""
-    contenders = {
+    algorithms_of_library = {
         "torch": [
             TorchOptimizer.any_path("torch", "torch.optim.Adam"),
             torch_optimizer("torch.adam", "torch.optim.Adam"),
@@ -50,6 +50,6 @@ def smimbench_register_algorithms(register: Any) -> None:
             optax_optimizer("optax.sam", "smimbench_optimizers.optax_steps.sam"),
         ],
     }
-    for package, algorithms in contenders.items():
-        for algorithm in algorithms if find_spec(package) else ():
+    for library, algorithms in algorithms_of_library.items():
+        for algorithm in algorithms if find_spec(library) else ():
             register(algorithm)

@@ -43,7 +43,7 @@ class LibraryOptimizer(Descent):
     version: ClassVar[int] = 1
     optimizer: ClassVar[Any]
     """The optimizer, or the path it is imported from when it is used."""
-    usual: ClassVar[dict[str, Any]] = {}
+    default_options: ClassVar[dict[str, Any]] = {}
     """Options that differ from the library's own defaults."""
     rate_name: ClassVar[str] = ""
     """What the library calls its learning rate."""
@@ -56,9 +56,10 @@ class LibraryOptimizer(Descent):
         *,
         learning_rate: float = 0.1,
         reference: str = "",
-        **usual: Any,
+        **default_options: Any,
     ) -> type[Any]:
-        """Make an algorithm from an optimizer, to be registered in ``smimbench_register_algorithms``.
+        """Make an algorithm from an optimizer, to be registered in ``smimbench_register_algorithms``; ``default_options`` are
+        options that differ from the library's defaults.
 
         Parameters
         ----------
@@ -71,7 +72,7 @@ class LibraryOptimizer(Descent):
             Default of this parameter.
         reference : str
             Where the equations are from; default: the path.
-        **usual
+        **default_options
             Options that are to differ from the library's own defaults.
         """
         path = (
@@ -79,85 +80,105 @@ class LibraryOptimizer(Descent):
             if isinstance(optimizer, str)
             else f"{optimizer.__module__}.{optimizer.__qualname__}"
         )
-        body = {
+        class_members = {
             "__doc__": f"{path}\n\n{inspect.getdoc(LibraryOptimizer)}",
             "name": name,
             "reference": reference or path,
             "optimizer": optimizer
             if isinstance(optimizer, str)
             else staticmethod(optimizer),
-            "usual": usual,
+            "default_options": default_options,
         }
         return cls._make_class(
-            body,
+            class_members,
             ("learning_rate", float, learning_rate),
             sys._getframe(1).f_globals["__name__"],
         )
 
     @classmethod
     def any_path(cls, name: str, example: str) -> type[Any]:
-        """Make an algorithm whose parameter ``optimizer`` is the import path of any optimizer."""
-        body = {
+        """Make an algorithm of this name whose parameter ``optimizer`` is the import path of any optimizer; ``example`` is such a
+        path, for the documentation.
+        """
+        class_members = {
             "__doc__": f"{inspect.getdoc(LibraryOptimizer)}\noptimizer : str\n    Path to import it from, {example!r}.",
             "name": name,
             "reference": "the library that is named",
             "example": {"optimizer": example},
         }
         return cls._make_class(
-            body, ("optimizer", str, field(kw_only=True)), cls.__module__
+            class_members, ("optimizer", str, field(kw_only=True)), cls.__module__
         )
 
     @classmethod
     def _make_class(
-        cls, body: dict[str, Any], parameter: tuple[str, type, Any], module: str
+        cls,
+        class_members: dict[str, Any],
+        parameter: tuple[str, type, Any],
+        source_module: str,
     ) -> type[Any]:
-        body |= {"__module__": __name__}  # where the annotations mean something
+        """Make the class of an algorithm from its members and one dataclass parameter (name, type, default), as part of the
+        module where it is registered.
+        """
+        class_members |= {
+            "__module__": __name__
+        }  # where the annotations mean something
         optimizer_class = make_dataclass(
-            cls.__name__, [parameter], bases=(cls,), namespace=body, frozen=True
+            cls.__name__,
+            [parameter],
+            bases=(cls,),
+            namespace=class_members,
+            frozen=True,
         )
-        optimizer_class.__module__ = module  # where it is registered: that file belongs to the source of the algorithm
+        optimizer_class.__module__ = source_module  # where it is registered: that file belongs to the source of the algorithm
         return optimizer_class
 
     def __post_init__(self) -> None:
+        """Check that the optimizer takes a learning rate, that it takes all options, and that it can be created with them."""
         super().__post_init__()
-        signature = inspect.signature(self.factory).parameters
-        names = [
+        factory_parameters = inspect.signature(self.factory).parameters
+        option_names = [
             name
-            for name, p in signature.items()
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            for name, parameter in factory_parameters.items()
+            if parameter.kind
+            in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
-        if self.rate_name not in names:
+        if self.rate_name not in option_names:
             raise ParameterError(
                 "optimizer",
-                f"{self.optimizer} is not an optimizer: it takes no parameter {self.rate_name}",
+                f"must be an optimizer with a parameter {self.rate_name}, but {self.optimizer} has none",
             )
-        names = [
-            name for name in names if name not in ("self", "params", self.rate_name)
+        option_names = [
+            name
+            for name in option_names
+            if name not in ("self", "params", self.rate_name)
         ]
-        options = {**self.usual, **(self.options or {})}
+        options = {**self.default_options, **(self.options or {})}
         for key in options:
-            if key not in names:
-                hint = (
+            if key not in option_names:
+                reason = (
                     "set the parameter learning_rate of the algorithm instead"
                     if key == self.rate_name
-                    else unknown_key(key, names)
+                    else unknown_key(key, option_names)
                 )
-                raise ParameterError(f"options.{key}", hint)
+                raise ParameterError(
+                    f"options.{key}", f"is no option of the optimizer: {reason}"
+                )
         object.__setattr__(
             self, "options", options
-        )  # with those that are usual: they are part of the cell
+        )  # default options are part of the cell, too
         try:
             self.try_out(self.seeded(0))
         except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-            message = " ".join(str(error).split())
+            error_text = " ".join(str(error).split())
             raise ParameterError(
                 "options",
-                f"the optimizer {self.optimizer} rejects these options: {message}",
+                f"the optimizer {self.optimizer} rejects these options: {error_text}",
             ) from None
 
     @property
     def factory(self) -> Callable[..., Any]:
-        """Class or function of the optimizer, imported if it is given by its path."""
+        """Class or function that makes the optimizer, imported if it is given by its path."""
         if not isinstance(self.optimizer, str):
             return self.optimizer
         try:
@@ -169,18 +190,20 @@ class LibraryOptimizer(Descent):
         return optimizer
 
     def seeded(self, seed: int) -> dict[str, Any]:
-        """Return the options, with a seed added if the optimizer draws random numbers and none is set."""
+        """Return the options, with ``seed`` added to them if the optimizer has a parameter ``key`` or ``seed``
+        (``seed_parameters``) and none is set.
+        """
         options, parameters = (
             self.options or {},
             inspect.signature(self.factory).parameters,
         )
-        drawn = [name for name in ("key", "seed") if name in parameters][
+        seed_parameters = [name for name in ("key", "seed") if name in parameters][
             :1
         ]  # where it takes either, it wants one
         return (
             options
             if {"key", "seed"} & set(options)
-            else {**options, **dict.fromkeys(drawn, seed)}
+            else {**options, **dict.fromkeys(seed_parameters, seed)}
         )
 
     def plan(self, data: Data) -> Plan:
@@ -190,7 +213,7 @@ class LibraryOptimizer(Descent):
     normalisation = Adam.normalisation
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """Initialize a run as for ``adam``, with one student, because optimizers of matrices would mix several."""
+        """Initial state as for ``adam``, with one student, because optimizers of matrices would mix several."""
         state = super().init(problem, data, rng)
         memory = self.initial_state(state.factor, int(rng.spawn(1)[0].integers(2**31)))
         return state._replace(memory=(memory, None, problem.prior.factor))
@@ -203,18 +226,22 @@ class LibraryOptimizer(Descent):
         rate: float,
         count: int,
     ) -> Any:
-        """Make one step of the optimizer and return the new factor and its memory."""
-        inner, _, basis = memory
-        factor, inner, evaluated = self.call(objective, factor, inner, rate)
-        return factor, (inner, evaluated, basis)
+        """Make one step of the optimizer on the objective at this learning rate; return the new factor and the memory: the
+        optimizer's state, an averaged factor (or None) and the prior's factorization.
+        """
+        optimizer_state, _, factorization = memory
+        factor, optimizer_state, averaged_factor = self.call(
+            objective, factor, optimizer_state, rate
+        )
+        return factor, (optimizer_state, averaged_factor, factorization)
 
     def estimate(self, state: Any) -> Array:
-        """Signal of the current factor, or of the average of iterates if the optimizer evaluates at that average."""
-        _, evaluated, basis = state.memory
+        """Estimate from the current factor or, if the optimizer averages its iterates, from the averaged factor."""
+        _, averaged_factor, factorization = state.memory
         return super().estimate(
             state
-            if evaluated is None
-            else state._replace(signal=basis.compose(evaluated))
+            if averaged_factor is None
+            else state._replace(signal=factorization.compose(averaged_factor))
         )
 
     # -- what a library adds -----------------------------------------------------------------------------------------
@@ -224,18 +251,20 @@ class LibraryOptimizer(Descent):
         raise NotImplementedError
 
     def initial_state(self, factor: Array, seed: int) -> Any:
-        """State of the optimizer at the start of a run."""
+        """Initial state of the optimizer for a run that starts at this factor; ``seed`` is for its random numbers."""
         raise NotImplementedError
 
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """Make one step; return factor and state, and the factor at which the estimate is evaluated if it differs."""
+        """Make one step from a factor and the optimizer's state (``memory``), at the learning rate ``rate``; return both after
+        the step, and the averaged factor at which the estimate is evaluated (None: the factor itself).
+        """
         raise NotImplementedError
 
 
 def split_parameters(factor: Array) -> list[Array]:
-    """Split a factor into the optimizer's parameters: one for each component that is a matrix."""
+    """Split a factor (P, D, width) into P matrices, the optimizer's parameters; a factor (P, D) is a single one."""
     return (
         [factor[k, ...] for k in range(factor.shape[0])]
         if factor.ndim == 3
@@ -244,7 +273,7 @@ def split_parameters(factor: Array) -> list[Array]:
 
 
 def join_parameters(parameters: list[Array], factor: Array) -> Array:
-    """Join the optimizer's parameters to a new array with the device and dtype of ``factor``."""
+    """Join the optimizer's parameters to one array in the shape of ``factor``, on its device and of its dtype."""
     xp = namespace(factor)
     return xp.asarray(
         xp.stack(parameters) if factor.ndim == 3 else parameters[0],

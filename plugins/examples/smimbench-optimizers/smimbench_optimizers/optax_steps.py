@@ -1,4 +1,4 @@
-"""Steps of optax, or of any function that returns a ``GradientTransformation``; JAX is imported on first use."""
+"""Steps of optax, or of any function that returns an optax ``GradientTransformation``; JAX is imported on first use."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") -> Any:
-    """Sharpness-aware minimization (arXiv:2010.01412): ``optimizer`` steps along the gradient at ``W + rho grad / |grad|``."""
+    """Sharpness-aware minimization (arXiv:2010.01412): ``optimizer`` steps along the gradient at ``W + rho grad / |grad|``, the
+    worst point within a radius rho of the factor W.
+    """
     import optax
 
-    ascent = optax.chain(optax.contrib.normalize(), optax.sgd(rho))
+    ascent_step = optax.chain(optax.contrib.normalize(), optax.sgd(rho))
     transformation = optax.contrib.sam(
-        pkgutil.resolve_name(optimizer)(learning_rate), ascent
+        pkgutil.resolve_name(optimizer)(learning_rate), ascent_step
     )
     return optax.GradientTransformation(
         transformation.init, lambda *arguments: transformation.update(*arguments)
@@ -47,15 +49,15 @@ class OptaxOptimizer(LibraryOptimizer):
         _ = _transformation(self.factory, json.dumps(options)).needs_objective
 
     def initial_state(self, factor: Array, seed: int) -> Any:
-        """Return transformation and initial state, compiled beforehand so that timed steps do not include compilation."""
+        """Return the transformation and its initial state, compiled beforehand so that timed steps do not include compilation."""
         transformation = _transformation(self.factory, json.dumps(self.seeded(seed)))
         with _double_precision(factor):
-            tree = _parameter_tree(factor)
-            state = transformation.at_rate(self.learning_rate).init(tree)
+            parameter_tree = _parameter_tree(factor)
+            state = transformation.at_rate(self.learning_rate).init(parameter_tree)
             if not transformation.needs_objective:
                 transformation.step(
-                    tree,
-                    (_jax_array(namespace(factor).sum(factor)), tree),
+                    parameter_tree,
+                    (_jax_array(namespace(factor).sum(factor)), parameter_tree),
                     state,
                     self.learning_rate,
                     None,
@@ -65,63 +67,76 @@ class OptaxOptimizer(LibraryOptimizer):
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """Make one update, or several if it needs gradients at other points (SAM); each counts as a pass over the samples."""
-        (transformation, state), xp, waiting = memory, namespace(factor), True
+        """Make one update of a factor, or several if the transformation needs gradients at other points (SAM), each of which
+        counts as a pass over the samples; ``step_continues`` says whether another follows.
+        """
+        (transformation, state), xp, step_continues = memory, namespace(factor), True
 
-        def array(tree: list[Any]) -> Array:
-            return join_parameters([xp.from_dlpack(leaf) for leaf in tree], factor)
+        def factor_from_tree(parameter_tree: list[Any]) -> Array:
+            """Factor, as an array of the run's library, from a list of JAX arrays (one for each parameter)."""
+            return join_parameters(
+                [xp.from_dlpack(leaf) for leaf in parameter_tree], factor
+            )
 
-        def evaluate(point: Array) -> tuple[Any, list[Any]]:
-            evaluation = objective(point)
+        def evaluate(trial_factor: Array) -> tuple[Any, list[Any]]:
+            """Loss and gradient of the objective at a factor, as JAX arrays."""
+            evaluation = objective(trial_factor)
             return _jax_array(evaluation.loss), _parameter_tree(evaluation.gradient)
 
         with _double_precision(factor):
-            while waiting:
-                tree = _parameter_tree(factor)
-                tree, state, evaluated, waiting = transformation.step(
-                    tree,
-                    evaluate(factor),
-                    state,
-                    rate,
-                    lambda tree: evaluate(array(tree)),
+            while step_continues:
+                parameter_tree = _parameter_tree(factor)
+                parameter_tree, state, averaged_tree, step_continues = (
+                    transformation.step(
+                        parameter_tree,
+                        evaluate(factor),
+                        state,
+                        rate,
+                        lambda parameter_tree: evaluate(
+                            factor_from_tree(parameter_tree)
+                        ),
+                    )
                 )
-                factor = array(tree)
+                factor = factor_from_tree(parameter_tree)
             return (
                 factor,
                 (transformation, state),
-                None if evaluated is None else array(evaluated),
+                None if averaged_tree is None else factor_from_tree(averaged_tree),
             )
 
 
 class _ObjectiveNeededError(Exception):
-    """Raised if a transformation evaluates the objective at another point."""
+    """Raised in a test update if the transformation evaluates the objective at another point."""
 
 
 def _require_objective(tree: Any) -> Any:
+    """Stand in for the objective in a test update: raise an error that says it is needed."""
     raise _ObjectiveNeededError
 
 
 class Transformation:
-    """Update of an optax transformation, compiled once for all learning rates; it holds no state.
+    """Update of an optax transformation, compiled once for all learning rates; the optimizer's state is kept outside.
 
     One that evaluates the objective while it updates (a line search) is not compiled, for the objective is not JAX's.
     """
 
     def __init__(self, factory: Callable[..., Any], options: str) -> None:
+        """Store the function that makes the transformation and its ``options`` (JSON), and compile the update."""
         os.environ.setdefault(
             "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
         )  # a GPU's memory is for the data, too
         import jax
 
-        values = json.loads(options).items()
+        option_items = json.loads(options).items()
         self.factory = factory
         self.options = {
             key: tuple(value) if isinstance(value, list) else value
-            for key, value in values
+            for key, value in option_items
         }
         self.compiled = jax.jit(self._update)
 
     def __deepcopy__(self, memo: Any) -> Transformation:
+        """Return the same object, since it holds no state."""
         return self
 
     def at_rate(self, rate: Any) -> Any:
@@ -134,63 +149,86 @@ class Transformation:
 
     @functools.cached_property
     def needs_objective(self) -> bool:
-        """Whether the transformation evaluates the objective at other points."""
+        """Whether the transformation evaluates the objective at other points, as line searches do."""
         import jax
 
-        tree = [jax.numpy.zeros((2, 2))]
+        parameter_tree = [jax.numpy.zeros((2, 2))]
         try:
             jax.eval_shape(
-                self._update, tree, (0.0, tree), self.at_rate(1.0).init(tree), 1.0
+                self._update,
+                parameter_tree,
+                (0.0, parameter_tree),
+                self.at_rate(1.0).init(parameter_tree),
+                1.0,
             )
         except _ObjectiveNeededError:
             return True
         return False
 
-    def step(self, tree: Any, evaluation: Any, state: Any, rate: float, at: Any) -> Any:
-        """Make an update; return parameters, state, averaged parameters (or None), and whether the step continues."""
+    def step(
+        self,
+        parameter_tree: Any,
+        evaluation: Any,
+        state: Any,
+        rate: float,
+        evaluate: Any,
+    ) -> Any:
+        """Make one update of the parameters from their ``evaluation`` (loss and gradient) and the optimizer's state, at the
+        learning rate ``rate``; return parameters, state, averaged parameters (or None), and whether the step continues.
+        ``evaluate`` gives loss and gradient at other parameters.
+        """
         import jax
 
         if not self.needs_objective:
-            return self.compiled(tree, evaluation, state, rate)
-        value = jax.custom_vjp(lambda tree: at(tree)[0])
-        value.defvjp(
-            at, lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),)
+            return self.compiled(parameter_tree, evaluation, state, rate)
+        differentiable_loss = jax.custom_vjp(
+            lambda parameter_tree: evaluate(parameter_tree)[0]
+        )
+        differentiable_loss.defvjp(
+            evaluate,
+            lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),),
         )
         with jax.disable_jit():
-            return self._update(tree, evaluation, state, rate, value)
+            return self._update(
+                parameter_tree, evaluation, state, rate, differentiable_loss
+            )
 
     def _update(
         self,
-        tree: Any,
+        parameter_tree: Any,
         evaluation: Any,
         state: Any,
         rate: Any,
         value_fn: Any = _require_objective,
     ) -> Any:
+        """Update of ``step`` without compilation; ``value_fn`` gives the loss at other parameters."""
         import jax
         import optax
 
-        value, gradient = evaluation
+        loss, gradient = evaluation
         updates, state = self.at_rate(rate).update(
-            gradient, state, tree, value=value, grad=gradient, value_fn=value_fn
+            gradient, state, parameter_tree, value=loss, grad=gradient, value_fn=value_fn
         )
-        tree = optax.apply_updates(tree, updates)
+        parameter_tree = optax.apply_updates(parameter_tree, updates)
 
-        def averages(state: Any) -> bool:
+        def is_averaging(state: Any) -> bool:
+            """Whether a part of the optimizer's state is that of a schedule-free method, which averages its iterates."""
             return isinstance(state, optax.contrib.ScheduleFreeState)
 
-        averaging = [
-            leaf for leaf in jax.tree.leaves(state, is_leaf=averages) if averages(leaf)
+        averaging_states = [
+            substate
+            for substate in jax.tree.leaves(state, is_leaf=is_averaging)
+            if is_averaging(substate)
         ]
-        evaluated = (
-            optax.contrib.schedule_free_eval_params(averaging[0], tree)
-            if averaging
+        averaged_tree = (
+            optax.contrib.schedule_free_eval_params(averaging_states[0], parameter_tree)
+            if averaging_states
             else None
         )
         return (
-            tree,
+            parameter_tree,
             state,
-            evaluated,
+            averaged_tree,
             optax.tree_utils.tree_get(state, "steps_since_sync", 0),
         )
 
@@ -200,7 +238,7 @@ _transformation = functools.lru_cache(maxsize=32)(Transformation)
 
 @contextmanager
 def _double_precision(like: Array) -> Iterator[None]:
-    """Context in which JAX computes in double precision, on the device of an array."""
+    """Context in which JAX computes in double precision, on the device of the array ``like``."""
     import jax
 
     with jax.enable_x64(True):
@@ -225,4 +263,5 @@ def _jax_array(array: Array) -> Any:
 
 
 def _parameter_tree(factor: Array) -> list[Any]:
+    """Parameters of a factor as a list of JAX arrays."""
     return [_jax_array(parameter) for parameter in split_parameters(factor)]

@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 class TorchRun:
     """Parameters and PyTorch optimizer of a run, which are changed in place; a deep copy continues like the original."""
 
-    def __init__(self, make: Callable[[list[Any]], Any], tensors: list[Any]) -> None:
+    def __init__(
+        self, make_optimizer: Callable[[list[Any]], Any], tensors: list[Any]
+    ) -> None:
+        """Make parameters of the ``tensors``, and the optimizer of these parameters with the function ``make_optimizer``."""
         import torch
 
-        self.make = make
+        self.make_optimizer = make_optimizer
         self.parameters = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
-        self.optimizer = make(self.parameters)
+        self.optimizer = make_optimizer(self.parameters)
 
     def __deepcopy__(self, memo: Any) -> TorchRun:
-        run = TorchRun(self.make, [parameter.detach() for parameter in self.parameters])
-        run.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
-        return run
+        """Copy the parameters and the optimizer's state."""
+        copied_run = TorchRun(
+            self.make_optimizer, [parameter.detach() for parameter in self.parameters]
+        )
+        copied_run.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        return copied_run
 
     def factor(self, like: Array) -> Array:
-        """Return the parameters as one array in the namespace of ``like``."""
+        """Return the parameters as one factor, an array in the shape and library of ``like``."""
         xp = namespace(like)
         return join_parameters(
             [xp.from_dlpack(parameter.detach()) for parameter in self.parameters], like
@@ -53,6 +59,7 @@ class TorchOptimizer(LibraryOptimizer):
         self._optimizer_maker(options)([torch.nn.Parameter(torch.zeros(2, 2))])
 
     def _optimizer_maker(self, options: dict[str, Any]) -> Callable[[list[Any]], Any]:
+        """Function that makes the optimizer of given parameters with these options; lists become tuples."""
         options = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in options.items()
@@ -74,16 +81,19 @@ class TorchOptimizer(LibraryOptimizer):
     def call(
         self, objective: Any, factor: Array, run: TorchRun, rate: float
     ) -> tuple[Array, TorchRun, Array | None]:
-        """Call ``optimizer.step(closure)``; each call of the closure counts as a pass over the samples of the step."""
+        """Make one step of the optimizer from a factor at the learning rate ``rate``, by ``optimizer.step(closure)``; each call
+        of the closure counts as a pass over the samples of the step.
+        """
         import torch
 
         with torch.no_grad():
             for parameter, matrix in zip(run.parameters, split_parameters(factor)):
                 parameter.copy_(torch.from_dlpack(matrix))
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
+        for parameter_group in run.optimizer.param_groups:
+            parameter_group["lr"] = rate
 
         def closure() -> torch.Tensor:
+            """Loss of the objective at the current parameters, whose gradients are set."""
             evaluation = objective(run.factor(factor))
             for parameter, matrix in zip(
                 run.parameters, split_parameters(evaluation.gradient)
@@ -92,11 +102,11 @@ class TorchOptimizer(LibraryOptimizer):
             return torch.as_tensor(evaluation.loss)
 
         run.optimizer.step(closure)
-        new_factor, evaluated = run.factor(factor), None
+        new_factor, averaged_factor = run.factor(factor), None
         if hasattr(
             run.optimizer, "eval"
         ):  # schedule-free: the gradient is taken at another point than the estimate
             run.optimizer.eval()
-            evaluated = run.factor(factor)
+            averaged_factor = run.factor(factor)
             run.optimizer.train()
-        return new_factor, run, evaluated
+        return new_factor, run, averaged_factor
