@@ -207,7 +207,12 @@ class Transformation:
 
         loss, gradient = evaluation
         updates, state = self.at_rate(rate).update(
-            gradient, state, parameter_tree, value=loss, grad=gradient, value_fn=value_fn
+            gradient,
+            state,
+            parameter_tree,
+            value=loss,
+            grad=gradient,
+            value_fn=value_fn,
         )
         parameter_tree = optax.apply_updates(parameter_tree, updates)
 

@@ -61,16 +61,19 @@ CHECKED = (
 
 
 def make(name, **parameters):
+    """Make the algorithm of this name with these parameters."""
     if name in NAMED:
         parameters = {"optimizer": NAMED[name]} | parameters
     return build(REGISTRY.get("algorithm", name).item, "algorithm", parameters)
 
 
 def alpha_of(problem):
+    """Sample ratio alpha at which a problem is tested."""
     return 0.4 if problem.model.rank == "extensive" else 3.0
 
 
 def start(problem, algorithm, seed=0, backend=None, alpha=None, dimension=12):
+    """Data of a problem and initial state of an algorithm on it."""
     data = problem.instance(alpha or alpha_of(problem), dimension).data(
         backend or get_backend()
     )
@@ -78,16 +81,17 @@ def start(problem, algorithm, seed=0, backend=None, alpha=None, dimension=12):
 
 
 def factors(problem, algorithm, steps, seed=0, backend=None):
-    """The factor after every step, and what the last step said."""
+    """Factors after every step of an algorithm, and the report (Info) of the last step."""
     data, state = start(problem, algorithm, seed, backend)
-    found = []
+    factors_of_steps = []
     for _ in range(steps):
         state, info = algorithm.step(problem, data, state)
-        found.append(np.array(to_host(state.factor)))
-    return np.array(found), info
+        factors_of_steps.append(np.array(to_host(state.factor)))
+    return np.array(factors_of_steps), info
 
 
 def run(problem, algorithm, alpha, dimension=12):
+    """Run an algorithm through the engine's loop at this sample ratio alpha; return result and data."""
     instance, backend = problem.instance(alpha, dimension), get_backend()
     data = instance.data(backend)
     return run_algorithm(
@@ -96,7 +100,8 @@ def run(problem, algorithm, alpha, dimension=12):
 
 
 def test_contenders_are_listed():
-    done = subprocess.run(
+    """All optimizers of the package are listed by ``smimbench list algorithms``."""
+    process = subprocess.run(
         [sys.executable, "-m", "smimbench", "list", "algorithms"],
         capture_output=True,
         text=True,
@@ -111,28 +116,30 @@ def test_contenders_are_listed():
         "optax.lion",
         "optax.sam",
     } <= set(NAMES)
-    assert set(NAMES) <= set(done.stdout.split())
+    assert set(NAMES) <= set(process.stdout.split())
 
 
 def test_libraries_are_imported_only_when_an_optimizer_is_used():
+    """Finding an optimizer in the registry imports neither PyTorch nor JAX."""
     script = (
         "import sys; from smimbench.registry import Registry; r = Registry(); heavy = {'torch', 'jax', 'optax'};"
         "r.get('algorithm', 'torch.muon'), r.get('algorithm', 'optax.lion'); print(heavy & set(sys.modules))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["set()"]
+    assert process.stdout.split() == ["set()"]
 
 
 @parametrize_with_checks([make(name) for name in CHECKED])
 def test_published_checks(check):
+    """One optimizer of every kind passes every published check."""
     check()
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize(
-    ("ours", "options"),
+    ("own_adam", "options"),
     [
         (Adam, {}),
         (Adam, {"batch": 10, "schedule": "cosine"}),
@@ -148,66 +155,81 @@ def test_published_checks(check):
         (AdamW, {}),
     ],
 )
-def test_adam_takes_the_same_steps_as_the_one_that_ships(problem, ours, options):
-    common = {"learning_rate": 0.05, "steps": 30} | options
-    wanted, _ = factors(problem, ours(**common), 30)
-    if ours is Adam:
-        them = [make("torch.adam", **common), make("optax.adam", **common)]
+def test_adam_takes_the_same_steps_as_the_one_that_ships(problem, own_adam, options):
+    """Adam of PyTorch and of optax take the same steps as smimbench's own."""
+    parameters = {"learning_rate": 0.05, "steps": 30} | options
+    expected_factors, _ = factors(problem, own_adam(**parameters), 30)
+    if own_adam is Adam:
+        library_optimizers = [
+            make("torch.adam", **parameters),
+            make("optax.adam", **parameters),
+        ]
     else:
-        by_path = make(
-            "optax", optimizer="optax.adamw", options={"weight_decay": 0.01}, **common
+        optimizer_by_path = make(
+            "optax",
+            optimizer="optax.adamw",
+            options={"weight_decay": 0.01},
+            **parameters,
         )
-        them = [make("torch.adamw", **common), by_path]
-    for one in them:
-        found, info = factors(problem, one, 30)
-        assert np.abs(found - wanted).max() < 1e-10
-        size = options.get("batch")
-        assert size is not None or info.samples == 30 * problem.model.sample_count(
-            alpha_of(problem), 12
+        library_optimizers = [make("torch.adamw", **parameters), optimizer_by_path]
+    for optimizer in library_optimizers:
+        factors_of_library, info = factors(problem, optimizer, 30)
+        assert np.abs(factors_of_library - expected_factors).max() < 1e-10
+        batch_size = options.get("batch")
+        assert (
+            batch_size is not None
+            or info.samples == 30 * problem.model.sample_count(alpha_of(problem), 12)
         )
 
 
 @pytest.mark.parametrize("name", ["torch.lbfgs", "optax"])
 def test_lbfgs_reaches_the_minimum_of_least_squares(name):
-    """That of ``numpy.linalg.lstsq``, and of ``erm`` with the smallest penalty that it takes."""
-    given = {
+    """L-BFGS reaches the minimum of least squares, that of ``numpy.linalg.lstsq`` and of ``erm`` with the smallest penalty that
+    it takes.
+    """
+    parameters_by_name = {
         "optax": {"optimizer": "optax.lbfgs", "learning_rate": 1.0},
         "torch.lbfgs": {
             "options": {"tolerance_grad": 1e-13, "tolerance_change": 1e-16}
         },
     }
-    found, data = run(NOISY, make(name, steps=25, **given[name]), 4.0)
-    rows = np.asarray(data.inputs).reshape(-1, 12) / np.sqrt(12)
-    wanted = np.linalg.lstsq(rows, np.asarray(data.labels).reshape(-1), rcond=None)[0]
-    assert np.abs(found.estimate[0] - wanted).max() < 1e-6
-    penalised, _ = run(
+    result, data = run(NOISY, make(name, steps=25, **parameters_by_name[name]), 4.0)
+    input_rows = np.asarray(data.inputs).reshape(-1, 12) / np.sqrt(12)
+    expected_estimate = np.linalg.lstsq(
+        input_rows, np.asarray(data.labels).reshape(-1), rcond=None
+    )[0]
+    assert np.abs(result.estimate[0] - expected_estimate).max() < 1e-6
+    erm_result, _ = run(
         NOISY,
         build(REGISTRY.get("algorithm", "erm").item, "algorithm", {"penalty": 1e-6}),
         4.0,
     )
-    assert np.abs(found.estimate - penalised.estimate).max() < 1e-5
+    assert np.abs(result.estimate - erm_result.estimate).max() < 1e-5
     assert (
-        found.trajectory["samples"][-1] >= 48 * 26
+        result.trajectory["samples"][-1] >= 48 * 26
     )  # every evaluation counts, those of the line search included
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_sam_of_radius_zero_is_its_base(problem):
-    found, info = factors(
+    """Sharpness-aware minimization of radius 0 takes the steps of its base optimizer, with twice as many samples."""
+    sam_factors, info = factors(
         problem, make("optax.sam", options={"rho": 0.0}, batch=10), 12
     )
-    wanted, once = factors(problem, make("optax.adam", batch=10), 12)
-    assert np.abs(found - wanted).max() < 1e-12
-    assert info.samples == 2 * once.samples
+    adam_factors, adam_info = factors(problem, make("optax.adam", batch=10), 12)
+    assert np.abs(sam_factors - adam_factors).max() < 1e-12
+    assert info.samples == 2 * adam_info.samples
 
 
 def test_sam_steps_along_the_gradient_at_the_worst_point_nearby():
+    """Sharpness-aware minimization steps along the gradient at the point uphill by its radius."""
     algorithm = make(
         "optax.sam", options={"rho": 0.3, "optimizer": "optax.sgd"}, learning_rate=0.5
     )
     data, state = start(LAYERS, algorithm)
 
     def gradient(factor):
+        """Gradient of the loss at a factor, per dimension."""
         return (
             loss_gradient(
                 LAYERS, data.inputs, state.targets, factor, loss="cross-entropy"
@@ -216,14 +238,19 @@ def test_sam_steps_along_the_gradient_at_the_worst_point_nearby():
         )
 
     uphill = gradient(state.factor)
-    wanted = state.factor - 0.5 * gradient(
+    expected_factor = state.factor - 0.5 * gradient(
         state.factor + 0.3 * uphill / np.linalg.norm(uphill)
     )
-    assert np.abs(algorithm.step(LAYERS, data, state)[0].factor - wanted).max() < 1e-12
+    assert (
+        np.abs(algorithm.step(LAYERS, data, state)[0].factor - expected_factor).max()
+        < 1e-12
+    )
 
 
 def test_muon_moves_along_the_polar_factor_of_the_gradient():
-    """With as many Newton-Schulz steps as converge, by the singular value decomposition of every component."""
+    """Muon, with as many Newton-Schulz steps as converge, moves along the polar factor of the gradient g, which the singular
+    value decomposition of every component gives.
+    """
     options = {
         "ns_coeffs": [1.5, -0.5, 0.0],
         "ns_steps": 20,
@@ -237,28 +264,35 @@ def test_muon_moves_along_the_polar_factor_of_the_gradient():
             problem, data.inputs, state.targets, state.factor, loss=state.loss
         ).gradient
         step = np.asarray(algorithm.step(problem, data, state)[0].factor - state.factor)
-        for one, g in zip(
+        for component_step, g in zip(
             step if step.ndim == 3 else [step],
             gradient if step.ndim == 3 else [gradient],
         ):
-            left, _, right = np.linalg.svd(g, full_matrices=False)
-            ratio = one / (left @ right)
-            assert np.ptp(ratio) < 1e-6 * abs(
-                ratio.mean()
+            left_vectors, _, right_vectors = np.linalg.svd(g, full_matrices=False)
+            ratio_to_polar_factor = component_step / (left_vectors @ right_vectors)
+            assert np.ptp(ratio_to_polar_factor) < 1e-6 * abs(
+                ratio_to_polar_factor.mean()
             )  # up to a factor that depends on the shape
-            assert -1 < ratio.mean() < 0
+            assert -1 < ratio_to_polar_factor.mean() < 0
     # PyTorch's stays at five steps in half precision, which bring singular values near 1.
     algorithm = make(
         "torch.muon", options={"momentum": 0.0, "nesterov": False}, learning_rate=0.2
     )
-    (moved,), _ = factors(LAYERS, algorithm, 1)
-    there = left.T @ (moved - state.factor) @ right.T / -0.2
-    assert (np.abs(np.diag(there) - 1) < 0.4).all()
-    assert np.abs(there - np.diag(np.diag(there))).max() < 0.05
+    (factor_after_step,), _ = factors(LAYERS, algorithm, 1)
+    step_in_singular_basis = (
+        left_vectors.T @ (factor_after_step - state.factor) @ right_vectors.T / -0.2
+    )
+    assert (np.abs(np.diag(step_in_singular_basis) - 1) < 0.4).all()
+    assert (
+        np.abs(step_in_singular_basis - np.diag(np.diag(step_in_singular_basis))).max()
+        < 0.05
+    )
 
 
 def test_schedule_free_reports_the_average_that_it_has_learned():
-    """Gradients are taken between z, which descends, and its running mean x: against the recursion in NumPy."""
+    """Schedule-free descent takes gradients g at y, between z, which descends, and its running mean x, the estimate, as in a
+    recursion in NumPy.
+    """
     algorithm = make(
         "optax",
         optimizer="optax.contrib.schedule_free_sgd",
@@ -267,13 +301,13 @@ def test_schedule_free_reports_the_average_that_it_has_learned():
     )
     data, state = start(NOISY, algorithm)
     z = x = y = np.array(state.factor)
-    for k in range(1, 15):
+    for step_number in range(1, 15):
         g = (
             loss_gradient(NOISY, data.inputs, state.targets, y, loss="squared").gradient
             / 12
         )
         z = z - 0.3 * g
-        x = (1 - 1 / k) * x + z / k
+        x = (1 - 1 / step_number) * x + z / step_number
         y = 0.1 * z + 0.9 * x
         state, _ = algorithm.step(NOISY, data, state)
     assert np.abs(state.factor - y).max() < 1e-10
@@ -282,35 +316,43 @@ def test_schedule_free_reports_the_average_that_it_has_learned():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_of_one_seed_are_equal_to_the_last_bit_and_of_another_are_not(name):
-    one, other, third = (
+    """Two runs of one seed are equal to the last bit, and a run of another seed differs."""
+    first_run, same_seed, other_seed = (
         factors(LAYERS, make(name, batch=7), 8, seed)[0] for seed in (0, 0, 1)
     )
-    assert np.array_equal(one, other)
-    assert not np.allclose(one, third)
+    assert np.array_equal(first_run, same_seed)
+    assert not np.allclose(first_run, other_seed)
 
 
 def test_noise_of_an_optimizer_comes_from_the_seed_of_the_run():
-    noisy = make("optax", optimizer="optax.noisy_sgd")
-    one, other, third = (factors(NOISY, noisy, 3, seed)[0] for seed in (0, 0, 1))
-    assert np.array_equal(one, other)
-    assert not np.allclose(one - one[0], third - third[0])
+    """An optimizer that adds noise to its steps draws it from the seed of the run."""
+    noisy_optimizer = make("optax", optimizer="optax.noisy_sgd")
+    first_run, same_seed, other_seed = (
+        factors(NOISY, noisy_optimizer, 3, seed)[0] for seed in (0, 0, 1)
+    )
+    assert np.array_equal(first_run, same_seed)
+    assert not np.allclose(first_run - first_run[0], other_seed - other_seed[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_of_another_backend_give_the_same(name):
+    """Steps on arrays of PyTorch agree with those on arrays of NumPy."""
     steps = (
         2 if name == "torch.soap" else 5
     )  # in the null space of a gradient of low rank its basis is one of rounding
-    there, _ = factors(ATTENTION, make(name), steps, backend=get_backend("torch"))
-    assert np.abs(there - factors(ATTENTION, make(name), steps)[0]).max() < 1e-6
+    torch_factors, _ = factors(
+        ATTENTION, make(name), steps, backend=get_backend("torch")
+    )
+    assert np.abs(torch_factors - factors(ATTENTION, make(name), steps)[0]).max() < 1e-6
 
 
 def test_options_are_part_of_the_cell():
-    spec = parameters_of(
+    """Options of an optimizer are part of the parameters that identify a cell."""
+    specification = parameters_of(
         "algorithm", make("torch.muon", options={"momentum": 0.8}, steps=3)
     )
-    assert spec["options"] == {"weight_decay": 0.0, "momentum": 0.8}
-    assert "optimizer" not in spec
+    assert specification["options"] == {"weight_decay": 0.0, "momentum": 0.8}
+    assert "optimizer" not in specification
     assert parameters_of("algorithm", make("torch"))["optimizer"] == "torch.optim.NAdam"
 
 
@@ -332,12 +374,14 @@ def test_options_are_part_of_the_cell():
     ],
 )
 def test_bad_parameters_are_named(name, key, parameters):
+    """An invalid parameter or option raises an error that names it."""
     with pytest.raises(ParameterError) as error:
         make(name, **parameters)
     assert error.value.key == key
 
 
 def test_the_lines_of_the_readme_put_an_optimizer_beside_the_limit(tmp_path):
+    """The optimizer in the README is found as a plugin file and learns; a change of its code changes its source hash."""
     code = (
         (pathlib.Path(__file__).parent.parent / "README.md")
         .read_text()
@@ -346,31 +390,33 @@ def test_the_lines_of_the_readme_put_an_optimizer_beside_the_limit(tmp_path):
     )
     (tmp_path / "signed.py").write_text(code)
     registry = Registry([str(tmp_path / "signed.py")])
-    entry = registry.get("algorithm", "signed")
-    attempt, _ = run(
+    registry_entry = registry.get("algorithm", "signed")
+    result, _ = run(
         LINEAR,
-        build(entry.item, "algorithm", {"learning_rate": 0.02, "steps": 150}),
+        build(registry_entry.item, "algorithm", {"learning_rate": 0.02, "steps": 150}),
         3.0,
     )
-    assert attempt.metrics["mse"][0] < 0.2
+    assert result.metrics["mse"][0] < 0.2
     (tmp_path / "signed.py").write_text(code.replace("sign()", "tanh()"))
     assert (
         Registry([str(tmp_path / "signed.py")]).get("algorithm", "signed").source
-        != entry.source
+        != registry_entry.source
     )
 
 
 def test_several_students_are_averaged():
+    """The average of three students has a smaller error than one student."""
     averaged = make("averaged", of={"name": "torch.muon", "steps": 60}, students=3)
-    one, _ = run(ATTENTION, make("torch.muon", steps=60), 0.3)
-    several, _ = run(ATTENTION, averaged, 0.3)
-    assert several.metrics["mse"][0] < one.metrics["mse"][0]
+    single_result, _ = run(ATTENTION, make("torch.muon", steps=60), 0.3)
+    averaged_result, _ = run(ATTENTION, averaged, 0.3)
+    assert averaged_result.metrics["mse"][0] < single_result.metrics["mse"][0]
 
 
 def test_contenders_of_the_board_have_as_many_passes_on_each_of_its_problems():
+    """All optimizers on the board make 300 passes over the data on each of its problems."""
     pytest.importorskip("smimbench_phase_retrieval")
     cells = load_suite(pathlib.Path(__file__).parent.parent / "board.toml").cells()
-    passes = {}
+    passes_of_problem = {}
     for cell in {
         (cell.problem_label, cell.algorithm_label): cell for cell in cells
     }.values():
@@ -378,9 +424,14 @@ def test_contenders_of_the_board_have_as_many_passes_on_each_of_its_problems():
         plan = algorithm.plan(placeholder_data(100, problem.model.tokens, 50))
         if (plan.steps or 1) > 1:
             assert algorithm.refuses(problem) is None, cell
-            gradients = {"optax.sam": 2, "torch.lbfgs": 25}.get(
+            gradients_per_step = {"optax.sam": 2, "torch.lbfgs": 25}.get(
                 cell.algorithm["name"], 1
             )
-            passes.setdefault(cell.problem_label, []).append(plan.steps * gradients)
-    assert len(passes) == 6
-    assert all(found == [300] * 11 for found in passes.values())
+            passes_of_problem.setdefault(cell.problem_label, []).append(
+                plan.steps * gradients_per_step
+            )
+    assert len(passes_of_problem) == 6
+    assert all(
+        passes_of_algorithms == [300] * 11
+        for passes_of_algorithms in passes_of_problem.values()
+    )

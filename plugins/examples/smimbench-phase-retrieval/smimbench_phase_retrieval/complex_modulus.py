@@ -61,25 +61,30 @@ class ComplexModulus:
     equations = 1.0
 
     def __post_init__(self) -> None:
+        """Check that there are two tokens, for real and imaginary part."""
         if self.tokens != 2:
             raise ParameterError(
                 "tokens",
-                f"must be 2, for the real and the imaginary part, got {self.tokens!r}",
+                f"must be 2, for the real and the imaginary part of an input, got {self.tokens!r}",
             )
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1) of the latents (..., n, 2, 2); ``rng`` is not used."""
+        """Labels (..., n, 1) of the latents z (..., n, 2, 2): moduli of the complex projections; ``rng`` is not used."""
         check_latents(z, 2, 2)
         xp = namespace(z)
         u, v = _projection(z)
         return xp.sqrt(u * u + v * v)[..., None]
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * y)`` with respect to the latents."""
+        """Gradient of ``sum(cotangent * y)`` with respect to the latents z, with y the label ``|u + i v|`` and u, v the parts of
+        the projection.
+        """
         xp = namespace(z)
         u, v = _projection(z)
-        size = xp.sqrt(u * u + v * v)
-        scale = cotangent[..., 0] / xp.where(size > 0, size, xp.ones_like(size))
+        modulus = xp.sqrt(u * u + v * v)
+        scale = cotangent[..., 0] / xp.where(
+            modulus > 0, modulus, xp.ones_like(modulus)
+        )
         u, v = u * scale, v * scale
         return xp.stack(
             [xp.stack([u, v], axis=-1), xp.stack([v, -u], axis=-1)], axis=-2
@@ -94,61 +99,86 @@ class ComplexModulus:
         second_moment: bool = False,
         rng: Any = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_2)`` given the label; y (n, 1), omega (n, 2, 2), V (2, 2)."""
+        """Posterior of the latents ``z ~ N(omega, V (x) I_2)`` given the labels y: the projection lies on a circle of radius y,
+        with prior mean ``mu`` and ``variance``, and the latents follow it linearly; y (n, 1), omega (n, 2, 2), V (2, 2). ``rng``
+        is not used.
+        """
         xp = namespace(y, omega, V)
         check_latents(omega, 2, 2)
         n, label = omega.shape[0], y[:, 0]
-        width = clip(V[0, 0] + V[1, 1], 1e-30, None)
+        variance = clip(V[0, 0] + V[1, 1], 1e-30, None)
         mu = xp.stack(_projection(omega), axis=-1)
-        size = xp.sqrt(xp.sum(mu * mu, axis=-1))
-        direction = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
-        first_ratio, second_ratio = _bessel_ratios(label * size / width, xp)
-        # Covariance of the circle: part of it along mu, the rest across.
-        length = label * first_ratio
-        parallel = label**2 * (1 + second_ratio) / 2 - length**2
-        across = label**2 * (1 - second_ratio) / 2
-        identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
-        outer = direction[:, :, None] * direction[:, None, :]
-        spread = (
-            across[:, None, None] * identity
-            + (parallel - across)[:, None, None] * outer
+        modulus_of_mu = xp.sqrt(xp.sum(mu * mu, axis=-1))
+        direction = (
+            mu
+            / xp.where(modulus_of_mu > 0, modulus_of_mu, xp.ones_like(modulus_of_mu))[
+                :, None
+            ]
         )
-        # How latents follow (u, v): K (p, m, 2).
-        K = xp.stack(
+        first_ratio, second_ratio = _bessel_ratios(label * modulus_of_mu / variance, xp)
+        # Covariance of the circle: part of it along mu, the rest across.
+        mean_length = label * first_ratio
+        variance_along_mu = label**2 * (1 + second_ratio) / 2 - mean_length**2
+        variance_across = label**2 * (1 - second_ratio) / 2
+        identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
+        projector_on_mu = direction[:, :, None] * direction[:, None, :]
+        circle_covariance = (
+            variance_across[:, None, None] * identity
+            + (variance_along_mu - variance_across)[:, None, None] * projector_on_mu
+        )
+        # Covariance of the latents, component p at token m, with (u, v): (p, m, 2).
+        latent_projection_covariance = xp.stack(
             [
                 xp.stack([V[:, 0], V[:, 1]], axis=-1),
                 xp.stack([-V[:, 1], V[:, 0]], axis=-1),
             ],
             axis=1,
         )
-        flat = xp.reshape(K, (4, 2)) / width
-        mean_shift = direction * length[:, None] - mu
+        regression_matrix = xp.reshape(latent_projection_covariance, (4, 2)) / variance
+        mean_shift = direction * mean_length[:, None] - mu
         mean = omega + xp.reshape(
-            xp.matmul(mean_shift, xp.matrix_transpose(flat)), (n, 2, 2)
+            xp.matmul(mean_shift, xp.matrix_transpose(regression_matrix)), (n, 2, 2)
         )
-        prior = xp.reshape(V[:, None, :, None] * identity[None, :, None, :], (4, 4))
-        conditional = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
-        full = conditional[None, :, :] + xp.matmul(
-            xp.matmul(flat, spread), xp.matrix_transpose(flat)
+        prior_covariance = xp.reshape(
+            V[:, None, :, None] * identity[None, :, None, :], (4, 4)
         )
-        average = xp.reshape(xp.mean(full, axis=0), (2, 2, 2, 2))
-        covariance = (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2
+        conditional_covariance = prior_covariance - variance * xp.matmul(
+            regression_matrix, xp.matrix_transpose(regression_matrix)
+        )
+        posterior_covariances = conditional_covariance[None, :, :] + xp.matmul(
+            xp.matmul(regression_matrix, circle_covariance),
+            xp.matrix_transpose(regression_matrix),
+        )
+        mean_covariance = xp.reshape(
+            xp.mean(posterior_covariances, axis=0), (2, 2, 2, 2)
+        )
+        covariance = (mean_covariance[:, 0, :, 0] + mean_covariance[:, 1, :, 1]) / 2
         if not second_moment:
             return Posterior(mean, covariance)
-        latents = xp.reshape(mean, (n, 4))
-        moment = full + latents[:, :, None] * latents[:, None, :]
-        return Posterior(mean, covariance, xp.reshape(moment, (n, 2, 2, 2, 2)))
+        flat_mean = xp.reshape(mean, (n, 4))
+        second_moments = (
+            posterior_covariances + flat_mean[:, :, None] * flat_mean[:, None, :]
+        )
+        return Posterior(mean, covariance, xp.reshape(second_moments, (n, 2, 2, 2, 2)))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
-        """Logarithm (n,) of the density of the labels, a Rice distribution."""
+        """Log-density (n,) of the labels y, Rice distributed, when the latents are N(omega, V (x) I_2) and the projection has
+        parts u and v of this variance.
+        """
         xp = namespace(y, omega, V)
         u, v = _projection(omega)
-        label, width, size = y[:, 0], V[0, 0] + V[1, 1], xp.sqrt(u * u + v * v)
-        bessel = xp.log(special(xp).i0e(label * size / width))
-        return bessel + xp.log(label / width) - (label - size) ** 2 / (2 * width)
+        label, variance, modulus = y[:, 0], V[0, 0] + V[1, 1], xp.sqrt(u * u + v * v)
+        log_bessel = xp.log(special(xp).i0e(label * modulus / variance))
+        return (
+            log_bessel
+            + xp.log(label / variance)
+            - (label - modulus) ** 2 / (2 * variance)
+        )
 
     def information(self, Q: Any, V: Any) -> Uncertain:
-        r"""Fisher information ``E sum_m g_m g_m^T`` (..., 2, 2) for ``omega ~ N(0, Q (x) I_2)``; host arrays Q, V (..., 2, 2).
+        r"""Fisher information ``E sum_m g_m g_m^T`` (..., 2, 2) of the labels about omega, the mean of the latents, for ``omega ~
+        N(0, Q (x) I_2)``; host arrays Q, V (..., 2, 2). ``deviation_ratio`` is that of the projection's standard deviations,
+        known over unknown part; ``nodes`` are values of r, the modulus of its mean in units of the unknown part.
 
         In units of s, ``r = |mu| / s`` and ``t = y / s``, it is ``I E[(t A_1(t r) - r)^2] / s^2``: r follows Rayleigh's law of
         variance ``(Q_11 + Q_22) / s^2``, and t Rice's law about r.
@@ -156,66 +186,77 @@ class ComplexModulus:
         Q, V = np.broadcast_arrays(
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
-        width = np.maximum(np.trace(V, axis1=-2, axis2=-1), 1e-300)
-        spread = np.sqrt(np.trace(Q, axis1=-2, axis2=-1) / width)[..., None]
+        variance = np.maximum(np.trace(V, axis1=-2, axis2=-1), 1e-300)
+        deviation_ratio = np.sqrt(np.trace(Q, axis1=-2, axis2=-1) / variance)[..., None]
         nodes, weights = gauss_legendre(NODES, 0.0, REACH)
         # r reaches as far as its law; beyond the last node the move is 1 - 1/(2 r^2) - 1/(4 r^4).
-        small_spread, large_spread = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        value_at_small_spread = np.sum(
+        small_ratio, large_ratio = (
+            np.minimum(deviation_ratio, 1.0),
+            np.maximum(deviation_ratio, 1.0),
+        )
+        value_at_small_ratio = np.sum(
             weights
             * nodes
             * np.exp(-(nodes**2) / 2)
-            * _squared_shift(small_spread * nodes),
+            * _squared_shift(small_ratio * nodes),
             axis=-1,
         )
-        density = nodes / large_spread**2 * np.exp(-((nodes / large_spread) ** 2) / 2)
-        value_at_large_spread = np.sum(
+        density = nodes / large_ratio**2 * np.exp(-((nodes / large_ratio) ** 2) / 2)
+        value_at_large_ratio = np.sum(
             weights * density * _squared_shift(nodes), axis=-1
-        ) + _tail_of_squared_shift(large_spread[..., 0])
-        value = (
-            np.where(spread[..., 0] > 1, value_at_large_spread, value_at_small_spread)
-            / width
+        ) + _tail_of_squared_shift(large_ratio[..., 0])
+        information = (
+            np.where(
+                deviation_ratio[..., 0] > 1, value_at_large_ratio, value_at_small_ratio
+            )
+            / variance
         )
         return Uncertain(
-            value[..., None, None] * np.eye(2),
-            1e-7 * np.abs(value)[..., None, None] * np.eye(2),
+            information[..., None, None] * np.eye(2),
+            1e-7 * np.abs(information)[..., None, None] * np.eye(2),
             "quadrature",
         )
 
 
 def _projection(z: Any) -> tuple[Any, Any]:
-    """Real and imaginary part (..., n) of the complex projection, from the latents (..., n, 2, 2)."""
+    """Real and imaginary part (..., n) of the complex projection, from the latents z (..., n, 2, 2) of two components and two
+    tokens.
+    """
     return z[..., 0, 0] - z[..., 1, 1], z[..., 0, 1] + z[..., 1, 0]
 
 
 def _bessel_ratios(k: Any, xp: Any) -> tuple[Any, Any]:
-    """Ratios of Bessel functions, ``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
+    """Ratios of modified Bessel functions, ``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
     functions = special(xp)
     first_ratio = functions.i1e(k) / functions.i0e(k)
-    small = k < 1e-4
-    safe = xp.where(small, xp.ones_like(k), k)
-    return first_ratio, xp.where(small, k * k / 8, 1 - 2 * first_ratio / safe)
+    k_is_small = k < 1e-4
+    safe_k = xp.where(k_is_small, xp.ones_like(k), k)
+    return first_ratio, xp.where(k_is_small, k * k / 8, 1 - 2 * first_ratio / safe_k)
 
 
 def _squared_shift(r: Any) -> Any:
-    """Mean squared shift ``E (t A_1(t r) - r)^2`` of the posterior mean, for t from the Rice distribution about r."""
+    """Mean squared shift ``E (t A_1(t r) - r)^2`` of the posterior mean of a projection of modulus t, Rice distributed about r,
+    with ``A_1 = I_1 / I_0``, by quadrature over t; ``k = t r``.
+    """
     from scipy.special import i0e, i1e
 
     nodes, weights = gauss_legendre(NODES, 0.0, 1.0)
-    low = np.maximum(r - REACH, 0.0)[..., None]
-    length = r[..., None] + REACH - low
-    t = low + length * nodes
+    smallest_t = np.maximum(r - REACH, 0.0)[..., None]
+    range_of_t = r[..., None] + REACH - smallest_t
+    t = smallest_t + range_of_t * nodes
     k = t * r[..., None]
-    law = weights * length * t * i0e(k) * np.exp(-((t - r[..., None]) ** 2) / 2)
-    return np.sum(law * (t * i1e(k) / i0e(k) - r[..., None]) ** 2, axis=-1)
+    density = weights * range_of_t * t * i0e(k) * np.exp(-((t - r[..., None]) ** 2) / 2)
+    return np.sum(density * (t * i1e(k) / i0e(k) - r[..., None]) ** 2, axis=-1)
 
 
-def _tail_of_squared_shift(large_spread: Any) -> Any:
-    """Contribution of r > ``REACH`` to the mean squared shift, for r from a Rayleigh distribution of scale ``large_spread``."""
+def _tail_of_squared_shift(scale_of_r: Any) -> Any:
+    """Contribution of r > ``REACH`` to the mean squared shift, for r from a Rayleigh distribution of scale ``scale_of_r``; ``x =
+    REACH^2 / (2 scale_of_r^2)``.
+    """
     from scipy.special import exp1
 
-    x = REACH**2 / (2 * large_spread**2)
-    correction = exp1(x) / (4 * large_spread**2)
-    return np.exp(-x) * (1 - 1 / (8 * large_spread**2 * REACH**2)) - correction * (
-        1 - 1 / (4 * large_spread**2)
+    x = REACH**2 / (2 * scale_of_r**2)
+    correction = exp1(x) / (4 * scale_of_r**2)
+    return np.exp(-x) * (1 - 1 / (8 * scale_of_r**2 * REACH**2)) - correction * (
+        1 - 1 / (4 * scale_of_r**2)
     )

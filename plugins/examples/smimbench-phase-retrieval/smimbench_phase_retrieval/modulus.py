@@ -48,20 +48,21 @@ class Modulus(SizeOfProjection):
     reference = "arXiv:1708.03395"
 
     def __post_init__(self) -> None:
+        """Check that the number of tokens is a whole number of at least 1."""
         check_whole("tokens", self.tokens, 1)
 
     @property
     def equations(self) -> float:
-        """Number of equations that the labels of one sample give: one for each token."""
+        """Number of equations for the signal that the labels of one sample give: one for each token."""
         return float(self.tokens)
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels ``|z|`` of the latents (..., n, 1, M), in the same shape; ``rng`` is not needed."""
+        """Labels ``|z|`` of the latents z (..., n, 1, M) of M tokens, in the same shape; ``rng`` is not used."""
         check_latents(z, 1, self.tokens)
         return namespace(z).abs(z)
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * |z|)``: the cotangent with the sign of z."""
+        """Gradient of ``sum(cotangent * |z|)`` with respect to the latents z: the cotangent with the sign of z."""
         return cotangent * namespace(z).sign(z)
 
     def posterior(
@@ -73,36 +74,44 @@ class Modulus(SizeOfProjection):
         second_moment: bool = False,
         rng: Any = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V)`` given the label; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        """Posterior of the latents ``z ~ N(omega, V)`` given the labels ``y = |z|``, for y and omega (n, 1, M) of M tokens and V
+        (1, 1): z is y or -y; ``half_log_odds`` is half the log of their odds. ``rng`` is not used.
+        """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
             raise ValueError(
                 f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}"
             )
         # The sign is certain long before the exponential would overflow, in single precision too.
-        log_odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
-        mean = y * xp.tanh(log_odds)
-        variance = (y / xp.cosh(log_odds)) ** 2
+        half_log_odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
+        mean = y * xp.tanh(half_log_odds)
+        variance = (y / xp.cosh(half_log_odds)) ** 2
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
         identity = xp.eye(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
-        flat, label = mean[:, 0, :], y[:, 0, :]
-        moment = (1 - identity) * (flat[:, :, None] * flat[:, None, :]) + identity * (
-            label * label
-        )[:, :, None]
-        return Posterior(mean, covariance, moment[:, None, :, None, :])
+        flat_mean, flat_labels = mean[:, 0, :], y[:, 0, :]
+        second_moments = (1 - identity) * (
+            flat_mean[:, :, None] * flat_mean[:, None, :]
+        ) + identity * (flat_labels * flat_labels)[:, :, None]
+        return Posterior(mean, covariance, second_moments[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
-        """Logarithm (n,) of the density of the labels: ``N(y; omega, V) + N(-y; omega, V)`` for every token."""
+        """Log-density (n,) of the labels y when latents are N(omega, V): the log of ``N(y; omega, V) + N(-y; omega, V)``, summed
+        over tokens.
+        """
         xp = namespace(y, omega, V)
-        pair = xp.logaddexp(
+        log_sum_of_both_signs = xp.logaddexp(
             -((y - omega) ** 2) / (2 * V), -((y + omega) ** 2) / (2 * V)
         )
-        return xp.sum(pair - xp.log(2 * math.pi * V) / 2, axis=(-2, -1))
+        return xp.sum(
+            log_sum_of_both_signs - xp.log(2 * math.pi * V) / 2, axis=(-2, -1)
+        )
 
     def information(self, Q: Any, V: Any) -> Uncertain:
-        r"""Fisher information ``E sum_m g_m^2`` (..., 1, 1) for ``omega ~ N(0, Q)``; Q and V (..., 1, 1), on the host.
+        r"""Fisher information ``E sum_m g_m^2`` (..., 1, 1) of the labels about omega, the mean of the latents N(omega, V), for
+        ``omega ~ N(0, Q)``; Q and V (..., 1, 1), on the host. ``deviation_ratio`` is ``sqrt(Q / V)``, ``nodes`` are values of ``u
+        = omega / sqrt(V)``.
 
         In units of the width, ``u = omega / sqrt(V)``, one function of u remains,
         ``h(u) = E_t [((u + t) tanh(u (u + t)) - u)^2]`` with standard normal t, and the result is ``M E h(u) / V``.
@@ -111,37 +120,45 @@ class Modulus(SizeOfProjection):
             np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
         )
         V = np.maximum(V, 1e-300)
-        spread = np.sqrt(Q / V)[..., None]
+        deviation_ratio = np.sqrt(Q / V)[..., None]
         nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.
-        small_spread, large_spread = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
-        value_at_small_spread = 2 * np.sum(
-            weights * _normal_density(nodes) * _squared_shift(small_spread * nodes),
+        small_ratio, large_ratio = (
+            np.minimum(deviation_ratio, 1.0),
+            np.maximum(deviation_ratio, 1.0),
+        )
+        value_at_small_ratio = 2 * np.sum(
+            weights * _normal_density(nodes) * _squared_shift(small_ratio * nodes),
             axis=-1,
         )
-        deficit_at_large_spread = 2 * np.sum(
+        deficit_at_large_ratio = 2 * np.sum(
             weights
-            * _normal_density(nodes / large_spread)
-            / large_spread
+            * _normal_density(nodes / large_ratio)
+            / large_ratio
             * (1 - _squared_shift(nodes)),
             axis=-1,
         )
-        value = (
+        information = (
             self.tokens
             * np.where(
-                spread[..., 0] > 1, 1 - deficit_at_large_spread, value_at_small_spread
+                deviation_ratio[..., 0] > 1,
+                1 - deficit_at_large_ratio,
+                value_at_small_ratio,
             )
             / V
         )
-        return Uncertain(value, 1e-12 * value, "quadrature")
+        return Uncertain(information, 1e-12 * information, "quadrature")
 
 
 def _normal_density(u: Any) -> Any:
+    """Standard normal density at u."""
     return np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
 
 def _squared_shift(u: Any) -> Any:
-    """Mean squared shift h(u) of the posterior mean, by the trapezoidal rule, which converges exponentially here."""
+    """Mean squared shift h(u) of the posterior mean of a latent N(u, 1) by its label, with t the latent minus u, by the
+    trapezoidal rule, which converges exponentially here.
+    """
     t = np.linspace(-9, 9, 361)
     weights = _normal_density(t) * (t[1] - t[0])
     latent = u[..., None] + t

@@ -39,6 +39,7 @@ class NoisySquare(SizeOfProjection):
     reference = "derived, checked by tests/test_square.py"
 
     def __post_init__(self) -> None:
+        """Check that the noise is positive and there is one token."""
         check_number("noise", self.noise, positive=True)
         if self.tokens != 1:
             raise ParameterError(
@@ -50,13 +51,17 @@ class NoisySquare(SizeOfProjection):
         return z * z
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of ``sum(cotangent * z^2)``; without this method the engine would take finite differences."""
+        """Gradient of ``sum(cotangent * z^2)`` with respect to the latents z; without this method the engine would take finite
+        differences.
+        """
         return 2 * z * cotangent
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1, 1) of the latents; the noise is drawn from ``rng``, a NumPy generator."""
+        """Labels (..., n, 1, 1) of the latents z, ``z^2`` plus Gaussian noise drawn from ``rng``, a NumPy generator."""
         if rng is None:
-            raise ValueError("this channel is noisy, so forward needs a generator rng")
+            raise ValueError(
+                "labels of this channel are noisy: forward needs rng, a random generator"
+            )
         noise = rng.standard_normal(tuple(z.shape))
         xp = namespace(z)
         return z * z + math.sqrt(self.noise) * xp.asarray(
@@ -64,6 +69,9 @@ class NoisySquare(SizeOfProjection):
         )
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
-        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z."""
-        square = (y - z * z)[..., 0, 0] ** 2
-        return -square / (2 * self.noise) - math.log(2 * math.pi * self.noise) / 2
+        """Log-likelihood ``log p(y | z)`` (n,) of the labels y given the latents z, (n, 1, 1) each."""
+        squared_residual = (y - z * z)[..., 0, 0] ** 2
+        return (
+            -squared_residual / (2 * self.noise)
+            - math.log(2 * math.pi * self.noise) / 2
+        )

@@ -41,31 +41,36 @@ FIRST_STEP = 0.1
 
 
 class HmcState(NamedTuple):
-    """State of all chains of a run; the chains are the first axis of its arrays."""
+    """State of all chains of a run (first axis of the arrays): log-likelihood as ``target``, accepted factor with its
+    log-likelihood (``density``) and gradient, position and momentum on the current trajectory, step sizes, and what is stored for
+    diagnostics: ``draws`` of the log-likelihood and M projections of the signal on random ``directions``.
+    """
 
     target: LogPosterior
-    directions: Array  # (M, numbers of a signal)
-    factor: Array  # accepted
+    directions: Array  # M random ones, (M, entries of a signal)
+    factor: Array  # the last accepted one
     density: Array  # its log-likelihood, one number per chain
-    gradient: Array
-    energy: Array  # at the start of the trajectory
-    position: Array  # on the trajectory
-    momentum: Array
-    position_gradient: Array  # of the log-likelihood
+    gradient: Array  # of its log-likelihood
+    energy: Array  # minus the Hamiltonian at the start of the trajectory
+    position: Array  # factor on the trajectory
+    momentum: Array  # on the trajectory
+    position_gradient: Array  # of the log-likelihood at the position
     step_size: float | Array  # step of this trajectory
-    log_step: Array  # of the warm-up's last trajectory
-    average_log_step: Array  # over the second half of the warm-up
+    log_step: Array  # log of the step size, tuned in the warm-up
+    average_log_step: Array  # log_step averaged over the second half of the warm-up
     rng: np.random.Generator
-    draws: tuple[Array, ...] = ()  # after the warm-up, (chains, 1 + M) each
-    r_hat: float = 2.0  # before the end
-    evaluations: int = 0  # gradients
+    draws: tuple[Array, ...] = ()  # stored numbers, (chains, 1 + M) each
+    r_hat: float = 2.0  # computed at the end of the run
+    evaluations: int = 0  # number of gradients computed
 
 
 class Mixing(OverlapRule):
-    """Stopping rule that marks a run as not converged if its chains have not mixed, by R-hat = 1 + ``Info.residual``."""
+    """Stopping rule that marks a run as not converged if its chains have not mixed, by the statistic R-hat = 1 +
+    ``Info.residual``.
+    """
 
     def complaint(self) -> str | None:
-        """Reason why the run is not converged: R-hat above ``MIXED``; otherwise None."""
+        """Reason why the run is not converged: R-hat above the limit ``MIXED``; otherwise None."""
         r_hat = 1 + (math.inf if self.latest is None else self.latest.residual)
         return (
             None
@@ -120,6 +125,7 @@ class Hmc(Algorithm):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
+        """Check that there is at least one sample, one leapfrog step per trajectory and four trajectories."""
         for key in ("samples", "leapfrog"):
             require(self, key, getattr(self, key) >= 1, "at least 1")
         require(
@@ -131,6 +137,7 @@ class Hmc(Algorithm):
 
     @property
     def _chains(self) -> int:
+        """Number of chains, at least ``FEWEST_CHAINS`` so that R-hat can compare them."""
         return max(self.samples, FEWEST_CHAINS)
 
     def refuses(self, problem: Problem) -> str | None:
@@ -144,34 +151,45 @@ class Hmc(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Predict ``1 + 1/K`` times the Bayes-optimal error, or give the reason why chains may not reach it."""
-        points = conditions.points or tuple(
-            point_document(problem, point) for point in competing(problem, [alpha])[0]
+        """Predict ``1 + 1/K`` times the Bayes-optimal error at sample ratio alpha for the mean of K samples, or give the reason
+        why chains may not reach it. ``fixed_points`` are those of state evolution.
+        """
+        fixed_points = conditions.points or tuple(
+            point_document(problem, fixed_point)
+            for fixed_point in competing(problem, [alpha])[0]
         )
-        if len(points) > 1:
+        if len(fixed_points) > 1:
             return "two fixed points compete: chains from the prior may agree on the worse one, which R-hat cannot detect"
-        K, truth, overlap = (
+        K, signal_second_moment, posterior_overlap = (
             self.samples,
             prior_moments(problem)[0],
-            np.asarray(points[0]["overlap"]),
+            np.asarray(fixed_points[0]["overlap"]),
         )
-        error = np.diag(np.atleast_1d(points[0]["mse_error"])) * (1 + 1 / K)
-        mean = Overlaps(truth, overlap, overlap + (truth - overlap) / K)
-        uncertain = Overlaps(0 * error, 0 * error, error)
-        method = f"mean of {K} samples; {points[0]['method']}"
+        overlap_error = np.diag(np.atleast_1d(fixed_points[0]["mse_error"])) * (
+            1 + 1 / K
+        )
+        overlaps_of_mean = Overlaps(
+            signal_second_moment,
+            posterior_overlap,
+            posterior_overlap + (signal_second_moment - posterior_overlap) / K,
+        )
+        uncertain = Overlaps(0 * overlap_error, 0 * overlap_error, overlap_error)
+        method = f"mean of {K} samples; {fixed_points[0]['method']}"
         return replace(
-            limit_point(problem, alpha, [[mean]], method=method, uncertain=uncertain),
+            limit_point(
+                problem, alpha, [[overlaps_of_mean]], method=method, uncertain=uncertain
+            ),
             of_ok_runs=True,
         )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> HmcState:
-        """Start the chains at draws of the prior, and as many more at the given start, if there is one."""
-        xp, kind = namespace(data.inputs), matching(data.inputs)
+        """Initial state with chains at random draws of the prior and, if the data has a start, as many more at that start."""
+        xp, device_and_dtype = namespace(data.inputs), matching(data.inputs)
         target = LogPosterior(problem, data)
         shape = problem.components, data.dimension
         factor = xp.asarray(
             np.stack([target.factor.draw(rng, *shape) for _ in range(self._chains)]),
-            **kind,
+            **device_and_dtype,
         )
         if data.start is not None:
             start = target.factor_of(data.start.estimate, factor[0, ...])
@@ -179,10 +197,10 @@ class Hmc(Algorithm):
         signal = target.factor.compose(factor)
         shape = PROJECTIONS, math.prod(signal.shape[1:])
         directions = xp.asarray(
-            rng.standard_normal(shape) / math.sqrt(shape[1]), **kind
+            rng.standard_normal(shape) / math.sqrt(shape[1]), **device_and_dtype
         )
         density, gradient = target(factor)
-        log_step = xp.asarray(math.log(FIRST_STEP), **kind)
+        log_step = xp.asarray(math.log(FIRST_STEP), **device_and_dtype)
         trajectory = density, factor, factor, gradient, 0.0
         return self._begin_trajectory(
             HmcState(
@@ -199,12 +217,12 @@ class Hmc(Algorithm):
         )
 
     def _begin_trajectory(self, state: HmcState) -> HmcState:
-        """Begin a trajectory: draw new momenta, and a random step size that prevents periodic orbits."""
+        """Begin a trajectory of every chain: draw new momenta, and a random step size that prevents periodic orbits."""
         xp = namespace(state.factor)
         momentum = xp.asarray(
             state.rng.standard_normal(state.factor.shape), **matching(state.factor)
         )
-        step = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
+        step_size = xp.exp(state.log_step) * state.rng.uniform(0.8, 1.2)
         energy = (
             state.density
             - _half_squared_norm(state.factor)
@@ -214,21 +232,23 @@ class Hmc(Algorithm):
             position=state.factor,
             momentum=momentum,
             position_gradient=state.gradient,
-            step_size=step,
+            step_size=step_size,
             energy=energy,
         )
 
     def step(
         self, problem: Problem, data: Data, state: HmcState
     ) -> tuple[HmcState, Info]:
-        """Make one leapfrog step of every chain and accept or reject at the end of a trajectory; the residual is R-hat - 1."""
+        """Make one leapfrog step of every chain, an exact rotation by the Gaussian prior between two kicks by the likelihood, and
+        accept or reject at the end of a trajectory; the residual is R-hat - 1.
+        """
         xp = namespace(state.factor)
-        step: Any = state.step_size
-        momentum = state.momentum + step / 2 * state.position_gradient
-        position = xp.cos(step) * state.position + xp.sin(step) * momentum
-        momentum = xp.cos(step) * momentum - xp.sin(step) * state.position
+        step_size: Any = state.step_size
+        momentum = state.momentum + step_size / 2 * state.position_gradient
+        position = xp.cos(step_size) * state.position + xp.sin(step_size) * momentum
+        momentum = xp.cos(step_size) * momentum - xp.sin(step_size) * state.position
         density, position_gradient = state.target(position)
-        momentum = momentum + step / 2 * position_gradient
+        momentum = momentum + step_size / 2 * position_gradient
         state = state._replace(
             position=position,
             momentum=momentum,
@@ -242,13 +262,17 @@ class Hmc(Algorithm):
                 state = self._begin_trajectory(
                     self._end_trajectory(problem, state, density)
                 )
-        n, gradients = data.inputs.shape[0], state.evaluations
-        return state, Info(state.r_hat - 1, samples=float(n * gradients))
+        sample_count, gradient_count = data.inputs.shape[0], state.evaluations
+        return state, Info(
+            state.r_hat - 1, samples=float(sample_count * gradient_count)
+        )
 
     def _end_trajectory(
         self, problem: Problem, state: HmcState, density: Array
     ) -> HmcState:
-        """End a trajectory: accept or reject it, then tune the step size (warm-up) or store the draw."""
+        """End a trajectory, at whose last position the log-likelihood is ``density``: accept or reject it in every chain, then
+        tune the step size (warm-up) or store the draw.
+        """
         xp = namespace(state.factor)
         log_acceptance = (
             density
@@ -261,27 +285,31 @@ class Hmc(Algorithm):
             log_acceptance,
             xp.full_like(log_acceptance, -math.inf),
         )
-        acceptance = xp.exp(xp.minimum(log_acceptance, xp.zeros_like(log_acceptance)))
-        drawn = xp.asarray(
+        acceptance_probability = xp.exp(
+            xp.minimum(log_acceptance, xp.zeros_like(log_acceptance))
+        )
+        uniform_numbers = xp.asarray(
             state.rng.random(log_acceptance.shape[0]), **matching(log_acceptance)
         )
-        accepted = drawn < acceptance
+        accepted = uniform_numbers < acceptance_probability
         accepted_mask = xp.reshape(accepted, (-1, *[1] * (state.factor.ndim - 1)))
         state = state._replace(
             factor=xp.where(accepted_mask, state.position, state.factor),
             gradient=xp.where(accepted_mask, state.position_gradient, state.gradient),
             density=xp.where(accepted, density, state.density),
         )
-        count, warm = (
+        trajectory_count, warmup_count = (
             state.evaluations // self.leapfrog,
             self.steps // (2 * self.leapfrog),
         )
-        if count <= warm:  # Robbins and Monro
-            log_step = state.log_step + count**-0.6 * (xp.mean(acceptance) - ACCEPTANCE)
+        if trajectory_count <= warmup_count:  # Robbins and Monro
+            log_step = state.log_step + trajectory_count**-0.6 * (
+                xp.mean(acceptance_probability) - ACCEPTANCE
+            )
             log_step = xp.minimum(
                 log_step, xp.full_like(log_step, math.log(math.pi / 2))
             )
-            averaged_count = count - warm // 2
+            averaged_count = trajectory_count - warmup_count // 2
             average_log_step = (
                 state.average_log_step
                 + (log_step - state.average_log_step) / averaged_count
@@ -289,7 +317,9 @@ class Hmc(Algorithm):
                 else state.average_log_step
             )
             return state._replace(
-                log_step=average_log_step if count == warm else log_step,
+                log_step=average_log_step
+                if trajectory_count == warmup_count
+                else log_step,
                 average_log_step=average_log_step,
             )
         signals = aligned_signals(problem, state.target.factor.compose(state.factor))
@@ -299,7 +329,9 @@ class Hmc(Algorithm):
         )
         draw = xp.concat([state.density[:, None], projections], axis=1)
         state = state._replace(draws=(*state.draws, draw))
-        is_last = count == self.steps // self.leapfrog and len(state.draws) >= 4
+        is_last = (
+            trajectory_count == self.steps // self.leapfrog and len(state.draws) >= 4
+        )
         return (
             state._replace(r_hat=float(np.max(_diagnostics(state, "rhat"))))
             if is_last
@@ -307,7 +339,7 @@ class Hmc(Algorithm):
         )
 
     def estimate(self, state: HmcState) -> Array:
-        """Mean of the last samples of the first K chains, after alignment by symmetry."""
+        """Estimate: the mean of the current samples of the first K chains, after alignment by symmetry."""
         signals = state.target.factor.compose(state.factor[: self.samples, ...])
         return namespace(signals).mean(
             aligned_signals(state.target.problem, signals), axis=0
@@ -324,16 +356,20 @@ class Hmc(Algorithm):
 
 
 def _half_squared_norm(x: Array) -> Array:
-    """Half the squared norm ``|x|^2 / 2`` of each chain's array."""
+    """Half the squared norm ``|x|^2 / 2`` of the array x of each chain (first axis)."""
     return namespace(x).sum(x * x, axis=tuple(range(1, x.ndim))) / 2
 
 
 def _diagnostics(state: HmcState, name: str) -> Any:
-    """R-hat or effective sample size of each stored number of the draws; 1e6 or 0 if a chain never moved."""
+    """Diagnostic named ``rhat`` (R-hat) or ``ess`` (effective sample size) of each stored number of the draws; 1e6 or 0 if a
+    chain never moved.
+    """
     draws = np.stack(read_together(*state.draws), axis=-1).astype(
         np.float64
     )  # (chains, numbers, draws)
-    diagnose: Any = getattr(array_stats, name)
+    diagnostic_function: Any = getattr(array_stats, name)
     with np.errstate(all="ignore"):
-        diagnosed = diagnose(np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2)
-    return np.nan_to_num(diagnosed, nan=1e6 if name == "rhat" else 0.0, posinf=1e6)
+        diagnostics = diagnostic_function(
+            np.moveaxis(draws, 1, 0), chain_axis=1, draw_axis=2
+        )
+    return np.nan_to_num(diagnostics, nan=1e6 if name == "rhat" else 0.0, posinf=1e6)

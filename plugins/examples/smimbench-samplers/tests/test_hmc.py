@@ -36,7 +36,7 @@ steps   = 40
 
 
 def attention(channel="softmax", rho=0.5, **parameters):
-    """An attention-indexed problem of two tokens."""
+    """Attention-indexed problem of two tokens with this channel and Wishart signals of width ratio rho."""
     model = {"name": "attention-indexed", "tokens": 2}
     return smimbench.Problem(
         model, {"name": channel, **parameters}, {"name": "wishart", "rho": rho}
@@ -44,7 +44,7 @@ def attention(channel="softmax", rho=0.5, **parameters):
 
 
 def sequence(channel, tokens=2, **parameters):
-    """A sequence multi-index problem."""
+    """Sequence multi-index problem with Gaussian signals, this channel and number of tokens."""
     return smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": tokens},
         {"name": channel, **parameters},
@@ -53,7 +53,7 @@ def sequence(channel, tokens=2, **parameters):
 
 
 def run_once(problem, instance, algorithm, start=None):
-    """One run through the engine's loop."""
+    """Run an algorithm once through the engine's loop, from a start if one is given."""
     backend = get_backend()
     data = instance.data(backend, start)
     return run_algorithm(
@@ -69,11 +69,12 @@ def run_once(problem, instance, algorithm, start=None):
 
 @parametrize_with_checks([Hmc(samples=2, steps=40)])
 def test_contract(check):
+    """The sampler passes every published check."""
     check()
 
 
-def untied():
-    """Linear labels of queries and keys of their own."""
+def bilinear():
+    """Problem of linear labels of a bilinear signal, whose query and key matrices are independent."""
     model = {"name": "attention-indexed", "tokens": 2, "symmetric": False}
     return smimbench.Problem(
         model, {"name": "linear", "noise": 0.3}, {"name": "bilinear", "rho": 0.5}
@@ -81,20 +82,22 @@ def untied():
 
 
 class Wave(Channel):
-    """``y = sin(3 z)`` with noise: many signals fit nearly as well as the right one."""
+    """Channel ``y = sin(3 z)`` plus noise, for which many signals fit nearly as well as the right one."""
 
     name, version, reference, components, symmetry = "wave", 1, "none", 1, "none"
     capabilities = Capabilities()
 
     def forward(self, z, *, rng=None):
+        """Draw labels of the latents z."""
         return np.sin(3 * z) + 0.2 * rng.standard_normal(z.shape)
 
     def log_likelihood(self, y, z):
+        """Log-likelihood (n,) of the labels y at the latents z, up to a constant."""
         return -((y - np.sin(3 * z)) ** 2).sum((1, 2)) / 0.08
 
 
-def sampled(problem, instance, algorithm, seed=0):
-    """Factor and log-likelihood of every chain after every trajectory that follows the warm-up."""
+def factors_and_densities(problem, instance, algorithm, seed=0):
+    """Factors and log-likelihoods of every chain after every trajectory that follows the warm-up, and the findings of the run."""
     data = instance.data(get_backend())
     state = algorithm.init(problem, data, np.random.default_rng(seed))
     factors, densities = [], []
@@ -115,10 +118,11 @@ def sampled(problem, instance, algorithm, seed=0):
         sequence("linear", noise=0.3, components=2),
         sequence("probit", noise=0.5),
         attention("linear", noise=0.3),
-        untied(),
+        bilinear(),
     ],
 )
 def test_gradient_is_that_of_the_density(problem):
+    """The gradient of the log-likelihood agrees with differences along a random direction."""
     backend = get_backend()
     data = problem.instance(0.8, 6).data(backend)
     target = LogPosterior(problem, data)
@@ -126,20 +130,25 @@ def test_gradient_is_that_of_the_density(problem):
     factor = np.stack(
         [target.factor.draw(rng, problem.components, 6) for _ in range(2)]
     )
-    along = rng.standard_normal(factor.shape)
+    random_direction = rng.standard_normal(factor.shape)
     _, gradient = target(backend.asarray(factor))
-    up, down = (
-        to_host(target(backend.asarray(factor + side * 1e-5 * along))[0])
-        for side in (1, -1)
+    density_above, density_below = (
+        to_host(target(backend.asarray(factor + sign * 1e-5 * random_direction))[0])
+        for sign in (1, -1)
     )
-    slope = np.sum(to_host(gradient) * along, axis=tuple(range(1, factor.ndim)))
-    assert np.allclose((up - down) / 2e-5, slope, rtol=1e-4, atol=1e-4)
+    expected_slope = np.sum(
+        to_host(gradient) * random_direction, axis=tuple(range(1, factor.ndim))
+    )
+    assert np.allclose(
+        (density_above - density_below) / 2e-5, expected_slope, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_densities_are_those_of_plain_sums():
+    """The log-likelihood of factors W is the sum of the labels' log-densities at their latents z."""
     rng = np.random.default_rng(5)
     W = rng.standard_normal((3, 1, 6))
-    for problem, law in [
+    for problem, log_density in [
         (
             sequence("linear", noise=0.3),
             lambda y, z: stats.norm.logpdf(y, z, np.sqrt(0.3)),
@@ -151,61 +160,74 @@ def test_densities_are_those_of_plain_sums():
     ]:
         data = problem.instance(2.0, 6).data(get_backend())
         z = np.einsum("ntd,kpd->knpt", data.inputs, W) / np.sqrt(6)
-        found, _ = LogPosterior(problem, data)(W)
-        assert np.allclose(found, law(data.labels, z).sum(axis=(1, 2, 3)), rtol=1e-6)
+        log_likelihoods, _ = LogPosterior(problem, data)(W)
+        assert np.allclose(
+            log_likelihoods, log_density(data.labels, z).sum(axis=(1, 2, 3)), rtol=1e-6
+        )
 
 
 # -- samples against exact posteriors --------------------------------------------------------------------------------------
 
 
 def whitened(problem, instance, factors):
-    """Samples (n, P D) of linear labels with noise, in units in which the exact posterior is standard normal."""
+    """Samples (n, P D) of the factors for linear labels with noise, in units in which the exact Gaussian posterior is standard
+    normal: x are the input rows, y the labels.
+    """
     x, noise = (
         instance.inputs.reshape(-1, instance.dimension) / np.sqrt(instance.dimension),
         problem.channel.noise,
     )
     precision = np.eye(instance.dimension) + x.T @ x / noise
-    root = np.linalg.cholesky(precision)
+    precision_root = np.linalg.cholesky(precision)
     y = np.moveaxis(instance.labels, 1, 0).reshape(problem.components, -1)
     mean = np.linalg.solve(precision, x.T @ y.T / noise).T
-    return ((factors - mean) @ root).reshape(-1, factors[0, 0].size)
+    return ((factors - mean) @ precision_root).reshape(-1, factors[0, 0].size)
 
 
 @pytest.mark.parametrize(
     ("leapfrog", "steps"), [pytest.param(1, 6000, marks=pytest.mark.slow), (6, 4000)]
 )
 def test_samples_of_linear_labels_have_the_exact_law(leapfrog, steps):
+    """Samples for linear labels, thinned until they are independent, pass Kolmogorov-Smirnov tests against the exact Gaussian
+    posterior.
+    """
     problem = sequence("linear", noise=0.2, components=2)
     instance = problem.instance(0.7, 8)
-    factors, _, found = sampled(
+    factors, _, findings = factors_and_densities(
         problem, instance, Hmc(samples=8, steps=steps, leapfrog=leapfrog)
     )
-    assert found["r_hat"][0] < 1.05
-    thin = int(np.ceil(factors.shape[0] * 8 / found["effective_samples"][0]))
-    u = whitened(problem, instance, factors[::thin])
-    assert len(u) > 200
-    axes = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))[0]
-    chances = [stats.kstest(u @ axis, "norm").pvalue for axis in axes[:4]]
-    chances.append(
-        stats.kstest((u * u).sum(axis=1), "chi2", args=(16,)).pvalue
+    assert findings["r_hat"][0] < 1.05
+    thinning = int(np.ceil(factors.shape[0] * 8 / findings["effective_samples"][0]))
+    whitened_samples = whitened(problem, instance, factors[::thinning])
+    assert len(whitened_samples) > 200
+    random_axes = np.linalg.qr(np.random.default_rng(1).standard_normal((16, 16)))[0]
+    p_values = [
+        stats.kstest(whitened_samples @ axis, "norm").pvalue for axis in random_axes[:4]
+    ]
+    p_values.append(
+        stats.kstest(
+            (whitened_samples * whitened_samples).sum(axis=1), "chi2", args=(16,)
+        ).pvalue
     )  # the energy above its minimum, twice
-    assert min(chances) > 1e-3
+    assert min(p_values) > 1e-3
 
 
-def ranks(problem, alpha, dimension, algorithm, runs):
-    """Rank of the teacher's log-likelihood among samples: uniform, because it is a sample of the posterior, too."""
-    found = []
-    for seed in range(runs):
+def ranks(problem, alpha, dimension, algorithm, run_count):
+    """Ranks of the teacher's log-likelihood among those of samples in several runs: uniform, because the teacher is a sample of
+    the posterior, too.
+    """
+    ranks_of_runs = []
+    for seed in range(run_count):
         instance = problem.instance(alpha, dimension, seed)
-        _, densities, _ = sampled(problem, instance, algorithm, seed)
+        _, densities, _ = factors_and_densities(problem, instance, algorithm, seed)
         target = LogPosterior(problem, instance.data(get_backend()))
         factor = target.factor_of(
             instance.signal,
             target.factor.draw(np.random.default_rng(0), problem.components, dimension),
         )
         teacher = target(factor[None])[0][0]
-        found.append(np.mean(densities < teacher))
-    return found
+        ranks_of_runs.append(np.mean(densities < teacher))
+    return ranks_of_runs
 
 
 @pytest.mark.slow
@@ -217,15 +239,18 @@ def ranks(problem, alpha, dimension, algorithm, runs):
     ],
 )
 def test_the_teacher_is_one_of_the_samples(problem, alpha):
-    found = ranks(problem, alpha, 6, Hmc(samples=4, steps=600, leapfrog=6), 60)
-    assert stats.kstest(found, "uniform").pvalue > 1e-3
+    """The rank of the teacher among posterior samples is uniform."""
+    teacher_ranks = ranks(problem, alpha, 6, Hmc(samples=4, steps=600, leapfrog=6), 60)
+    assert stats.kstest(teacher_ranks, "uniform").pvalue > 1e-3
 
 
 # -- the prediction --------------------------------------------------------------------------------------------------------
 
 
 def test_prediction_is_the_error_of_exact_samples_of_linear_labels():
-    """``E |mean of K - W|^2 / D = (1 + 1/K) E tr Sigma / D``, from eigenvalues of random matrices."""
+    """The prediction for linear labels is ``E |mean of K samples - W|^2 / D = (1 + 1/K) E tr Sigma / D``, with the posterior
+    covariance Sigma from eigenvalues of random matrices x.
+    """
     rng = np.random.default_rng(11)
     D = 500
     for _ in range(10):
@@ -235,80 +260,93 @@ def test_prediction_is_the_error_of_exact_samples_of_linear_labels():
             int(rng.integers(1, 20)),
         )
         problem = sequence("linear", tokens=1, noise=noise)
-        found = Hmc(samples=K).theory(problem, alpha, Conditions())
-        n = round(alpha * D)
-        spreads = [
-            (1 / (1 + np.linalg.eigvalsh(x.T @ x / D) / noise)).mean()
-            for x in (rng.standard_normal((n, D)) for _ in range(2))
+        prediction = Hmc(samples=K).theory(problem, alpha, Conditions())
+        sample_count = round(alpha * D)
+        posterior_variances = [
+            (
+                1
+                / (1 + np.linalg.eigvalsh(random_inputs.T @ random_inputs / D) / noise)
+            ).mean()
+            for random_inputs in (
+                rng.standard_normal((sample_count, D)) for _ in range(2)
+            )
         ]
-        assert found.mse[0] == pytest.approx((1 + 1 / K) * np.mean(spreads), rel=1e-2)
-        assert found.of_ok_runs
+        assert prediction.mse[0] == pytest.approx(
+            (1 + 1 / K) * np.mean(posterior_variances), rel=1e-2
+        )
+        assert prediction.of_ok_runs
 
 
 def test_one_sample_has_twice_the_error_and_many_have_none_more():
+    """The mean of K samples has ``1 + 1/K`` times the Bayes-optimal error."""
     problem = attention("linear", noise=0.3)
-    best = solve(problem, [0.1])[0].mse[0]
+    bayes_mse = solve(problem, [0.1])[0].mse[0]
     for K in (1, 3, 1000):
         assert Hmc(samples=K).theory(problem, 0.1, Conditions()).mse[
             0
-        ] == pytest.approx((1 + 1 / K) * best, rel=1e-9)
+        ] == pytest.approx((1 + 1 / K) * bayes_mse, rel=1e-9)
 
 
 def test_there_is_no_prediction_where_fixed_points_compete():
-    point = {
+    """Where two fixed points of state evolution compete, theory gives a reason and no prediction."""
+    fixed_point = {
         "mse": 0.1,
         "mse_error": 0.0,
         "overlap": [[0.9]],
         "method": "",
         "branch": "informed",
     }
-    points = (point, {**point, "branch": "uninformed"})
+    fixed_points = (fixed_point, {**fixed_point, "branch": "uninformed"})
     assert "compete" in Hmc().theory(
-        sequence("linear", noise=0.1), 1.0, Conditions(points=points)
+        sequence("linear", noise=0.1), 1.0, Conditions(points=fixed_points)
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("K", [1, 4])
-def test_means_of_samples_land_on_the_prediction(K):
+@pytest.mark.parametrize("sample_count", [1, 4])
+def test_means_of_samples_land_on_the_prediction(sample_count):
+    """Errors of the mean of K samples, extrapolated in 1/D from three dimensions, agree with the prediction."""
     problem = sequence("probit", tokens=1, noise=0.5)
-    algorithm = Hmc(samples=K, steps=5000, leapfrog=5)
-    expected = algorithm.theory(problem, 2.0, Conditions()).mse[0]
-    sizes, means, errors = (30, 60, 120), [], []
-    for D in sizes:
+    algorithm = Hmc(samples=sample_count, steps=5000, leapfrog=5)
+    predicted_mse = algorithm.theory(problem, 2.0, Conditions()).mse[0]
+    dimensions, mean_mses, mse_errors = (30, 60, 120), [], []
+    for dimension in dimensions:
         runs = [
-            run_once(problem, problem.instance(2.0, D, k), algorithm)
-            for k in range(480 // D)
+            run_once(problem, problem.instance(2.0, dimension, seed), algorithm)
+            for seed in range(480 // dimension)
         ]
         assert sum(run.status == "ok" for run in runs) >= len(runs) - 1
-        values = [run.metrics["mse"][0] for run in runs]
-        means.append(np.mean(values))
-        errors.append(np.std(values, ddof=1) / np.sqrt(len(values)))
+        mses = [run.metrics["mse"][0] for run in runs]
+        mean_mses.append(np.mean(mses))
+        mse_errors.append(np.std(mses, ddof=1) / np.sqrt(len(mses)))
     design = (
-        np.stack([np.ones(3), 1 / np.array(sizes)], axis=1) / np.array(errors)[:, None]
+        np.stack([np.ones(3), 1 / np.array(dimensions)], axis=1)
+        / np.array(mse_errors)[:, None]
     )
     covariance = np.linalg.inv(design.T @ design)
-    limit = (covariance @ design.T @ (np.array(means) / errors))[0]
-    assert abs(limit - expected) < 4 * np.sqrt(covariance[0, 0])
+    extrapolated_mse = (covariance @ design.T @ (np.array(mean_mses) / mse_errors))[0]
+    assert abs(extrapolated_mse - predicted_mse) < 4 * np.sqrt(covariance[0, 0])
 
 
 # -- mixing ----------------------------------------------------------------------------------------------------------------
 
 
 def test_chains_in_equilibrium_are_ok_and_others_never():
-    easy = sequence("linear", noise=0.3)
-    fine = run_once(easy, easy.instance(0.5, 12), Hmc(samples=2, steps=3000))
-    assert fine.status == "ok"
-    assert fine.final["r_hat"][0] < 1.05
-    assert fine.final["residual"] == pytest.approx(
-        fine.final["r_hat"][0] - 1, abs=1e-12
+    """Chains that ran long enough end ok with R-hat near 1; chains stopped early count as not converged."""
+    problem = sequence("linear", noise=0.3)
+    long_run = run_once(problem, problem.instance(0.5, 12), Hmc(samples=2, steps=3000))
+    assert long_run.status == "ok"
+    assert long_run.final["r_hat"][0] < 1.05
+    assert long_run.final["residual"] == pytest.approx(
+        long_run.final["r_hat"][0] - 1, abs=1e-12
     )
-    early = run_once(easy, easy.instance(0.5, 12), Hmc(samples=2, steps=100))
-    assert early.status == "not-converged"
-    assert "have not mixed: R-hat" in early.reason
+    short_run = run_once(problem, problem.instance(0.5, 12), Hmc(samples=2, steps=100))
+    assert short_run.status == "not-converged"
+    assert "have not mixed: R-hat" in short_run.reason
 
 
 def test_a_start_that_is_given_is_compared_with_the_prior():
+    """Chains from a given start must agree with chains from the prior: they do for an easy posterior, not for a rugged one."""
     algorithm = Hmc(samples=4, steps=3000, leapfrog=5)
     easy, rugged = (
         sequence("linear", tokens=1, noise=0.3),
@@ -318,54 +356,59 @@ def test_a_start_that_is_given_is_compared_with_the_prior():
     for problem, alpha, status in ((easy, 1.0, "ok"), (rugged, 5.0, "not-converged")):
         instance = problem.instance(alpha, 12)
         start = problem.start(instance, 1e3, np.random.default_rng(0), get_backend())
-        found = run_once(problem, instance, algorithm, start=start)
-        assert found.status == status
+        started_run = run_once(problem, instance, algorithm, start=start)
+        assert started_run.status == status
     assert (
-        found.metrics["mse"][0]
+        started_run.metrics["mse"][0]
         < 0.5 * run_once(rugged, instance, algorithm).metrics["mse"][0]
     )
 
 
 @pytest.mark.parametrize(
     "problem",
-    [attention(rho=0.4), attention(rho=1.5), untied()],
+    [attention(rho=0.4), attention(rho=1.5), bilinear()],
     ids=["narrow", "wide", "queries and keys"],
 )
 def test_a_start_of_matrices_becomes_their_factor(problem):
+    """A start given as a matrix is turned into a factor that gives back the matrix."""
     backend = get_backend()
     instance = problem.instance(0.2, 10)
     target = LogPosterior(problem, instance.data(backend))
-    like = backend.asarray(
+    factor_of_prior = backend.asarray(
         target.factor.draw(np.random.default_rng(0), problem.components, 10)
     )
-    factor = target.factor_of(backend.asarray(instance.signal), like)
-    assert factor.shape == like.shape
+    factor = target.factor_of(backend.asarray(instance.signal), factor_of_prior)
+    assert factor.shape == factor_of_prior.shape
     assert np.allclose(
         to_host(target.factor.compose(factor)), instance.signal, atol=1e-9
     )
 
 
 def test_what_cannot_be_sampled_is_refused_in_one_line():
-    plain = sequence("linear", noise=0.1)
-    assert Hmc().refuses(plain) is None
-    other = sequence("linear", noise=0.1)
-    other.prior = SimpleNamespace(
-        name="signs", factor=plain.prior.factor._replace(gaussian=False)
+    """Problems that cannot be sampled are refused with a reason of one line."""
+    sampled_problem = sequence("linear", noise=0.1)
+    assert Hmc().refuses(sampled_problem) is None
+    problem_of_other_prior = sequence("linear", noise=0.1)
+    problem_of_other_prior.prior = SimpleNamespace(
+        name="signs", factor=sampled_problem.prior.factor._replace(gaussian=False)
     )
-    silent = sequence("linear", noise=0.1)
-    silent.channel = SimpleNamespace(
+    problem_without_likelihood = sequence("linear", noise=0.1)
+    problem_without_likelihood.channel = SimpleNamespace(
         name="silent",
-        forward=plain.channel.forward,
+        forward=sampled_problem.channel.forward,
         components=1,
         log_partition=None,
         log_likelihood=None,
     )
-    for problem, words in [
+    for problem, reason in [
         (attention("softmax"), "'softmax' have no noise"),
-        (other, "'signs' has no factor with independent Gaussian entries"),
-        (silent, "'silent' has neither"),
+        (
+            problem_of_other_prior,
+            "'signs' has no factor with independent Gaussian entries",
+        ),
+        (problem_without_likelihood, "'silent' has neither"),
     ]:
-        assert words in Hmc().refuses(problem)
+        assert reason in Hmc().refuses(problem)
         assert "\n" not in Hmc().refuses(problem)
 
 
@@ -378,6 +421,7 @@ def test_what_cannot_be_sampled_is_refused_in_one_line():
     ],
 )
 def test_wrong_parameters_are_named(parameters, key):
+    """An invalid parameter raises an error that names it."""
     with pytest.raises(smimbench.ParameterError) as error:
         Hmc(**parameters)
     assert error.value.key == key
@@ -387,9 +431,10 @@ def test_wrong_parameters_are_named(parameters, key):
 
 
 def test_a_prediction_is_shown_for_runs_that_have_mixed_only(tmp_path):
-    path = tmp_path / "small.toml"
-    path.write_text(SUITE)
-    rows = smimbench.run(path, results=tmp_path / "results", progress=False)
+    """A table shows the prediction only if the chains of all runs have mixed."""
+    suite_path = tmp_path / "small.toml"
+    suite_path.write_text(SUITE)
+    rows = smimbench.run(suite_path, results=tmp_path / "results", progress=False)
     (row,) = (row for row in rows if row["metric"] == "mse")
     assert row["own_theory"] is None
     assert "every run ends ok" in row["no_theory"]

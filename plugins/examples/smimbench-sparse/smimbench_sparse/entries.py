@@ -34,7 +34,8 @@ _LARGEST_INFORMATION = 1e12
 
 
 class _Mixture:
-    """Base class of priors with independent entries from a mixture of Gaussians, of mean 0 and variance 1 in total.
+    """Base class of priors with independent entries from a mixture of Gaussians, of total mean 0 and variance 1. A pattern is a
+    choice of one Gaussian of the mixture for each of the P components.
 
     ``mixture`` holds weight, mean and variance of each Gaussian.
     """
@@ -44,20 +45,24 @@ class _Mixture:
 
     @property
     def mixture(self) -> tuple[tuple[float, float, float], ...]:
+        """Weight, mean and variance of each Gaussian of the mixture; each subclass defines it."""
         raise NotImplementedError
 
     def _scalar_error(self, information: Any) -> Any:
+        """Mean posterior variance of an entry observed with this ``information``; each subclass defines it."""
         raise NotImplementedError
 
     # -- law ----------------------------------------------------------------------------------------------------
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Any:
-        """Draw a signal (P, D) on the host."""
+        """Draw a signal (P, D) on the host, for each entry first the Gaussian that it comes from."""
         weights, means, variances = (np.array(column) for column in zip(*self.mixture))
-        chosen = rng.choice(len(weights), size=(components, dimension), p=weights)
-        return means[chosen] + np.sqrt(variances[chosen]) * rng.standard_normal(
-            (components, dimension)
+        gaussian_index = rng.choice(
+            len(weights), size=(components, dimension), p=weights
         )
+        return means[gaussian_index] + np.sqrt(
+            variances[gaussian_index]
+        ) * rng.standard_normal((components, dimension))
 
     def mean(self, components: int, dimension: int) -> Any:
         """Prior mean: zeros (P, D)."""
@@ -74,60 +79,86 @@ class _Mixture:
     # -- inference ------------------------------------------------------------------------------------------------
 
     def denoise(self, R: Any, Qhat: Any) -> Denoised:
-        """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z`` (P, D), and the mean posterior covariance (P, P)."""
+        """Posterior mean (P, D) of the signal W given the observation ``R = W + Qhat^{-1/2} Z`` (P, D) with information Qhat (P,
+        P) and white noise Z, and the mean posterior covariance V (P, P).
+        """
         if tuple(Qhat.shape) != (R.shape[0], R.shape[0]):
             raise ValueError(
                 f"the information matrix Qhat must have shape {(R.shape[0],) * 2}, got {tuple(Qhat.shape)}"
             )
         xp = namespace(R)
-        place = {"dtype": xp.float64, "device": array_api_compat.device(R)}
-        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION)
-        estimate, V = self._denoise(xp.astype(R, xp.float64), host, xp, place)
+        dtype_and_device = {"dtype": xp.float64, "device": array_api_compat.device(R)}
+        bounded_Qhat = np.minimum(
+            np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION
+        )
+        estimate, V = self._denoise(
+            xp.astype(R, xp.float64), bounded_Qhat, xp, dtype_and_device
+        )
         return Denoised(xp.astype(estimate, R.dtype), xp.astype(V, R.dtype))
 
     def _denoise(
-        self, R: Any, Qhat: Any, xp: Any, place: dict[str, Any]
+        self, R: Any, Qhat: Any, xp: Any, dtype_and_device: dict[str, Any]
     ) -> tuple[Any, Any]:
+        """Posterior mean (P, D) and mean posterior covariance V (P, P) at observations R with bounded information Qhat: for every
+        pattern, of means m and variances v, Gaussian mean and covariance and the log of its weight given R, then their mixture.
+        """
         P = R.shape[0]
-        natural_parameter = xp.matmul(xp.asarray(Qhat, **place), R)
-        logs, means, covariances = [], [], []
-        for weight, m, D in self._patterns(P):
-            root = np.sqrt(D)
-            A = np.eye(P) + root[:, None] * Qhat * root[None, :]
-            covariance = root[:, None] * np.linalg.inv(A) * root[None, :]
-            shifted = natural_parameter - xp.asarray((Qhat @ m)[:, None], **place)
-            mean_shift = xp.matmul(xp.asarray(covariance, **place), shifted)
-            log = xp.sum(shifted * mean_shift, axis=0) / 2 + xp.sum(
-                xp.asarray(m[:, None], **place) * natural_parameter, axis=0
+        natural_parameter = xp.matmul(xp.asarray(Qhat, **dtype_and_device), R)
+        log_weights, means, covariances = [], [], []
+        for weight, m, v in self._patterns(P):
+            root_of_v = np.sqrt(v)
+            scaled_precision = (
+                np.eye(P) + root_of_v[:, None] * Qhat * root_of_v[None, :]
             )
-            constant = (
+            covariance = (
+                root_of_v[:, None]
+                * np.linalg.inv(scaled_precision)
+                * root_of_v[None, :]
+            )
+            centered_parameter = natural_parameter - xp.asarray(
+                (Qhat @ m)[:, None], **dtype_and_device
+            )
+            mean_shift = xp.matmul(
+                xp.asarray(covariance, **dtype_and_device), centered_parameter
+            )
+            log_likelihood = xp.sum(
+                centered_parameter * mean_shift, axis=0
+            ) / 2 + xp.sum(
+                xp.asarray(m[:, None], **dtype_and_device) * natural_parameter, axis=0
+            )
+            log_constant = (
                 math.log(weight)
-                - float(np.linalg.slogdet(A)[1]) / 2
+                - float(np.linalg.slogdet(scaled_precision)[1]) / 2
                 - float(m @ Qhat @ m) / 2
             )
-            logs.append(log + constant)
-            means.append(xp.asarray(m[:, None], **place) + mean_shift)
+            log_weights.append(log_likelihood + log_constant)
+            means.append(xp.asarray(m[:, None], **dtype_and_device) + mean_shift)
             covariances.append(covariance)
-        stacked = xp.stack(logs)
-        weights_given_R = xp.exp(stacked - xp.max(stacked, axis=0, keepdims=True))
+        log_weights_of_patterns = xp.stack(log_weights)
+        weights_given_R = xp.exp(
+            log_weights_of_patterns
+            - xp.max(log_weights_of_patterns, axis=0, keepdims=True)
+        )
         weights_given_R = weights_given_R / xp.sum(
             weights_given_R, axis=0, keepdims=True
         )
         estimate = xp.zeros_like(R)
-        for k, mean in enumerate(means):
-            estimate = estimate + weights_given_R[k, :][None, :] * mean
-        V = xp.zeros((P, P), **place)
-        for k, mean in enumerate(means):
+        for pattern, mean in enumerate(means):
+            estimate = estimate + weights_given_R[pattern, :][None, :] * mean
+        V = xp.zeros((P, P), **dtype_and_device)
+        for pattern, mean in enumerate(means):
             deviation = mean - estimate
             V = (
                 V
                 + xp.matmul(
-                    deviation * weights_given_R[k, :][None, :],
+                    deviation * weights_given_R[pattern, :][None, :],
                     xp.matrix_transpose(deviation),
                 )
                 / R.shape[1]
             )
-            V = V + xp.mean(weights_given_R[k, :]) * xp.asarray(covariances[k], **place)
+            V = V + xp.mean(weights_given_R[pattern, :]) * xp.asarray(
+                covariances[pattern], **dtype_and_device
+            )
         return estimate, V
 
     def _patterns(self, components: int) -> list[tuple[float, Any, Any]]:
@@ -144,31 +175,45 @@ class _Mixture:
         return patterns
 
     def overlap(self, Qhat: Any) -> Overlap:
-        """State-evolution map from ``Qhat`` (..., P, P) to error ``V = E Cov(w | R)`` and overlap ``Q = I - V``.
+        """State-evolution map from the information Qhat (..., P, P) of an observation R to the error ``V = E Cov(w | R)`` of the
+        posterior mean of entries w, and its overlap ``Q = I - V``.
 
         Quadrature for diagonal ``Qhat``, fixed quasi-random points (to about four digits) for any other.
         """
         xp = namespace(Qhat)
-        place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
-        host = np.minimum(np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION)
-        P = host.shape[-1]
-        diagonal = np.diagonal(host, axis1=-2, axis2=-1)
-        V = self._scalar_error(diagonal)[..., None] * np.eye(P)
-        flat, errors = host.reshape(-1, P, P), V.reshape(-1, P, P)
-        for i in np.flatnonzero(np.any(flat * (1 - np.eye(P)) != 0, axis=(1, 2))):
-            errors[i] = self._joint_error(flat[i])
-        return Overlap(xp.asarray(np.eye(P) - V, **place), xp.asarray(V, **place))
+        dtype_and_device = {
+            "dtype": Qhat.dtype,
+            "device": array_api_compat.device(Qhat),
+        }
+        bounded_Qhat = np.minimum(
+            np.asarray(to_host(Qhat), dtype=float), _LARGEST_INFORMATION
+        )
+        P = bounded_Qhat.shape[-1]
+        Qhat_diagonal = np.diagonal(bounded_Qhat, axis1=-2, axis2=-1)
+        V = self._scalar_error(Qhat_diagonal)[..., None] * np.eye(P)
+        flat_Qhat, errors = bounded_Qhat.reshape(-1, P, P), V.reshape(-1, P, P)
+        for coupled_index in np.flatnonzero(
+            np.any(flat_Qhat * (1 - np.eye(P)) != 0, axis=(1, 2))
+        ):
+            errors[coupled_index] = self._joint_error(flat_Qhat[coupled_index])
+        return Overlap(
+            xp.asarray(np.eye(P) - V, **dtype_and_device),
+            xp.asarray(V, **dtype_and_device),
+        )
 
     def _joint_error(self, Qhat: Any) -> Any:
+        """Error V (P, P) of components observed together with correlated noise, of information Qhat, averaged over quasi-random
+        signals and noise; m and v are means and variances of a pattern.
+        """
         P = len(Qhat)
-        points = normal_points(2 * P, 1 << 12, "sparse entries").T
-        noise = inverse_root(Qhat, 1e-9) @ points[P:]
-        total = np.zeros((P, P))
-        place = {"dtype": np.float64, "device": None}
-        for weight, m, D in self._patterns(P):
-            R = m[:, None] + np.sqrt(D)[:, None] * points[:P] + noise
-            total += weight * self._denoise(R, Qhat, namespace(R), place)[1]
-        return total
+        normal_numbers = normal_points(2 * P, 1 << 12, "sparse entries").T
+        noise = inverse_root(Qhat, 1e-9) @ normal_numbers[P:]
+        error = np.zeros((P, P))
+        dtype_and_device = {"dtype": np.float64, "device": None}
+        for weight, m, v in self._patterns(P):
+            R = m[:, None] + np.sqrt(v)[:, None] * normal_numbers[:P] + noise
+            error += weight * self._denoise(R, Qhat, namespace(R), dtype_and_device)[1]
+        return error
 
 
 @dataclass(frozen=True)
@@ -193,6 +238,7 @@ class GaussBernoulli(_Mixture):
     reference = "arXiv:1109.4424"
 
     def __post_init__(self) -> None:
+        """Check that the density rho of nonzero entries is in (0, 1]."""
         if not 0 < self.rho <= 1:
             raise ParameterError("rho", f"must be in (0, 1], got {self.rho}")
 
@@ -202,24 +248,43 @@ class GaussBernoulli(_Mixture):
         return (1 - self.rho, 0.0, 0.0), (self.rho, 0.0, 1 / self.rho)
 
     def _scalar_error(self, information: Any) -> Any:
-        r"""Mean posterior variance ``E Var(w | r)`` of an entry w given ``r = w + x / sqrt(q)``, with information q.
+        r"""Mean posterior variance ``E Var(w | r)`` of an entry w given ``r = w + z / sqrt(q)`` with white noise z and
+        ``information`` q, by quadrature over ``t = sqrt(q) r``: ``spike`` and ``slab`` are the densities of t for zero and
+        nonzero entries.
 
         In ``t = r sqrt(q)`` the two laws are N(0, 1) and N(0, 1 + q/rho). The trapezoidal rule in ``asinh t`` sees both.
         """
         q = np.asarray(information, dtype=float)[..., None]
-        gain = q / self.rho
-        ends = np.arcsinh(12 * np.sqrt(1 + gain))
-        step = 1 / 150
-        x = np.arange(-150, 151) * step
-        t = np.sinh(ends * x)
-        jacobian = ends * np.cosh(ends * x) * step / math.sqrt(2 * math.pi)
+        signal_to_noise = q / self.rho
+        range_parameter = np.arcsinh(12 * np.sqrt(1 + signal_to_noise))
+        spacing = 1 / 150
+        unit_grid = np.arange(-150, 151) * spacing
+        t = np.sinh(range_parameter * unit_grid)
+        jacobian = (
+            range_parameter
+            * np.cosh(range_parameter * unit_grid)
+            * spacing
+            / math.sqrt(2 * math.pi)
+        )
         spike = (1 - self.rho) * np.exp(-t * t / 2)
-        slab = self.rho * np.exp(-t * t / (2 * (1 + gain))) / np.sqrt(1 + gain)
-        total = np.maximum(spike + slab, 1e-300)
+        slab = (
+            self.rho
+            * np.exp(-t * t / (2 * (1 + signal_to_noise)))
+            / np.sqrt(1 + signal_to_noise)
+        )
+        density = np.maximum(spike + slab, 1e-300)
         # Given the slab, mean and variance are those of the Gaussian law; the rest is not knowing which law it was.
-        inner = slab / (self.rho * (1 + gain))
-        between = spike * slab / total * t * t * gain / (self.rho * (1 + gain) ** 2)
-        return np.sum(jacobian * (inner + between), axis=-1)
+        variance_within = slab / (self.rho * (1 + signal_to_noise))
+        variance_between = (
+            spike
+            * slab
+            / density
+            * t
+            * t
+            * signal_to_noise
+            / (self.rho * (1 + signal_to_noise) ** 2)
+        )
+        return np.sum(jacobian * (variance_within + variance_between), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -244,13 +309,17 @@ class Rademacher(_Mixture):
         return (0.5, -1.0, 0.0), (0.5, 1.0, 0.0)
 
     def _scalar_error(self, information: Any) -> Any:
-        """Mean posterior variance ``E cosh^{-2}(q + sqrt(q) x)`` of an entry, with information q, by the trapezoidal rule."""
-        root = np.sqrt(np.minimum(np.asarray(information, dtype=float), 2500.0))[
+        """Mean posterior variance ``E cosh^{-2}(q + sqrt(q) x)`` of an entry, with ``information`` q and standard normal x, by
+        the trapezoidal rule over x.
+        """
+        root_of_q = np.sqrt(np.minimum(np.asarray(information, dtype=float), 2500.0))[
             ..., None
         ]
-        unit = np.linspace(0, 1, 601)
-        x = -root - 12 + (root + 24) * unit
-        decay = np.exp(-2 * np.abs(root * (root + x)))
+        unit_grid = np.linspace(0, 1, 601)
+        x = -root_of_q - 12 + (root_of_q + 24) * unit_grid
+        decay = np.exp(-2 * np.abs(root_of_q * (root_of_q + x)))
         inverse_square = 4 * decay / (1 + decay) ** 2
         density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        return np.sum(density * inverse_square, axis=-1) * (root[..., 0] + 24) / 600
+        return (
+            np.sum(density * inverse_square, axis=-1) * (root_of_q[..., 0] + 24) / 600
+        )

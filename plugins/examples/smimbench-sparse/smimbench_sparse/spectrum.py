@@ -41,15 +41,20 @@ class Spectrum:
     capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
-        values: Any = self.eigenvalues
-        if not all(math.isfinite(value) for value in values) or len(set(values)) < 2:
+        """Check that the eigenvalues are finite and at least two of them differ."""
+        eigenvalues: Any = self.eigenvalues
+        if (
+            not all(math.isfinite(eigenvalue) for eigenvalue in eigenvalues)
+            or len(set(eigenvalues)) < 2
+        ):
             raise ParameterError(
-                "eigenvalues", "must list at least two different finite numbers"
+                "eigenvalues",
+                f"must list at least two different finite numbers, got {eigenvalues}",
             )
 
     @property
     def law(self) -> Law:
-        """Law of the eigenvalues, given by its quantile function on (0, 1)."""
+        """Law of the eigenvalues, given by its quantile function on (0, 1), which interpolates between the sorted eigenvalues."""
         eigenvalues = np.sort(np.asarray(self.eigenvalues, dtype=float))
         return Law(
             quantile=lambda u: np.interp(

@@ -15,13 +15,14 @@ SUITE = Path(__file__).resolve().parent.parent / "published.toml"
 
 
 def test_published_values_agree_or_are_explained():
-    rows = [
+    """Every published value agrees with theory within its tolerance, or a remark explains the difference."""
+    published_rows = [
         row
         for document in smimbench.theory(SUITE, thresholds=False).documents
         for row in document["published"]
     ]
-    assert len(rows) > 15
-    for row in rows:
+    assert len(published_rows) > 15
+    for row in published_rows:
         assert row["within"] is not bool(row["remark"]), (
             f"{row['label']} at {row['alpha']}: {row['theory']}"
         )
