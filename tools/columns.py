@@ -6,7 +6,7 @@ from smimbench.report.columns import columns_document
 
 
 def columns() -> str:
-    """A section for every kind of table."""
+    """Return the columns of every kind of table, with their meanings, as Markdown sections."""
     sections = ["# What the columns mean\n"]
     for title, meanings in columns_document().items():
         lines = "\n".join(

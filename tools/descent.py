@@ -28,22 +28,22 @@ class Logistic(Channel):
     components, symmetry, capabilities = 1, "none", Capabilities()
 
     def predict(self, z: Any) -> Any:
-        """Probabilities (n, 2) of both labels."""
+        """Return the probabilities (n, 2) of both labels given the latents z."""
         xp = namespace(z)
         up = 1 / (1 + xp.exp(-2 * z[:, 0, 0]))
         return xp.stack([up, 1 - up], axis=-1)
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (n, 2), one of them 1."""
+        """Draw the labels (n, 2) of n samples given the latents z, one of the two numbers being 1."""
         up = rng.random(len(z)) < self.predict(z)[:, 0]
         return np.stack([up, ~up], axis=-1).astype(float)
 
     def observable(self, y: Any) -> Any:
-        """The label."""
+        """Return the label y as a user would measure it: as it is."""
         return y
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Gradient of the probabilities."""
+        """Return the gradient in the latents z of ``sum(cotangent * p)``, p being the probabilities of both labels."""
         p = self.predict(z)
         return (2 * p[:, 0] * p[:, 1] * (cotangent[:, 0] - cotangent[:, 1]))[
             :, None, None
@@ -57,11 +57,11 @@ class Square(Channel):
     components, symmetry, capabilities = 1, "signs", Capabilities()
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Label of the latents."""
+        """Return the label of the latents z: their square."""
         return z * z
 
     def vjp(self, z: Any, cotangent: Any) -> Any:
-        """Derivative of the label."""
+        """Return the gradient in the latents z of ``sum(cotangent * z^2)``."""
         return 2 * z * cotangent
 
 
@@ -73,19 +73,21 @@ CASES: dict[str, tuple[Any, float, float, float]] = {
 
 
 class Recorded(Sgd):
-    """``sgd`` that keeps the losses it descends on."""
+    """Algorithm ``sgd`` that keeps the losses it descends on in ``losses``."""
 
     def advance(
         self, objective: Any, factor: Any, memory: Any, rate: float, count: int
     ) -> Any:
-        """One step."""
+        """Make step number ``count`` of gradient descent on ``objective``, the loss as a function of the signal's
+        ``factor``, at this learning ``rate``, and keep the loss; ``memory`` is that of the optimizer.
+        """
         loss = objective(factor)
         self.losses.append(float(loss.loss))
         return self.move(factor, loss.gradient, memory, rate, count)
 
 
 def problem_of(channel: Any) -> smimbench.Problem:
-    """A problem of one token with a channel that is not registered."""
+    """Return a problem of one token with a channel that is not registered."""
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian"
     )
@@ -94,7 +96,9 @@ def problem_of(channel: Any) -> smimbench.Problem:
 
 
 def measured(name: str, run: int) -> dict[str, np.ndarray]:
-    """By step: overlaps (T, M, Q) of a run, and the mean loss of a sample."""
+    """Run a case and return by step the overlaps (T of teacher, M of estimate and teacher, Q of estimate, each with itself)
+    and the mean loss of a sample; ``run`` is the number of the instance.
+    """
     channel, alpha, rate, cosine = CASES[name]
     problem = problem_of(channel)
     instance = problem.instance(alpha, DIMENSION, run, dtype="float32")
@@ -116,7 +120,7 @@ def measured(name: str, run: int) -> dict[str, np.ndarray]:
 
 
 def stored_runs(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """All runs, by case; those that are missing are run."""
+    """Return all runs by case, from the ``.npz`` files in a folder; those that are missing are run and stored."""
     runs: dict[str, list[Any]] = {name: [] for name in CASES}
     for run in range(RUNS):
         for name, courses in runs.items():
@@ -128,12 +132,14 @@ def stored_runs(folder: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def stacked(courses: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays of all runs, the runs on the first axis."""
+    """Stack the arrays of several runs (``courses``, by name of the quantity) along a first axis of runs."""
     return {key: np.stack([course[key] for course in courses]) for key in courses[0]}
 
 
 def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of the overlaps of runs: error up to a sign, squared cosine, loss of a fresh sample by quadrature."""
+    """Compute metrics of runs from their overlaps (T, M, Q of teacher and estimate): error up to a sign, squared cosine,
+    loss of a fresh sample by quadrature over teacher's and student's latents.
+    """
     T, M, Q = np.moveaxis(runs["overlaps"], -1, 0)
     M = np.abs(M) if name == "phase retrieval" else M
     metrics = {
@@ -154,7 +160,7 @@ def metrics(name: str, runs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Run what is missing, draw, and print the largest deviations."""
+    """Run what is missing, draw the figure, and print the table of the largest relative deviations between runs and theory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

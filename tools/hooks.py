@@ -18,7 +18,9 @@ from smimbench.interfaces.item import describe_members, optional_members
 
 
 def section(title: str, base: type, sentence: str) -> str:
-    """A list of what a class must have, and one of what it may leave out."""
+    """Return the Markdown section of one contract, a base class: its sentence, the members that a class must have, and those
+    that it may leave out.
+    """
     members = describe_members(base)
     optional = list(optional_members(base)) if issubclass(base, Item) else []
     text = f"\n## {title}\n\n{sentence}\n\n" + "".join(
@@ -32,14 +34,14 @@ def section(title: str, base: type, sentence: str) -> str:
 
 
 def entry(name: str, text: str) -> str:
-    """How a member is written, and what it is."""
+    """Return the Markdown line of one member of a contract: how it is called, and its description."""
     call = re.match(rf"``({name}\(.*?\))``: ", text)
     written, description = (call[1], text[call.end() :]) if call else (name, text)
     return f"- `{written}`: {description.replace('``', '`')}\n"
 
 
 def contracts() -> str:
-    """A section for every contract."""
+    """Return the Markdown sections of all contracts."""
     needs = {
         Channel: "Needs `forward` and either `posterior` or `log_likelihood`.",
         Prior: "Needs `sample` and `denoise`, or `law`.",

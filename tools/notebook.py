@@ -16,7 +16,7 @@ PAGE = f"{NOTEBOOK.stem}.md"
 
 
 def main() -> None:
-    """Run the notebook, and write it with its outputs and without what differs from run to run."""
+    """Run the notebook of the documentation, and store it with its outputs and without what differs from run to run."""
     import nbformat
     from nbclient import NotebookClient
 

@@ -31,7 +31,9 @@ MIXED = 1.2
 
 
 def posterior_error(cell: Cell, steps: int) -> float:
-    """Mean squared error of the posterior mean on the instance of a cell, without bias; NaN if the chains have not mixed."""
+    """Estimate the Bayes-optimal mean squared error on the instance of a cell from posterior means of HMC chains of this
+    many steps, without bias by two halves of the chains; NaN if they have not mixed.
+    """
     problem, _ = cell.rebuild()
     instance = problem.instance(
         cell.alpha, cell.dimension, cell.replicate, seed=cell.seed
@@ -58,12 +60,12 @@ def posterior_error(cell: Cell, steps: int) -> float:
 
 
 def gamp_error(cell: Cell) -> float:
-    """Error of gamp on the instance of a cell."""
+    """Return the mean squared error of a run of GAMP on the instance of a cell."""
     return run_cell(cell).metrics["mse"][0]
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the ``[[optimum]]`` tables of a suite for one problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite")
     parser.add_argument("problem")
@@ -95,7 +97,7 @@ def main() -> None:
 
 
 def _inline(value: Any) -> str:
-    """TOML of a value on one line; versions of items are left out."""
+    """Write a value as TOML on one line, without versions of items."""
     if isinstance(value, dict):
         entries = [f"{k} = {_inline(v)}" for k, v in value.items() if k != "version"]
         return "{ " + ", ".join(entries) + " }"
@@ -105,7 +107,9 @@ def _inline(value: Any) -> str:
 def _mean_and_error(
     cells: list[Cell], options: argparse.Namespace
 ) -> tuple[float, float]:
-    """Mean optimal error at one sample ratio and dimension, and its standard error."""
+    """Estimate the Bayes-optimal error at one sample ratio and dimension, and its standard error: the mean error of GAMP
+    (control variate) on all cells times the ratio of optimal and GAMP's errors on those with chains.
+    """
     gamp = np.array([gamp_error(cell) for cell in cells])
     optimal = np.array(
         [posterior_error(cell, options.steps) for cell in cells[: options.chains]]

@@ -11,7 +11,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "record.schema.json"
 
 
 def text() -> str:
-    """The schema as the file holds it."""
+    """Return the JSON Schema of a record, as the file holds it."""
     return json.dumps(record_schema(), indent=1, sort_keys=True) + "\n"
 
 

@@ -105,17 +105,17 @@ ROUND = re.compile(r"(\.\d\d)\d+")
 
 
 def options(name: str) -> list[str]:
-    """What is changed of a suite, as options of the command line."""
+    """Return the changes of a suite at reference size, as options of the command line."""
     return [word for text in SIZES[name] for word in ("--set", text)]
 
 
 def command(name: str) -> str:
-    """What one types to run a suite at the size of its reference."""
+    """Return the command that runs a suite at reference size."""
     return shlex.join(["smimbench", "run", name, *options(name)])
 
 
 def smimbench(*words: str) -> None:
-    """Call the command line; cells that did not end as they should are results, too."""
+    """Call smimbench's command line with these words; an exit code of 1 (cells that did not end well) is accepted as a result."""
     process = subprocess.run(
         [sys.executable, "-m", "smimbench", *words],
         check=False,
@@ -128,7 +128,7 @@ def smimbench(*words: str) -> None:
 
 
 def draw(name: str) -> list[str]:
-    """The figure of the first metric, and profiles where there are enough algorithms; names of the files."""
+    """Draw a suite's first metric, and performance profiles if there are enough algorithms; return the names of the files."""
     from smimbench import load_suite
     from smimbench.report.charts import save
     from smimbench.report.figures import metric_chart
@@ -163,7 +163,9 @@ def page(
     figures: list[str],
     seconds: float,
 ) -> str:
-    """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
+    """Return the page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made.
+    ``table`` are the results, ``shared`` is run.json, ``seconds`` the CPU time of the runs.
+    """
     from smimbench.registry.registry import find_metric
     from smimbench.report.text_files import markdown_table
     from smimbench.report.wording import verdict_line
@@ -207,7 +209,7 @@ def page(
 
 
 def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
-    """Columns of a contender in the table of a suite."""
+    """Return the row of a contender on a problem in the table of a suite, by title of the column."""
     from smimbench.report.columns import optimum_at_size_words, ratio_words
 
     near = contender["near_fraction"]
@@ -229,7 +231,7 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(name: str) -> None:
-    """Run what is missing of a suite, pack it, draw it, write its page."""
+    """Run what is missing of a suite, pack its results, draw them, and write its page."""
     from smimbench.report.packed import read_packed
     from smimbench.run.store import Store
 

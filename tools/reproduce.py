@@ -47,7 +47,7 @@ Written by `python tools/reproduce.py PUBLISHED`; [figures of the papers](../../
 
 
 def smimbench(*words: str) -> Any:
-    """JSON of a command; a figure that is outside is a result, too."""
+    """Return the JSON output of a command of smimbench; an exit code of 1 (a figure that differs) is accepted as a result."""
     command = [sys.executable, "-m", "smimbench", *words, "--json", "--quiet"]
     process = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if process.returncode not in (0, 1):
@@ -56,7 +56,9 @@ def smimbench(*words: str) -> Any:
 
 
 def make(name: str, published: str, quick: bool) -> None:
-    """Make a figure, keep its verdicts and our picture. The CPU time kept is that of the first time, with nothing stored."""
+    """Reproduce a figure of a paper, and keep its verdicts and our picture; ``published`` is the folder of published tables,
+    ``quick`` a smaller figure. The CPU time kept is that of the first time, with nothing stored.
+    """
     file = OUTCOMES / f"{name}.json"
     words = [
         "reproduce",
@@ -98,7 +100,7 @@ def make(name: str, published: str, quick: bool) -> None:
 
 
 def clock(seconds: float) -> str:
-    """A duration in words."""
+    """Format a duration in seconds in the largest unit (days, h, min, s) that it holds twice."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
@@ -106,12 +108,12 @@ def clock(seconds: float) -> str:
 
 
 def figures() -> list[dict[str, Any]]:
-    """What is kept of all figures that have been made."""
+    """Return the stored outcomes of all figures that have been made."""
     return [json.loads(file.read_text()) for file in sorted(OUTCOMES.glob("*.json"))]
 
 
 def page() -> str:
-    """The page: a line and a picture for every figure."""
+    """Return the page of figures: for each a line of a table (curves by verdict, CPU time, known corrections) and a picture."""
     lines = ["| figure | curves | CPU time | known correction |", "|---|---|---|---|"]
     pictures = []
     for figure in figures():
@@ -134,7 +136,7 @@ def page() -> str:
 
 
 def curves_page() -> str:
-    """The table of all curves."""
+    """Return the page with the table of all curves: points outside, verdict, largest deviation and the one allowed."""
     lines = [
         "| figure | curve | outside/points | verdict | largest deviation | allowed | at |",
         "|---|---|---|---|---|---|---|",

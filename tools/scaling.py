@@ -32,7 +32,9 @@ LARGEST = 3  # points of a fit: the largest sizes, where constants no longer sho
 
 
 class Curve(NamedTuple):
-    """One axis: sizes, CPU seconds per iteration, peak memory and inputs in bytes, part of the ceiling and which."""
+    """Scaling along one axis (such as D): sizes ``x``, CPU seconds per iteration, peak memory and inputs in bytes, fractions
+    of the machine's peak rate, and what limits them (``bound``).
+    """
 
     x: np.ndarray
     seconds: np.ndarray
@@ -43,7 +45,7 @@ class Curve(NamedTuple):
 
 
 def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
-    """Curves by axis, and the shared document of the run."""
+    """Read the curves by axis from results of the suite ``scaling`` in a folder, and the run.json of the run."""
     store = Store(folder)
     records = {record.key: record for record in store.load().values()}
     suite = smimbench.load_suite("scaling")
@@ -89,12 +91,12 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Power of y in x, from the largest sizes."""
+    """Fit the power of y in x, from the largest sizes."""
     return float(np.polyfit(np.log(x[-LARGEST:]), np.log(y[-LARGEST:]), 1)[0])
 
 
 def memory_law(curves: dict[str, Curve]) -> tuple[float, float]:
-    """Peak memory as a constant and a multiple of the inputs, over the axes that change the inputs."""
+    """Fit the peak memory as a constant plus a factor times the bytes of the inputs, over the axes that change the inputs."""
     chosen = [curves[axis] for axis in ("d", "n", "T", "D") if axis in curves]
     inputs = np.concatenate([curve.inputs for curve in chosen])
     memory = np.concatenate([curve.memory for curve in chosen])
@@ -103,7 +105,7 @@ def memory_law(curves: dict[str, Curve]) -> tuple[float, float]:
 
 
 def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
-    """The page's table, in Markdown."""
+    """Return the page's table of times, powers and memory by axis, in Markdown; ``shared`` is the run.json of the run."""
     info = shared["machine"]
     shared = {"git_commit": "unknown", **shared}
     lines = [
@@ -138,7 +140,7 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
 
 
 def draw(curves: dict[str, Curve], path: Path) -> None:
-    """Log-log panels, one per axis."""
+    """Draw time and memory against size on logarithmic axes, a panel for each axis of scaling, into the file ``path``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -189,7 +191,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
 
 
 def main() -> None:
-    """Write the figure and the table."""
+    """Read the results and write the figure and the table of the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     options = parser.parse_args()

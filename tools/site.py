@@ -78,13 +78,13 @@ All were made by `python tools/reference.py`. At such sizes errors lie some per 
 
 
 def _shipped_suites():
-    """What ``smimbench list`` says of all shipped suites."""
+    """Return the description that ``smimbench list`` gives of each shipped suite."""
     with using(Registry(third_party=False)):
         return item_documents("suites")["suites"]
 
 
 def suites() -> str:
-    """A table of all shipped suites."""
+    """Return the page of all shipped suites: a table with problems, algorithms and duration."""
     rows = []
     for suite in _shipped_suites():
         lists = [", ".join(suite[key]) for key in ("problems", "algorithms")]
@@ -102,7 +102,7 @@ def suites() -> str:
 
 
 def gallery() -> str:
-    """Figure and table of every suite that has a reference, in the order of the list of suites."""
+    """Return the page of reference results: figure and table of every suite that has some, in the order of the list of suites."""
     sections = [GALLERY]
     for suite in _shipped_suites():
         page = REFERENCE / f"{suite['name']}.md"
@@ -116,7 +116,9 @@ def gallery() -> str:
 
 
 def verdict_phrases() -> str:
-    """What a verdict says and what it means, each phrase as a heading, so that a search for printed words finds it."""
+    """Return the phrases of verdicts with their meanings, each phrase as a heading, so that a search for printed words finds
+    it.
+    """
     return "\n\n".join(
         f"### {phrase}\n\n{meaning}" for phrase, meaning in VERDICT_HELP.items()
     )
@@ -130,7 +132,7 @@ GENERATED_SECTIONS = {
 
 
 def pages() -> dict[str, str]:
-    """Markdown of all pages, those of ``docs/`` and generated ones, by file name."""
+    """Return the Markdown of all pages, those of ``docs/`` and generated ones, by file name."""
     written = {
         path.name: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")
     }
@@ -147,7 +149,9 @@ def pages() -> dict[str, str]:
 
 
 def _completed(markdown: str) -> str:
-    """Add generated sections; links that lead out of the documentation keep their words, as the site holds no source."""
+    """Add generated sections to a page; links that lead out of the documentation keep only their words, as the site holds no
+    source.
+    """
     markdown = re.sub(
         r"<!-- on the site: (\w+) -->",
         lambda mark: GENERATED_SECTIONS[mark[1]](),
@@ -179,6 +183,7 @@ def draw_formulas(page: Path) -> None:
 
 
 def _formula(match: re.Match[str]) -> str:
+    """Convert a matched formula from TeX to MathML."""
     return convert(
         html.unescape(match[2]), display="block" if match[1] == "div" else "inline"
     )

@@ -52,7 +52,7 @@ left out, so that older records stay valid.
 
 
 def keys() -> str:
-    """A section for every table of a suite."""
+    """Return a Markdown section for every table of a suite, with its keys."""
     sections = []
     for name, table in TABLES.items():
         sections.append(
@@ -65,14 +65,14 @@ def keys() -> str:
 
 
 def _about(table: type[Table]) -> str:
-    """The docstring as Markdown, without the name of the table, which is the heading already."""
+    """Return the docstring of a table as Markdown, without the name of the table, which is the heading already."""
     text = " ".join((table.__doc__ or "").split()).replace("``", "`")
     text = text.partition(": ")[2] if text.startswith("`[") else text
     return text[0].upper() + text[1:]
 
 
 def meanings(table: type[Table]) -> dict[str, str]:
-    """What every key of a table means: the text below it."""
+    """Return the meaning of every key of a table: the text below its definition."""
     inherited = (
         meanings(table.__base__) if issubclass(table.__base__ or object, Table) else {}
     )
@@ -88,6 +88,9 @@ def meanings(table: type[Table]) -> dict[str, str]:
 
 
 def _keys(table: type[Table]) -> str:
+    """Return the keys of a table of a suite as a Markdown table: type, default, meaning, and for run options whether they
+    are part of a cell's identity.
+    """
     marked = table is RunOptions
     lines = [
         "| key | type | default | " + ("identity | " if marked else "") + "meaning |",
@@ -103,6 +106,7 @@ def _keys(table: type[Table]) -> str:
 
 
 def _in_key(field: Any) -> str:
+    """Return the text that says whether a run option (``field``) is part of a cell's identity."""
     marks = [mark for mark in field.metadata if isinstance(mark, InKey)]
     if not marks:
         return ""
@@ -110,6 +114,7 @@ def _in_key(field: Any) -> str:
 
 
 def _default(field: Any) -> str:
+    """Return the default of a key (its pydantic ``field``) as Markdown."""
     if field.is_required():
         return "required"
     value = field.default
@@ -129,6 +134,7 @@ def _default(field: Any) -> str:
 
 
 def _type(field: Any) -> str:
+    """Return the type and the bounds of a key (its pydantic ``field``) in words."""
     words = _words(field.annotation)
     bounds = [
         f"{sign} {getattr(mark, name):g}"
@@ -140,7 +146,7 @@ def _type(field: Any) -> str:
 
 
 def _words(annotation: Any) -> str:
-    """A type in words."""
+    """Return a type annotation in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return " or ".join(_words(kind) for kind in inner if kind is not types.NoneType)

@@ -24,7 +24,9 @@ PADDING, UNKNOWN = 0, 1
 
 
 class Weights(NamedTuple):
-    """Parameters, or their gradient: one vector of each word, W of both layers, and the linear read-out of the classes."""
+    """Parameters of the network, or their gradient: a vector for each word (``embedding``), W of both attention layers
+    (``first``, ``second``), and the linear read-out of the classes. V words, K classes, dimension D.
+    """
 
     embedding: np.ndarray  # (V, D)
     first: np.ndarray  # (width, D)
@@ -34,7 +36,7 @@ class Weights(NamedTuple):
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, vocabulary: int, classes: int) -> Weights:
-        """Random weights: vectors of N(0, 1) entries, and attention that is almost uniform."""
+        """Draw random weights: word vectors of N(0, 1) entries, attention that is almost uniform, and a read-out."""
         layers = rng.standard_normal((2, WIDTH, DIMENSION)) * 0.3 / np.sqrt(DIMENSION)
         embedding = rng.standard_normal((vocabulary, DIMENSION))
         readout = rng.standard_normal((DIMENSION, classes)) / np.sqrt(DIMENSION)
@@ -42,14 +44,16 @@ class Weights(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """Numbers of words (n, T), padded to the longest question, and of classes (n,)."""
+    """Data set of n questions: numbers of the words (n, T), padded to the longest question, and of the classes (n,)."""
 
     words: np.ndarray
     classes: np.ndarray
 
 
 class History(NamedTuple):
-    """Before training and after every epoch, on the held-out questions."""
+    """Course of a training, before it and after every epoch, on held-out questions: accuracy, overlaps of both layers with
+    their final weights, and how much larger the loss is with the initial weights of a layer.
+    """
 
     accuracy: np.ndarray  # (epochs + 1,)
     overlap: np.ndarray  # (epochs + 1, 2): of W^T W of each layer with the final one, 0 at the start and 1 at the end
@@ -59,7 +63,7 @@ class History(NamedTuple):
 
 
 def read(path: Path) -> tuple[list[list[str]], list[str]]:
-    """Words and classes of the questions ``COARSE:fine question``, one a line, in Latin-1; ValueError for another line."""
+    """Read words and classes of the questions ``COARSE:fine question``, one a line, in Latin-1; ValueError for another line."""
     sentences, names = [], []
     for number, line in enumerate(path.read_text(encoding="latin-1").split("\n"), 1):
         if not line.strip():
@@ -80,7 +84,9 @@ def read(path: Path) -> tuple[list[list[str]], list[str]]:
 def split(
     sentences: list[list[str]], names: list[str], rng: np.random.Generator
 ) -> tuple[Questions, Questions, int]:
-    """Four fifths to learn from, one fifth held out, and the size of the vocabulary: words that are found twice in the first."""
+    """Split questions at random into four fifths to learn from and one fifth held out, as numbers of words and classes, and
+    return the size of the vocabulary too: words that are found twice in the first part.
+    """
     order = rng.permutation(len(names))
     learned = order[len(names) // 5 :]
     counts = Counter(word for i in learned for word in sentences[i])
@@ -104,7 +110,8 @@ def split(
 def loss_and_gradient(
     weights: Weights, data: Questions, skip: float, mask: str, want: bool = True
 ) -> tuple[float, np.ndarray, Weights | None]:
-    r"""Mean cross-entropy, scores (n, K) of the classes and, if wanted, the gradient.
+    r"""Compute the mean cross-entropy of a network with these weights, the scores (n, K) of the classes and, if wanted, the
+    gradient; ``skip`` is the weight c of the skip connection, ``mask`` names the attention mask.
 
     ``X_1 = (c I + A_1) X_0, X_2 = A_2 X_1`` with ``A_l = softmax(X W_l^T W_l X^T / sqrt(width))`` row by row, X the tokens (T, D)
     that enter the layer; scores are linear in the mean token of X_2.
@@ -152,7 +159,7 @@ def loss_and_gradient(
 
 
 def attention(weights: Weights) -> np.ndarray:
-    """``W^T W`` (2, D, D) of both layers, all that attention depends on."""
+    """Compute ``W^T W`` (2, D, D) of both layers, all that attention depends on."""
     return np.stack([W.T @ W for W in (weights.first, weights.second)])
 
 
@@ -165,7 +172,9 @@ def train(
     epochs: int,
     seed: int,
 ) -> History:
-    """Adam on batches of shuffled questions; what is kept is measured on the held-out ones."""
+    """Train a network by Adam on batches of shuffled questions (``data``), and measure its course on the held-out ones
+    (``held``).
+    """
     rng = np.random.default_rng(seed)
     weights = start = Weights.drawn(
         rng, vocabulary, int(max(data.classes.max(), held.classes.max())) + 1
@@ -215,7 +224,9 @@ def train(
 
 
 def half_way(overlap: np.ndarray) -> np.ndarray:
-    """Epochs (2,) at which the overlaps (epochs + 1, 2) first reach 1/2, between epochs by a straight line."""
+    """Return the epochs (2,) at which the overlaps (epochs + 1, 2) of both layers first reach 1/2, interpolated between
+    epochs.
+    """
     epochs = []
     for column in overlap.T:
         k = int(np.argmax(column >= 0.5))
@@ -224,7 +235,7 @@ def half_way(overlap: np.ndarray) -> np.ndarray:
 
 
 def table(histories: dict[tuple[float, str], list[History]]) -> str:
-    """One line for each skip and mask: means over the seeds, with standard errors."""
+    """Return a Markdown table of trainings with a line for each skip and mask: means over the seeds, with standard errors."""
     lines = [
         "| skip | mask | accuracy | half-way epoch, layer 1 | layer 2 | first | loss + without layer 1 | without layer 2 |"
     ]
@@ -255,7 +266,7 @@ def table(histories: dict[tuple[float, str], list[History]]) -> str:
 
 
 def draw(histories: dict[tuple[float, str], list[History]], file: Path) -> None:
-    """Overlaps of both layers with their final weights, and accuracy, over epochs; a panel for each skip and mask."""
+    """Draw overlaps of both layers with their final weights, and accuracy, over epochs; a panel for each skip and mask."""
     import matplotlib.pyplot as plt
 
     skips, masks = (list(dict.fromkeys(key[k] for key in histories)) for k in (0, 1))
@@ -285,7 +296,9 @@ def draw(histories: dict[tuple[float, str], list[History]], file: Path) -> None:
 
 
 def generated(count: int, rng: np.random.Generator) -> str:
-    """Made-up questions: a word names one of three topics, and two others, in any place, say by XOR which of its two classes."""
+    """Write made-up questions: one word names one of three topics, and two others, in any place, say by XOR which of its two
+    classes.
+    """
     names = np.array([["ABBR", "DESC"], ["ENTY", "HUM"], ["LOC", "NUM"]])
     lines = []
     for _ in range(count):
@@ -306,7 +319,7 @@ def generated(count: int, rng: np.random.Generator) -> str:
 
 
 def main() -> None:
-    """Train on a file for every skip, mask and seed; print the table."""
+    """Train on the questions of a file for every skip, mask and seed, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -38,7 +38,7 @@ FIELDS = (
 
 
 def calibration() -> float:
-    """CPU seconds of a fixed amount of work: half a loop in Python, half arrays of NumPy."""
+    """Measure the CPU seconds of a fixed amount of work: half a loop in Python, half arrays of NumPy."""
     begin = time.process_time()
     total = 0
     for k in range(2_000_000):
@@ -50,7 +50,7 @@ def calibration() -> float:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Commands in their order, each with the folder it is typed in; those of one folder find what came before."""
+    """Return the commands in their order, each with the folder it is run in; those of one folder find the earlier results."""
     typed = [("--help", "a"), ("list", "a"), ("doctor", "a")]
     quickstart = (
         "run quickstart",
@@ -67,7 +67,9 @@ def commands() -> list[tuple[str, str]]:
 
 
 def measure(only: list[str]) -> list[dict[str, object]]:
-    """Type the commands that have one of the words in them."""
+    """Run the commands that contain one of the words ``only`` (all if there are none) and return a row of times and output
+    for each.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as top:
         names = set()
@@ -97,7 +99,7 @@ def measure(only: list[str]) -> list[dict[str, object]]:
 
 
 def page(rows: list[dict[str, object]], earlier: dict[str, dict[str, str]]) -> str:
-    """The table as Markdown."""
+    """Return the table of commands and times as Markdown; ``earlier`` are rows of another version, by command."""
     unit = statistics.median(float(str(row["calibration"])) for row in rows)
     extra = " before, s | before, CPU s |" if earlier else ""
     lines = [
@@ -122,7 +124,7 @@ def page(rows: list[dict[str, object]], earlier: dict[str, dict[str, str]]) -> s
 
 
 def main() -> None:
-    """Type them, and write the table."""
+    """Run the commands, and write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -25,7 +25,10 @@ BASE = "gaussian"
 
 
 class Design(NamedTuple):
-    """What the tokens of one data set are like: see the table of universality.md."""
+    """Statistics of the tokens (n samples of x_1, x_2) of one data set, the columns of a table of universality.md: spread of
+    their squared length, correlation, kurtosis of projections and of quadratic forms, and number of independent equations in
+    the labels.
+    """
 
     samples: int
     length: float  # standard deviation of |x|^2 / D
@@ -36,7 +39,7 @@ class Design(NamedTuple):
 
 
 class Equivalence(NamedTuple):
-    """Mean logarithm of paired ratios, its standard error and its interval of 90%."""
+    """Mean logarithm of paired ratios of errors, its standard error, and its 90% confidence interval from ``low`` to ``high``."""
 
     mean: float
     error: float
@@ -45,14 +48,14 @@ class Equivalence(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Two one-sided tests at 5%: the interval lies within the margin, or beyond it, or neither."""
+        """Result of two one-sided tests at 5%: the interval lies within the margin, beyond it, or neither."""
         if self.low > -MARGIN and self.high < MARGIN:
             return "equivalent"
         return "different" if self.low > MARGIN or self.high < -MARGIN else "undecided"
 
 
 def equivalence(logarithms: np.ndarray) -> Equivalence:
-    """Two one-sided t tests at 5%, as the interval of 90% of the mean."""
+    """Compute the mean of ``logarithms`` of ratios and its 90% interval, which makes two one-sided t tests at 5%."""
     n = len(logarithms)
     mean, error = (
         float(np.mean(logarithms)),
@@ -65,7 +68,9 @@ def equivalence(logarithms: np.ndarray) -> Equivalence:
 def trend(
     dimensions: np.ndarray, means: np.ndarray, errors: np.ndarray
 ) -> tuple[tuple[float, float], ...]:
-    """Limit and slope of ``mean = limit + slope / d``, each with its standard error, by weighted least squares."""
+    """Fit limit and slope of ``mean = limit + slope / d`` to means at several dimensions d, each with its standard error, by
+    weighted least squares.
+    """
     X = np.stack([np.ones(len(dimensions)), 1 / dimensions], axis=1) / errors[:, None]
     covariance = np.linalg.inv(X.T @ X)
     coefficients = covariance @ X.T @ (means / errors)
@@ -76,7 +81,8 @@ def trend(
 
 
 def equations(tokens: np.ndarray) -> int:
-    r"""Rank of noiseless softmax labels of two tokens (n, 2, D) as equations for S: ``words + pairs - components``.
+    r"""Count the independent equations for the signal S in noiseless softmax labels of samples of two tokens (n, 2, D):
+    their rank is ``words + pairs - components``.
 
     A label tells ``h_aa - h_ab`` and ``h_bb - h_ab``. Unknowns are one ``x^T S x`` for each word and one ``x^T S x'`` for each
     pair of different words that meet, words x and -x being one. A constant in a connected component of this graph is not seen,
@@ -106,7 +112,7 @@ def equations(tokens: np.ndarray) -> int:
 
 
 def design(problem: Any, alpha: float, dimension: int) -> Design:
-    """Statistics of the first data set of a problem."""
+    """Compute the statistics of the first data set of a problem at this sample ratio and dimension."""
     instance = problem.instance(alpha, dimension)
     x, S = instance.inputs, instance.signal[0]
     S = S - np.trace(S) / dimension * np.eye(dimension)
@@ -124,7 +130,7 @@ def design(problem: Any, alpha: float, dimension: int) -> Design:
 
 
 def statistics(suite: Suite) -> str:
-    """Table of the arms, of softmax labels, at every dimension."""
+    """Return the table of statistics of the token distributions (arms) of the suite, for softmax labels, at every dimension."""
     lines = [
         "| arm | d | n | std of length² / d | correlation | kurtosis, projection | kurtosis, x₁ᵀSx₂ | equations / 2n "
         "| ridge / Gaussian |",
@@ -158,7 +164,9 @@ def statistics(suite: Suite) -> str:
 
 
 def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.ndarray]:
-    """Logarithms of the ratio to Gaussian tokens, by channel, arm, algorithm and dimension; seeds that both have."""
+    """Compute logarithms of the ratios of errors to those on Gaussian tokens, by channel, token distribution (arm),
+    algorithm and dimension, for the seeds that both have in the results of a folder.
+    """
     frame = smimbench.load(folder).values
     rows = frame if isinstance(frame, list) else frame.to_dict("records")
     keys = {cell.key for cell in suite.cells()}
@@ -183,7 +191,9 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
 
 
 def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
-    """Table of ratios with their intervals, verdicts, limits and slopes."""
+    """Return the table of ratios with their intervals, verdicts, limits and slopes, from logarithms by channel, arm,
+    algorithm and dimension.
+    """
     lines = [
         "| labels | algorithm | arm | d | pairs | error / Gaussian, 90% | verdict | limit | slope in 1/d |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -222,7 +232,9 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
 
 
 def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> None:
-    """Ratios over 1/d, a row of panels for each kind of labels and a column for each algorithm; the band is the margin."""
+    """Draw ratios over 1/d, a row of panels for each kind of labels and a column for each algorithm, into a file; the band
+    is the margin.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -283,7 +295,7 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
 
 
 def main() -> None:
-    """Print the table of the arms, or that of the results."""
+    """Print the table of the token distributions, or that of the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

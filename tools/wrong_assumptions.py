@@ -31,7 +31,9 @@ TICKS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 def curve(
     suite: Suite, label: str, kind: str, name: str, values: np.ndarray
 ) -> np.ndarray:
-    """Predicted error over the Bayes-optimal one; NaN where runs are predicted not to converge."""
+    """Compute the error that theory predicts for GAMP over the Bayes-optimal one, on the problem ``label``, if it assumes
+    other ``values`` of the parameter ``name`` of an item (``kind``); NaN where runs are predicted not to converge.
+    """
     from smimbench_attention.algorithms.gamp import Gamp, assumed, assumed_theory
 
     plan = next(plan for plan in suite.plans if plan.label == label)
@@ -54,7 +56,9 @@ def curve(
 def runs(
     suite: Suite, folder: Path
 ) -> dict[tuple[str, str, float], tuple[float, float]]:
-    """Mean and standard error of paired ratios to right assumptions by problem, parameter and value, at the largest dimension."""
+    """Compute mean and standard error of ratios of errors of runs with wrong to those with right assumptions, paired by
+    instance, by problem, parameter and value, at the largest dimension.
+    """
     errors: dict[Any, dict[Any, float]] = {}
     records, largest = (
         Store(folder).load(),
@@ -91,7 +95,7 @@ def runs(
 
 
 def main() -> None:
-    """Draw the figure next to the page."""
+    """Draw the figure of the page from the runs in a folder and from theory."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 

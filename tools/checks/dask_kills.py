@@ -34,9 +34,10 @@ QUIET = {
 
 
 class Service:
-    """A command that is started again whenever it is gone."""
+    """A process (a command) that is started again whenever it has died; it counts how often it was started and killed."""
 
     def __init__(self, *words: str, **environment: str) -> None:
+        """Start the command: Python with these ``words``, and further environment variables."""
         self._words, self._environment = (
             [sys.executable, *words],
             {**os.environ, **environment},
@@ -45,7 +46,7 @@ class Service:
         self.look()
 
     def look(self) -> None:
-        """Start it if it is not there."""
+        """Start the process again if it has died."""
         if self.starts == 0 or self._process.poll() is not None:
             self.code = self._process.returncode if self.starts else None
             self._process = subprocess.Popen(
@@ -54,25 +55,29 @@ class Service:
             self.starts += 1
 
     def ended(self) -> bool:
-        """Whether it has ended by itself: with exit code 0, or 1 if a cell of a finished run is not ok, as in the serial run."""
+        """Whether the process has ended by itself: with exit code 0, or 1 if a cell of a finished run is not ok, as in the
+        serial run.
+        """
         return self._process.poll() in (0, 1)
 
     def kill(self) -> None:
-        """SIGKILL to it alone."""
+        """Kill this process alone by SIGKILL, and count that."""
         if self._process.poll() is None:  # its own processes have to notice
             self._process.kill()
             self._process.wait()
             self.killed += 1
 
     def end(self) -> None:
-        """SIGKILL to it and to what it started."""
+        """Kill this process and all that it started by SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def main() -> int:
-    """The whole check; 1 if a cell is missing or unlike the serial run."""
+    """Run cells on a cluster whose workers, client and scheduler are killed, and compare their records with a serial run;
+    return 1 if a cell is missing or differs.
+    """
     chosen = options(__doc__, pause=5.0, seeds=250)
     pause = chosen.pause
     with socket.socket() as probe:

@@ -52,12 +52,12 @@ max_iterations = 1000
 
 
 def between(rng, low, high):
-    """A number that is uniform on a logarithmic scale, three digits."""
+    """Draw a number between ``low`` and ``high``, uniform on a logarithmic scale, to three digits."""
     return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
 
 
 def random_suite(rng):
-    """The suite of a case, as text, and its group."""
+    """Draw a random case with ``rng``: its group of algorithms, and its suite as text."""
     group = str(rng.choice(list(GROUPS), p=[0.25, 0.25, 0.4, 0.1]))
     kind = str(rng.choice(GROUPS[group]))
     matrices, gamp = group.startswith("matrices"), group.endswith("gamp")
@@ -121,7 +121,9 @@ def random_suite(rng):
 
 
 def case(folder, number):
-    """One extrapolated value of a case; None where its algorithm has no prediction, or one of 0."""
+    """Run a case, given by number, in the folder unless it is stored, and return one extrapolated value, chosen at random;
+    None if no value of its algorithm has a prediction above 0.
+    """
     path = folder / f"{number}.json"
     if not path.exists():
         group, text = random_suite(np.random.default_rng([ROOT, number]))
@@ -145,7 +147,7 @@ def case(folder, number):
 
 
 def interval(limit):
-    """Half of the interval that holds the truth with probability 95%, errors of theory included."""
+    """Return half the width of the 95% confidence interval of an extrapolated value (``limit``), errors of theory included."""
     from scipy.special import stdtrit
 
     return float(stdtrit(min(limit["error_dof"], 1e9), 0.975)) * math.hypot(
@@ -154,7 +156,9 @@ def interval(limit):
 
 
 def line(name, cases):
-    """A row of the table."""
+    """Return a row of the table for a group of cases: how many have an extrapolated value, and how often theory lies in the
+    interval.
+    """
     shown = [limit for limit in cases if not limit["refusal"]]
     if not shown:
         return f"| {name} | {len(cases)} | 0 | | | |"
@@ -165,7 +169,7 @@ def line(name, cases):
 
 
 def main():
-    """Run what is missing, and print the table."""
+    """Run the cases that are missing, and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cases", type=int, default=200)

@@ -33,7 +33,7 @@ DIGIT = re.compile(rb"[0-9]")
 
 
 def command(*words: object) -> tuple[int, str]:
-    """Exit code and output of a command."""
+    """Run a command of smimbench and return its exit code and output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -44,7 +44,7 @@ def command(*words: object) -> tuple[int, str]:
 
 
 def prepare(folder: Path) -> Path:
-    """A suite that was run, with its theory, a pack and nodes; the folder of its results."""
+    """Run a suite with its theory, keeping a pack and all nodes, and return the folder of its results."""
     file = write_suite(folder / "flips.toml", 2, *ALGORITHMS)
     results = ("--results", folder / "results")
     theory_solver.SLOW = 0.0  # every node is kept
@@ -57,7 +57,7 @@ def prepare(folder: Path) -> Path:
 
 
 def kind_of(path: Path, folder: Path) -> str:
-    """What a file is."""
+    """Return the kind of a file in a results ``folder``: record, trajectory, node, point, ..."""
     if path.suffix == ".npz":
         return "trajectory"
     if path.name in ("run.json", "rows.json", "pack.json"):
@@ -68,7 +68,7 @@ def kind_of(path: Path, folder: Path) -> str:
 
 
 def flipped(data: bytes, dice: random.Random) -> bytes:
-    """The same with one digit changed (of an ``.npz``: one byte)."""
+    """Return the bytes of a file with one random digit changed (of an ``.npz``: one byte)."""
     places = [match.start() for match in DIGIT.finditer(data)]
     place = dice.choice(places)
     digit = dice.choice([d for d in b"0123456789" if d != data[place]])
@@ -76,7 +76,9 @@ def flipped(data: bytes, dice: random.Random) -> bytes:
 
 
 def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
-    """One digit of one number changed that can be computed again, under a digest that fits; None where there is none."""
+    """Return the bytes of a file of this kind with one digit of a number changed that can be computed again, and a digest
+    that fits; None if there is no such number.
+    """
     document = json.loads(data)
     del document["digest"]
     if kind == "record":
@@ -123,7 +125,7 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
 
 
 def is_rounding(original: object, changed: object) -> bool:
-    """Whether no number differs by more than another computation would."""
+    """Whether no number of two JSON values differs by more than rounding in another computation would explain."""
     if isinstance(original, dict) and isinstance(changed, dict):
         return original.keys() == changed.keys() and all(
             is_rounding(original[key], changed[key]) for key in original
@@ -138,7 +140,7 @@ def is_rounding(original: object, changed: object) -> bool:
 
 
 def state_of(results: Path) -> dict[str, str]:
-    """The bytes of all files, in short."""
+    """Return the SHA-256 of every file below a results folder."""
     return {
         str(p): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(results.rglob("*"))
@@ -147,7 +149,9 @@ def state_of(results: Path) -> dict[str, str]:
 
 
 def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | None:
-    """Change a digit and verify; what went wrong, or None. The file is put back."""
+    """Change a digit of a file, verify the folder, and put the file back; return what went wrong (not named, or something
+    was written), or None. With ``seal`` the digest is made to fit.
+    """
     original, kind = path.read_bytes(), kind_of(path, folder)
     data = resealed(kind, original, dice) if seal else flipped(original, dice)
     if data is None:
@@ -187,7 +191,7 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
 
 
 def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[str]]:
-    """So many flips, over all kinds of files; how many of each kind, and what was not named."""
+    """Change ``count`` digits, over all kinds of files; return how many of each kind, and the changes that were not named."""
     files = [
         p
         for p in sorted(folder.parent.rglob("*"))
@@ -220,7 +224,7 @@ def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[
 
 
 def main() -> int:
-    """All flips; 1 if one was not named."""
+    """Make all changes and print the outcome; return 1 if ``verify`` did not name one."""
     chosen = options(__doc__, flips=500, seed=0)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:

@@ -31,7 +31,7 @@ PARTS = {
 
 
 def problems(quarter):
-    """The tables ``[[problems]]`` of a part."""
+    """Return the tables ``[[problems]]`` of a part of the grid, by the part's name."""
     if quarter.startswith("layers"):
         return [
             '[[problems]]\nlabel = "two layers"\nmodel = { name = "sequence-multi-index", tokens = 2 }\n'
@@ -47,7 +47,7 @@ def problems(quarter):
 
 
 def suite(folder, quarter):
-    """The suite of a part, written to the folder."""
+    """Write the suite of a part of the grid to the folder, and return its path."""
     path = folder / f"{quarter}.toml"
     text = f'[suite]\ntitle = "GAMP on a plain grid: {quarter}"\n\n' + "\n".join(
         problems(quarter)
@@ -59,7 +59,7 @@ def suite(folder, quarter):
 
 
 def records(folder, quarter):
-    """The records of a part that there are."""
+    """Return the stored records of a part of the grid."""
     paths = sorted((folder / "results" / quarter).glob("*.json"))
     return [
         record for path in paths if "status" in (record := json.loads(path.read_text()))
@@ -67,13 +67,13 @@ def records(folder, quarter):
 
 
 def table(folder):
-    """How many runs ended in which way, and every point where not all are ``ok``."""
+    """Print how many runs ended in which way, and every grid point where not all runs are ``ok``."""
     counts, points = defaultdict(Counter), defaultdict(Counter)
     for quarter, size in PARTS.items():
         for record in records(folder, quarter):
-            name, status = record.problem, record.status
+            name, status = record["problem"], record["status"]
             counts[name.split(", rho")[0], size][status] += 1
-            points[name, record.cell["alpha"], size][status] += 1
+            points[name, record["cell"]["alpha"], size][status] += 1
     print(
         "| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|"
     )

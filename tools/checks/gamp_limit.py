@@ -22,7 +22,9 @@ LABELS = {
 
 
 def suite(folder, name, rho, sizes):
-    """The suite of one kind of labels and one width, written to the folder."""
+    """Write the suite of one kind of labels (``name``) and one width ``rho`` of the signal at some dimensions (``sizes``) to
+    the folder, and return its path.
+    """
     channel, alphas = LABELS[name]
     path = folder / f"{name}-{rho:g}.toml"
     path.write_text(
@@ -48,7 +50,9 @@ name = "gamp"
 
 
 def table(folder):
-    """Mean MSE at every size, the limit, theory, and z; the ratio to theory says how far 2% is."""
+    """Print a row for each problem and sample ratio: mean MSE at every dimension, extrapolated limit, theory, their ratio
+    and z.
+    """
     print(
         "| problem | alpha | "
         + " | ".join(f"d = {size}" for size in SEEDS)

@@ -38,7 +38,9 @@ POINTS = 180
 
 
 def psi(V: float, q: float, *, published: bool) -> float:
-    """``Psi(V)`` of section "output channel" for one output function, by the midpoint rule in kappa."""
+    """Compute ``Psi(V)`` of the paper's section "output channel" at posterior variance V and overlap q, by the midpoint rule
+    in the pair kappa (k1, k2); ``published`` chooses the published output function.
+    """
     spread = np.sqrt(q / V)
     # Either kappa may run out to its own spread while the other stays of order one.
     reach = 9.0 * spread if spread < 1 else max(9.0, 6.0 * spread)
@@ -83,7 +85,9 @@ def psi(V: float, q: float, *, published: bool) -> float:
 
 
 def mmse(rho: float, alpha: float, *, published: bool) -> float:
-    """Fixed point ``V = F(1 / (alpha Psi(V)))``."""
+    """Solve the fixed point ``V = F(1 / (alpha Psi(V)))`` for the posterior variance V, F being the prior's map at width
+    ``rho``.
+    """
     prior = Problem(
         {"name": "attention-indexed", "tokens": 2},
         "hardmax",
@@ -91,6 +95,7 @@ def mmse(rho: float, alpha: float, *, published: bool) -> float:
     ).prior
 
     def gap(log_v: float) -> float:
+        """Return how much the logarithm of V grows in one iteration of the fixed-point equation."""
         V = np.exp(log_v)
         qhat = alpha * psi(V, 1 + rho - V, published=published)
         return float(np.log(prior.overlap(np.array([[qhat]])).V[0, 0]) - log_v)
@@ -103,7 +108,7 @@ def mmse(rho: float, alpha: float, *, published: bool) -> float:
 
 
 def main() -> None:
-    """Print published values next to both state evolutions."""
+    """Print published values next to state evolution with both output functions."""
     print("   rho    alpha  published  with phi2/Phi2  with grad log Phi2")
     for rho, points in PUBLISHED.items():
         for alpha, value in points:

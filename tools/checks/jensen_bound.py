@@ -22,14 +22,15 @@ SAMPLES, DRAWS = 5000, 1000
 
 
 def attention(v: np.ndarray, skip: float) -> np.ndarray:
-    """``c I + softmax_rows(v v^T)`` for v (..., 2)."""
+    """Compute the attention matrix ``c I + softmax_rows(v v^T)`` of latents v (..., 2), with skip weight c."""
     scores = v[..., :, None] * v[..., None, :]
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return skip * np.eye(2) + weights / weights.sum(-1, keepdims=True)
 
 
 def moment(u: np.ndarray, skip: float, rng: np.random.Generator) -> np.ndarray:
-    """``E[z_2 z_2^T | u]`` by self-normalized importance sampling: z_1 from its prior, z_2 = A(z_1)^{-1} u.
+    """Estimate ``E[z_2 z_2^T | u]``, given the output u of two layers, by self-normalized importance sampling: z_1 from its
+    prior, z_2 = A(z_1)^{-1} u, with the attention matrix A.
 
     The label fixes u up to a sign, which the second moment does not see.
     """

@@ -28,7 +28,9 @@ UNCLOCKED = ("metrics", "status", "reason", "iterations", "restarts", "start", "
 
 
 def write_suite(file: Path, seeds: int, *algorithms: str) -> Path:
-    """A suite of four cells for each seed and two algorithms; the file."""
+    """Write a suite of two sample ratios and some algorithms (TOML texts), with this number of seeds, to a file, and return
+    it.
+    """
     file.write_text(
         TEXT.format(
             seeds=seeds,
@@ -39,12 +41,12 @@ def write_suite(file: Path, seeds: int, *algorithms: str) -> Path:
 
 
 def differ(record: Record, repeated: Record) -> bool:
-    """Whether two records of a cell say different things."""
+    """Whether two records of the same cell differ in anything but times."""
     return any(getattr(record, name) != getattr(repeated, name) for name in UNCLOCKED)
 
 
 def options(description: str | None, **numbers: float) -> argparse.Namespace:
-    """Numbers from the command line, by their names and usual values."""
+    """Parse numeric options of a command line, given by their names and defaults."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

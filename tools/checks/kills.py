@@ -24,7 +24,7 @@ from smimbench.suite.reader import load_suite
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Everything that a reader may see, by name."""
+    """Return the content of all files in a folder that a reader may see, by name."""
     return {
         path.name: path.read_bytes()
         for path in folder.glob("*.*")
@@ -33,12 +33,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def unfinished(folder: Path) -> list[str]:
-    """Files under a temporary name: a write that is going on, or one that was cut."""
+    """Return the names of temporary files in a folder: writes that are going on, or were cut."""
     return [entry.name for entry in os.scandir(folder) if entry.name.endswith(".tmp")]
 
 
 def killed_child(cells, store: Store, dice: random.Random) -> bool:
-    """Run the cells in a child and kill it; whether it was still running."""
+    """Run cells in a child process that stores records, and kill it at a random moment; return whether it was still running."""
     for name in unfinished(store.folder):
         (store.folder / name).unlink()
     child = os.fork()
@@ -63,7 +63,7 @@ def killed_child(cells, store: Store, dice: random.Random) -> bool:
 
 
 def main() -> int:
-    """All kills; 1 if anything was lost."""
+    """Kill runs again and again, and compare what they stored with an undisturbed run; return 1 if anything was lost."""
     chosen = options(__doc__, kills=300, seed=0)
     dice = random.Random(chosen.seed)
     kills = cut = lost_files = torn = unlike = compared = 0

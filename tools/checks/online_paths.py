@@ -30,7 +30,7 @@ online_fields.ACCURACY = online_fields.ACCURACY._replace(
 
 
 def softmax(layers):
-    """One or two layers."""
+    """Return a problem of one or two softmax attention layers."""
     skip = {"skip": 1.0} if layers > 1 else {}
     model = {"name": "sequence-multi-index", "tokens": 2}
     return smimbench.Problem(
@@ -39,7 +39,7 @@ def softmax(layers):
 
 
 def retrieval():
-    """Phase retrieval: the square of one latent in place of the latent."""
+    """Return the problem of phase retrieval: the label is the square of one latent."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.helpers import Square
 
@@ -72,7 +72,9 @@ CASES = {
 
 
 def begin(overlap, rng, state, signal):
-    """A state whose factor has exactly this overlap with every direction of the teacher, and the length of a draw."""
+    """Return the state of an algorithm with a factor that has exactly this ``overlap`` with every direction of the teacher
+    (``signal``).
+    """
     noise = rng.standard_normal(signal.shape)
     noise -= (noise @ signal.T) @ np.linalg.solve(signal @ signal.T, signal)
     factor = overlap * signal + np.sqrt(1 - overlap**2) * noise
@@ -80,7 +82,9 @@ def begin(overlap, rng, state, signal):
 
 
 def one_run(problem, algorithm, overlap, run):
-    """Overlaps at the start of a run, and its MSE after every step."""
+    """Run an algorithm from a given overlap on the instance number ``run``; return the overlaps at its start, and its MSE
+    after every step.
+    """
     instance, rng = problem.instance(0.01, D, run), np.random.default_rng([1, run])
     data = instance.data(get_backend("numpy"))
     state = begin(overlap, rng, algorithm.init(problem, data, rng), instance.signal)
@@ -93,7 +97,9 @@ def one_run(problem, algorithm, overlap, run):
 
 
 def compare(folder, name):
-    """Run one of the cases, and print its rows of the table."""
+    """Run a case (by ``name``) where runs are missing in the folder, and print its rows of the table: runs, theory, largest
+    difference.
+    """
     make, overlap, parameters = CASES[name]
     problem, algorithm, curves = (
         make(),
@@ -138,7 +144,7 @@ def compare(folder, name):
         print(
             f"| {name}{which} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} | {mean[0, layer]:.3f} to "
             f"{mean[-1, layer]:.4f} | {100 * chance:.1f}% | {100 * off[worst]:.2f}%, at {layer_theory[worst]:.3f} "
-            f"| {z[1:].max():.1f} | # {point['method']}",
+            f"| {z[1:].max():.1f} | # {point.method}",
             flush=True,
         )
 

@@ -57,7 +57,7 @@ class Row:
 
 
 def low(channel, tokens=1):
-    """A problem with a signal of low rank."""
+    """Return the items (model, channel, prior) of a problem with a signal of low rank."""
     return (
         {"name": "sequence-multi-index", "tokens": tokens},
         channel,
@@ -66,7 +66,7 @@ def low(channel, tokens=1):
 
 
 def matrix(channel, tokens, rho):
-    """A problem with a matrix."""
+    """Return the items (model, channel, prior) of a problem with a matrix signal of width ``rho``."""
     return (
         {"name": "attention-indexed", "tokens": tokens},
         channel,
@@ -83,17 +83,17 @@ BOTH = low({"name": "linear", "noise": 0.2, "components": 2})
 
 
 def network(noise):
-    """Labels linear in a matrix, of a single token: a quadratic network."""
+    """Return the channel of a quadratic network: labels linear in a matrix, of a single token."""
     return {"name": "linear", "noise": noise}
 
 
 def erm(loss, penalty):
-    """A convex risk."""
+    """Return the specification of empirical risk minimization with a convex loss."""
     return {"name": "erm", "loss": loss, "penalty": penalty}
 
 
 def sgd(rate, batch, steps, **options):
-    """Descent on fresh samples; the batch in units of D."""
+    """Return the specification of gradient descent on fresh samples; ``batch`` is in units of D."""
     return {
         "name": "sgd",
         "learning_rate": rate,
@@ -105,7 +105,7 @@ def sgd(rate, batch, steps, **options):
 
 
 def adam(decay):
-    """Descent on a factor as wide as the matrix."""
+    """Return the specification of Adam with weight decay on a factor as wide as the matrix."""
     return {
         "name": "adam",
         "weight_decay": decay,
@@ -189,7 +189,7 @@ ROWS = {
 
 
 def algorithm_of(row, size):
-    """The algorithm at a size: batches grow with it, a factor is as wide as the matrix."""
+    """Return the algorithm of a row at dimension ``size``: batches grow with it, a factor is as wide as the matrix."""
     parameters = dict(row.algorithm)
     name = parameters.pop("name")
     if "batch" in parameters:
@@ -201,12 +201,12 @@ def algorithm_of(row, size):
 
 
 def generator(*path):
-    """Random numbers of an attempt of a run."""
+    """Return the random generator of an attempt of a run, seeded by the integers ``path``."""
     return np.random.default_rng(path)
 
 
 def begun(overlap, components, dimension, rng):
-    """Orthonormal directions of a teacher, and a student of their length with this overlap with each of them."""
+    """Draw orthonormal directions of a teacher, and a student of their length with this overlap with each of them."""
     directions = np.linalg.qr(rng.standard_normal((dimension, 2 * components)))[
         0
     ].T * np.sqrt(dimension)
@@ -215,7 +215,9 @@ def begun(overlap, components, dimension, rng):
 
 
 def one_run(row, problem, size, run):
-    """Metrics of one run, its start, and the size of its teacher."""
+    """Run the algorithm of a row on the instance number ``run`` at dimension ``size``; return its metrics, its start, and
+    deviations of the teacher's size from its mean (control variates).
+    """
     algorithm, backend = algorithm_of(row, size), get_backend("numpy")
     online = row.algorithm.get("online")
     instance = problem.instance(0.05 if online else row.alpha, size, run)
@@ -258,7 +260,7 @@ def one_run(row, problem, size, run):
 
 
 def runs_of(path, size):
-    """What has been run."""
+    """Return the stored runs of a row at dimension ``size``."""
     if not path.exists():
         return []
     return [
@@ -269,7 +271,9 @@ def runs_of(path, size):
 
 
 def corrected(values, controls):
-    """Mean of values (n, P) and its standard error, with controls (n, k) of mean zero taken out."""
+    """Return the mean of values (n, P) of n runs and its standard error, after regression on control variates (n, k) of mean
+    zero.
+    """
     design = np.concatenate([np.ones((len(values), 1)), controls], axis=1)
     coefficients = np.linalg.lstsq(design, values, rcond=None)[0]
     residual = values - design @ coefficients
@@ -280,7 +284,9 @@ def corrected(values, controls):
 
 
 def lines(name, row, path):
-    """The rows of the table of one point, one for each component."""
+    """Return the lines of the printed table for one row (problem, algorithm, sample ratio), one for each component:
+    extrapolated limit, theory and z of every metric.
+    """
     problem = smimbench.Problem(*row.problem)
     online = row.algorithm.get("online")
     sizes, errors = sorted(row.sizes), {metric: [] for metric in METRICS}
@@ -342,7 +348,7 @@ def lines(name, row, path):
 
 
 def main():
-    """Run until the time is over, or print the table."""
+    """Run what is missing until the time is over, or print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=1e9)

@@ -33,7 +33,7 @@ from smimbench.report.verdict import verdicts
 
 
 def suites(kind):
-    """Names and texts of all suites of a part."""
+    """Return the texts of all suites of a kind (``sabotage``, ``honest`` or ``gamp``), by name."""
     if kind == "sabotage":
         return {name: suite_text(*sabotage) for name, sabotage in SABOTAGES.items()}
     if kind == "honest":
@@ -46,7 +46,7 @@ def suites(kind):
 
 
 def make_runs(folder, kind, until):
-    """Whatever is missing of a part, suite by suite, until it is that late."""
+    """Run the suites of a kind that are missing in the folder, until the moment ``until``."""
     for name, text in suites(kind).items():
         path = folder / kind / f"{name}.toml"
         if time.monotonic() > until or path.with_suffix(".done").exists():
@@ -58,7 +58,7 @@ def make_runs(folder, kind, until):
 
 
 def rows_of(folder, kind):
-    """Rows of every suite of a part that has been run, by its name."""
+    """Return the rows of results of every suite of a kind that has been run, by its name."""
     by_suite = {}
     for name in suites(kind):
         path = folder / kind / f"{name}.toml"
@@ -71,7 +71,8 @@ def rows_of(folder, kind):
 
 
 def true_deviation(rows, intact):
-    """Relative difference of the errors of two algorithms on the same instances, at infinite size, and its standard error.
+    """Compute the relative difference of the errors of two algorithms (``rows`` and those of the ``intact`` one) on the same
+    instances, at infinite size, and its standard error.
 
     The difference at every size is continued by ``a + b / D``. Without instances in common (streams draw their own) it is that of
     means.
@@ -100,9 +101,10 @@ def true_deviation(rows, intact):
 
 
 def part_of(rows, start, step):
-    """The same rows of a part of the runs."""
+    """Return the same rows with a part of the runs: every ``step``-th replicate from ``start`` on."""
 
     def in_half(values):
+        """Select the values, by run, whose replicate is in this part."""
         return {
             key: values_of_metric
             for key, values_of_metric in values.items()
@@ -125,7 +127,7 @@ def part_of(rows, start, step):
 
 
 def contenders(rows):
-    """What verdicts say of every algorithm."""
+    """Return the verdict on every algorithm in the rows, as JSON, by label."""
     return {
         contender.algorithm: contender.document()
         for entry in verdicts([row_of(row) for row in rows])
@@ -134,7 +136,7 @@ def contenders(rows):
 
 
 def sabotage_table(rows):
-    """An entry for every sabotage of a suite, by all runs and by each half of them: true deviation and what the verdict says."""
+    """Return an entry for every sabotage of a suite, by all runs and by each half of them: true deviation and verdict."""
     errors = {}
     for row in rows:
         if row["metric"] == "mse":
@@ -172,19 +174,21 @@ def sabotage_table(rows):
 
 
 def is_sabotage(entry):
-    """Whether an entry is of an algorithm that is not intact."""
+    """Whether an entry is of an algorithm with a mistake (its label names the change)."""
     return "," in entry["algorithm"]
 
 
 def percent(number, form="+.1f"):
-    """In per cent; blank for None."""
+    """Format a fraction in percent; blank for None."""
     if number is None:
         return ""
     return "above 1000" if number > 10 else f"{100 * number:{form}}"
 
 
 def print_sabotages(folder):
-    """A table for every suite, and how many are caught; ``sabotage.csv`` and ``power.svg`` in the folder."""
+    """Print a table for every suite, and how many sabotages are detected; write ``sabotage.csv`` and ``power.svg`` to the
+    folder.
+    """
     entries = [
         {"problem": name, **entry}
         for name, rows in rows_of(folder, "sabotage").items()
@@ -254,7 +258,9 @@ EDGES = np.array([0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, np.inf])
 
 
 def power_curve(folder, entries):
-    """Share that is caught against the true deviation over the one that would have been seen: ``power.svg``, and printed."""
+    """Print and draw (``power.svg``) the share of sabotages (``entries``) that is detected against their true deviation over
+    the one that would have been detected.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -320,7 +326,7 @@ def power_curve(folder, entries):
 
 
 def print_honest(folder):
-    """How many honest cases end in which answer, and every one that is refused."""
+    """Print how many honest cases end in which answer, and every one that is rejected."""
     counts = defaultdict(Counter)
     for name, rows in rows_of(folder, "honest").items():
         for contender in contenders(rows).values():
@@ -356,7 +362,9 @@ def print_honest(folder):
 
 
 def print_gamp(folder):
-    """Verdicts at three sizes, and the error over the optimum at the largest of them: with seeds of this root, and of another."""
+    """Print verdicts on GAMP at three dimensions, and its error over the optimum at the largest of them, with seeds of one
+    root and of another.
+    """
     rows_by_case = rows_of(folder, "gamp")
     yes = inside = apart = tested = 0
     cases = sorted({name[:2] for name in rows_by_case})

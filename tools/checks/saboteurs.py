@@ -22,37 +22,40 @@ from smimbench import Problem, hookimpl
 
 
 class Bent:
-    """An object of which some attributes are replaced."""
+    """Wrapper of an object of which some attributes are replaced."""
 
     def __init__(self, of, **options):
+        """Wrap the object ``of``, with ``options`` as the replaced attributes."""
         self._of = of
         self.__dict__.update(options)
 
     def __getattr__(self, name):
+        """Return any other attribute of the wrapped object."""
         return getattr(self._of, name)
 
 
 class Altered:
-    """Works on another problem, or on other data, than those that it was handed."""
+    """Algorithm that works on another problem, or on other data, than those that it is given."""
 
     def seen(self, problem, data):
-        """What it works on."""
+        """Return the problem and the data that it works on."""
         return problem, data
 
     def init(self, problem, data, rng):
-        """First state."""
+        """Return the initial state on the altered problem."""
         return super().init(*self.seen(problem, data), rng)
 
     def step(self, problem, data, state):
-        """One iteration."""
+        """Run one iteration on the altered problem."""
         return super().step(*self.seen(problem, data), state)
 
 
 def followed(function, change):
-    """The function with a change of what it returns."""
+    """Return a function that applies ``change`` to what another function returns."""
 
     @functools.wraps(function)
     def call(*arguments, **options):
+        """Call the function and change what it returns."""
         return change(function(*arguments, **options))
 
     return call
@@ -60,12 +63,12 @@ def followed(function, change):
 
 @dataclass(frozen=True)
 class Denoiser(Altered):
-    """The denoised estimate times a factor."""
+    """Sabotage: the denoised estimate is multiplied by a factor."""
 
     factor: float = 1.0
 
     def seen(self, problem, data):
-        """A prior with this denoiser."""
+        """Return the problem with a prior that has this denoiser."""
         denoise = followed(
             problem.prior.denoise,
             lambda state: state._replace(estimate=self.factor * state.estimate),
@@ -75,15 +78,16 @@ class Denoiser(Altered):
 
 @dataclass(frozen=True)
 class Posterior(Altered):
-    """Mean and covariance of the posterior of the latents, each times a factor."""
+    """Sabotage: mean and covariance of the posterior of the latents are each multiplied by a factor."""
 
     mean: float = 1.0
     covariance: float = 1.0
 
     def seen(self, problem, data):
-        """A channel with this posterior."""
+        """Return the problem with a channel that has this posterior."""
 
         def change(state):
+            """Multiply mean and covariance of a posterior by the factors."""
             return state._replace(
                 mean=self.mean * state.mean,
                 covariance=self.covariance * state.covariance,
@@ -95,19 +99,19 @@ class Posterior(Altered):
 
 @dataclass(frozen=True)
 class Misled(Altered):
-    """The noise of the channel and the rank of the signal are taken to be larger by a factor."""
+    """Sabotage: the noise of the channel and the rank of the signal are assumed larger by a factor."""
 
     noise: float = 1.0
     rho: float = 1.0
 
     def seen(self, problem, data):
-        """The problem that it believes in."""
+        """Return the problem with the assumed noise and rank."""
         return believed(problem, self.noise, self.rho), data
 
 
 @functools.lru_cache
 def believed(problem, noise, rho):
-    """A problem with other parameters."""
+    """Return a problem whose noise and relative rank ``rho`` are multiplied by factors."""
     tables = {
         kind: {key: value for key, value in spec.items() if key != "version"}
         for kind, spec in problem.spec.items()
@@ -120,12 +124,12 @@ def believed(problem, noise, rho):
 
 @dataclass(frozen=True)
 class Fewer(Altered):
-    """Only a share of the samples is read."""
+    """Sabotage: only a share of the samples is read."""
 
     share: float = 1.0
 
     def seen(self, problem, data):
-        """The first of the samples."""
+        """Return the data with the first part of the samples only."""
         n = round(self.share * data.inputs.shape[0])
         ratio = problem.model.sample_ratio(n, data.dimension)
         return problem, replace(
@@ -135,23 +139,23 @@ class Fewer(Altered):
 
 @dataclass(frozen=True)
 class Labels(Altered):
-    """Labels are multiplied by a factor before anything else."""
+    """Sabotage: labels are multiplied by a factor."""
 
     factor: float = 1.0
 
     def seen(self, problem, data):
-        """Scaled labels."""
+        """Return the data with multiplied labels."""
         return problem, replace(data, labels=self.factor * data.labels)
 
 
 @dataclass(frozen=True)
 class Onsager(Gamp):
-    """The Onsager term times a factor."""
+    """Sabotage of GAMP: the Onsager term is multiplied by a factor."""
 
     factor: float = 1.0
 
     def step(self, problem, data, state):
-        """The matrix in front of the old ``g`` is another one, in this step only."""
+        """Run one iteration with another matrix in front of the previous messages ``g``."""
         if state.g is None:
             return super().step(problem, data, state)
         onsager = state.V if state.Gamma is None else state.Gamma
@@ -168,38 +172,38 @@ class Onsager(Gamp):
 
 @dataclass(frozen=True)
 class Ahead(Gamp):
-    """Counts its iterations from 1 in place of 0."""
+    """Sabotage of GAMP: iterations are counted from 1 instead of 0."""
 
     def init(self, problem, data, rng):
-        """The state after one iteration."""
+        """Return the state after one iteration."""
         return self.step(problem, data, super().init(problem, data, rng))[0]
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """The penalty times a factor."""
+    """Sabotage: the penalty of empirical risk minimization is multiplied by a factor."""
 
     factor: float = 1.0
 
     def init(self, problem, data, rng):
-        """With another penalty in the state."""
+        """Return the initial state with the multiplied penalty."""
         state = super().init(problem, data, rng)
         return state._replace(penalty=self.factor * state.penalty)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of the loss times a factor, and the sign of a share of its entries flipped."""
+    """Sabotage: the gradient of the loss is multiplied by a factor, and the sign of a share of its entries flipped."""
 
     factor: float = 1.0
     flipped: float = 0.0
 
     def normalisation(self, problem, data, size):
-        """Of the gradient of the loss."""
+        """Return the normalization of the gradient of the loss, multiplied by the factor."""
         return self.factor * super().normalisation(problem, data, size)
 
     def move(self, factor, gradient, memory, rate, count):
-        """A step along what is left of the gradient."""
+        """Make a step along the gradient with flipped signs."""
         flip = np.random.default_rng(count).random(gradient.shape) < self.flipped
         return super().move(
             factor, np.where(flip, -gradient, gradient), memory, rate, count
@@ -208,13 +212,13 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate times a factor, and 0 for the first ``lost`` steps."""
+    """Sabotage: the learning rate is multiplied by a factor, and 0 for the first ``lost`` steps."""
 
     factor: float = 1.0
     lost: int = 0
 
     def move(self, factor, gradient, memory, rate, count):
-        """A step at the other rate; theory reads the schedule, which is right."""
+        """Make a step at the other learning rate; theory reads the schedule, which is right."""
         return super().move(
             factor,
             gradient,
@@ -226,23 +230,23 @@ class Rate:
 
 @dataclass(frozen=True)
 class Decay:
-    """The weight decay times a factor."""
+    """Sabotage: the weight decay is multiplied by a factor."""
 
     factor: float = 1.0
 
     def penalty(self, data):
-        """Factor of ``|W|^2 / 2``."""
+        """Return the factor of ``|W|^2 / 2``, multiplied by the factor."""
         return self.factor * super().penalty(data)
 
 
 @dataclass(frozen=True)
 class Momentum(Sgd):
-    """Another momentum than it says."""
+    """Sabotage: the momentum is multiplied by a factor."""
 
     factor: float = 1.0
 
     def move(self, factor, gradient, memory, rate, count):
-        """A step of descent with the other momentum."""
+        """Make a step of descent with the other momentum."""
         return Sgd.move(
             replace(self, momentum=self.factor * self.momentum),
             factor,
@@ -266,7 +270,7 @@ FAMILIES = {
 
 
 def named(cls, *bases):
-    """A class to register, by the names of what it is made of."""
+    """Make a class to register from an algorithm and the sabotages that it inherits from, and name it after them."""
     base = next(
         base_class for base_class in (cls, *bases) if hasattr(base_class, "reference")
     )
@@ -285,7 +289,7 @@ def named(cls, *bases):
 
 @hookimpl
 def smimbench_register_algorithms(register):
-    """All of them."""
+    """Register all sabotaged algorithms."""
     for algorithm in (Onsager, Ahead, Momentum):
         register(named(algorithm))
     for base, changes in FAMILIES.items():

@@ -38,11 +38,11 @@ ATTENTION, SEQUENCE = "attention-indexed", "sequence-multi-index"
 
 
 class Late(BaseException):
-    """A point took too long."""
+    """Raised if a point took too long."""
 
 
 def problems():
-    """Model, tokens, channel with parameters, rho."""
+    """Yield problems at the ends of their ranges: model, tokens, channel with parameters, rank ``rho``."""
     channels = (
         {"name": "linear", "noise": 0.1},
         {"name": "softmax"},
@@ -79,9 +79,11 @@ def problems():
 
 
 def point(
-    cache, model, tokens, channel, rho, alpha, largest_error, limit
+    cache, model, tokens, channel, rho, alpha, upper_bounds, limit
 ) -> tuple[str, list[tuple[float, float]]]:
-    """MSE with its error and the farthest z, or why there is none; and the bounds ``most`` for a point of more samples."""
+    """Solve a point of theory and check it by Monte Carlo; return its MSE with error and largest z as text, or why there is
+    none, and its MSE of each component with error, bounds for points of more samples. ``limit`` are seconds.
+    """
     prior = (
         {"name": "gaussian"} if rho is None else {"name": "wishart", "rho": float(rho)}
     )
@@ -92,11 +94,11 @@ def point(
         signal.setitimer(signal.ITIMER_PROF, limit)
         checks = verify_point(problem, optimum, RESOLVE)
     except Late:
-        return f"not within {limit:g} s", largest_error
+        return f"not within {limit:g} s", upper_bounds
     except (ProblemError, ParameterError) as error:
-        return f"refused: {error}", largest_error
+        return f"refused: {error}", upper_bounds
     except Exception as error:  # whatever it is, it is what the check looks for
-        return f"WRONG: {type(error).__name__}: {error}", largest_error
+        return f"WRONG: {type(error).__name__}: {error}", upper_bounds
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     points = list(zip(optimum.mse.tolist(), optimum.mse_error.tolist(), strict=True))
@@ -105,7 +107,7 @@ def point(
     )  # an error that is not a number is not below
     falls = all(
         v <= high + 1e-9 + 4 * math.hypot(e, ehigh)
-        for (v, e), (high, ehigh) in zip(points, largest_error or points, strict=True)
+        for (v, e), (high, ehigh) in zip(points, upper_bounds or points, strict=True)
     )
     z = max((abs(check.z) for check in checks), default=0.0)
     prefix = "" if sound and falls and z <= MOST_Z else "WRONG: "
@@ -115,7 +117,7 @@ def point(
 
 
 def late(*_):
-    """The alarm."""
+    """Signal handler that raises ``Late``."""
     raise Late
 
 
@@ -135,7 +137,7 @@ MOST_SAMPLES = 20_000
 
 
 def suite_of(model, tokens, channel, rho, alpha, dimension, algorithm):
-    """A suite of one cell."""
+    """Return the text of a suite of one cell, from its items and sizes."""
     table = ", ".join(f"{key} = {value!r}" for key, value in channel.items())
     prior = (
         '{ name = "gaussian" }'
@@ -168,7 +170,7 @@ timeout = 30
 
 
 def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
-    """How a run ended, or what is wrong with that."""
+    """Run one cell and return how it ended, or what is wrong with that."""
     try:
         (cell,) = suite_of(
             model, tokens, channel, rho, alpha, dimension, algorithm
@@ -197,13 +199,13 @@ def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
 
 
 def channel_words(channel: dict[str, Any]) -> str:
-    """Name and parameters of a channel."""
+    """Write name and parameters of a channel as text."""
     parameters = [f"{key} {value:g}" for key, value in channel.items() if key != "name"]
     return ", ".join([channel["name"], *parameters])
 
 
 def runs() -> None:
-    """A row for every problem, algorithm, dimension and sample ratio."""
+    """Print a row for every problem, algorithm, dimension and sample ratio: how its run ended."""
     print(
         "| model | tokens | channel | rho | algorithm | D | alpha | end |\n|---|---|---|---|---|---|---|---|"
     )
@@ -228,20 +230,22 @@ def runs() -> None:
 
 
 def points(table: str, limit: float) -> None:
-    """A row for every problem and sample ratio, but for those whose row is there."""
+    """Print a row for every problem and sample ratio of theory, unless the text ``table`` has that row; a point may take
+    ``limit`` seconds.
+    """
     print(
         "| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|"
     )
     for model, tokens, channel, rho in problems():
         words = channel_words(channel)
-        cache, largest_error = TheorySolver(), []
+        cache, upper_bounds = TheorySolver(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
             if row in table:
                 continue
             begin = time.process_time()
-            outcome, largest_error = point(
-                cache, model, tokens, channel, rho, alpha, largest_error, limit
+            outcome, upper_bounds = point(
+                cache, model, tokens, channel, rho, alpha, upper_bounds, limit
             )
             outcome += "" if " | " in outcome else " | "
             print(f"{row} {outcome} | {time.process_time() - begin:.1f} |", flush=True)

@@ -21,13 +21,17 @@ SAMPLES, DRAWS = 4000, 6000  # half a minute of one core
 
 
 def attention(a: np.ndarray, b: np.ndarray, skip: float) -> tuple[np.ndarray, ...]:
-    """Entries of ``c I + softmax_rows(v v^T)`` for ``v = (a, b)``."""
+    """Compute the four entries of the attention matrix ``c I + softmax_rows(v v^T)`` for latents ``v = (a, b)``, with skip
+    weight c.
+    """
     p, q = 1 / (1 + np.exp(-a * (a - b))), 1 / (1 + np.exp(-b * (b - a)))
     return skip + p, 1 - p, 1 - q, skip + q
 
 
 def product(z: np.ndarray, skip: float) -> tuple[np.ndarray, ...]:
-    """Entries of ``B = A(A(z_1) z_2) A(z_1)`` for the first two layers z (2, 2, ...)."""
+    """Compute the four entries of ``B = A(A(z_1) z_2) A(z_1)`` for the latents z (2, 2, ...) of the first two layers, with
+    the attention matrix A.
+    """
     a, b, c, d = attention(*z[0], skip)
     e, f, g, h = attention(a * z[1, 0] + b * z[1, 1], c * z[1, 0] + d * z[1, 1], skip)
     return e * a + f * c, e * b + f * d, g * a + h * c, g * b + h * d
@@ -36,7 +40,9 @@ def product(z: np.ndarray, skip: float) -> tuple[np.ndarray, ...]:
 def posterior(
     u: np.ndarray, omega: np.ndarray, v: float, skip: float, rng: np.random.Generator
 ) -> tuple:
-    """Second moments (2, 2, 2) of z_1 and z_2 less the identity, and mean of z_3 less omega."""
+    """Estimate, given the output u of three layers and a prior of z_3 with mean omega and variance v, the second moments (2,
+    2, 2) of z_1 and z_2 less the identity, and the mean of z_3 less omega.
+    """
     z = rng.standard_normal((2, 2, DRAWS))
     a, b, c, d = product(z, skip)
     determinant = a * d - b * c
@@ -53,7 +59,7 @@ def posterior(
 
 
 def main() -> None:
-    """Print both instabilities and the sample ratio of the last layer, with standard errors."""
+    """Print the sample ratios at which both shallower layers become unstable and that of the last layer, with standard errors."""
     rng = np.random.default_rng(3)
     print("skip   overlap of layer 3   alpha_3             alpha_1             alpha_2")
     for skip, q in CROSSINGS.items():

@@ -34,7 +34,9 @@ Host = np.ndarray[Any, Any]
 def information(
     problem: Problem, overlap: Host, chunks: int, seed: int
 ) -> tuple[Host, Host]:
-    """``E sum_c g_a^2`` of every layer (2,) and the covariance of that mean (2, 2), from so many chunks of draws."""
+    """Estimate ``E sum_c g_a^2`` of every layer a (2,) at this overlap (2,), and the covariance of that mean (2, 2), from so
+    many chunks of draws.
+    """
     total, squares = np.zeros(2), np.zeros((2, 2))
     root, noise, V = (
         np.sqrt(overlap)[:, None],
@@ -59,12 +61,15 @@ def information(
 def drawn_overlap(
     problem: Problem, alpha: float, overlap: Host, chunks: int, seed: int
 ) -> tuple[Host, Host]:
-    """The fixed point at this sample ratio near the overlap (2,), by draws, and its standard error."""
+    """Find the fixed point at this sample ratio near the overlap (2,) by one Newton step on drawn information, and its
+    standard error.
+    """
     layers = [a for a in range(2) if overlap[a] > 1e-9]
     log = np.log(overlap / (1 - overlap), where=overlap > 1e-9, out=np.zeros(2))[layers]
     mean, covariance = information(problem, overlap, chunks, seed)
 
     def moved(step: Host) -> Host:
+        """Return the overlaps (2,) after a step of the log signal-to-noise ratios of the learned layers."""
         full = overlap.copy()
         full[layers] = 1 / (1 + np.exp(-(log + step)))
         return full
@@ -92,7 +97,9 @@ def drawn_overlap(
 
 
 def main(draws: int, index: int = 1, count: int = 1) -> int:
-    """Print the table; 1 if a difference is larger than ``WITHIN`` by more than twice its standard error."""
+    """Print the table for every ``count``-th sample ratio from number ``index`` on; return 1 if a difference is larger than
+    ``WITHIN`` by more than twice its standard error.
+    """
     alphas = ALPHAS[index - 1 :: count].tolist()
     solved = theory("smi-two-layers", alphas, results="results", thresholds=False)
     points = solved.problems[0].points

@@ -12,7 +12,7 @@ LOW, MATRIX = "sequence-multi-index", "attention-indexed"
 
 
 def table(**entries):
-    """A table of TOML in one line."""
+    """Write entries as an inline table of TOML."""
     return (
         "{ "
         + ", ".join(
@@ -25,7 +25,7 @@ def table(**entries):
 
 
 def value(setting):
-    """A value of TOML."""
+    """Write a setting as a value of TOML."""
     if isinstance(setting, dict):
         return table(**setting)
     if isinstance(setting, bool):
@@ -34,7 +34,7 @@ def value(setting):
 
 
 def suite_text(problem, grid, algorithms, run=()):
-    """The text of a suite: (model, channel, prior), grid, tables of algorithms."""
+    """Write a suite from (model, channel, prior), grid, tables of algorithms, and entries of ``[run]``."""
     model, channel, prior = problem
     lines = [
         "[problem]",
@@ -90,7 +90,7 @@ PENALTY = [
 
 
 def sabotaged(base, changes, **parameters):
-    """The intact algorithm, and what is done to it."""
+    """Return the tables of the intact algorithm ``base`` and of one version of it for each of the ``changes``."""
     tables = [{"name": base, "label": base, **parameters}]
     for change, options in changes:
         words = " ".join(f"{key} {number:g}" for key, number in options.items())
@@ -106,12 +106,12 @@ def sabotaged(base, changes, **parameters):
 
 
 def low(channel, tokens=2):
-    """A problem of low rank."""
+    """Return the items of a problem with a signal of low rank."""
     return {"name": LOW, "tokens": tokens}, channel, {"name": "gaussian"}
 
 
 def matrix(channel, tokens, rho):
-    """A problem with a matrix."""
+    """Return the items of a problem with a matrix signal of width ``rho``."""
     return {"name": MATRIX, "tokens": tokens}, channel, {"name": "wishart", "rho": rho}
 
 
@@ -189,27 +189,27 @@ SABOTAGES = {
 
 
 def number(rng, low, high):
-    """Log-uniform, with three digits."""
+    """Draw a number between ``low`` and ``high``, uniform on a logarithmic scale, to three digits."""
     return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
 
 
 def whole_number(rng, low, high):
-    """Uniform, both ends included."""
+    """Draw an integer uniformly, both ends included."""
     return int(rng.integers(low, high + 1))
 
 
 def pick(rng, *choices):
-    """One of them."""
+    """Draw one of the choices."""
     return choices[int(rng.integers(len(choices)))]
 
 
 def line(rng, largest_noise=2.0):
-    """Linear labels."""
+    """Draw a channel with linear labels of random noise."""
     return {"name": "linear", "noise": number(rng, 0.05, largest_noise)}
 
 
 def probit(rng):
-    """Noisy signs."""
+    """Draw a channel with noisy signs as labels."""
     return {"name": "probit", "noise": number(rng, 0.1, 2)}
 
 
@@ -217,7 +217,7 @@ SIGN = {"name": "sign"}
 
 
 def honest_gamp_low(rng):
-    """GAMP on a signal of low rank."""
+    """Draw a case of GAMP on a signal of low rank: problem, ranges of sample ratios and dimensions, algorithm."""
     channel = pick(
         rng,
         line(rng),
@@ -237,7 +237,7 @@ def honest_gamp_low(rng):
 
 
 def honest_gamp_matrix(rng):
-    """GAMP on a matrix."""
+    """Draw a case of GAMP on a matrix signal."""
     rho, tokens = number(rng, 0.1, 2), whole_number(rng, 1, 3)
     channel = pick(
         rng,
@@ -250,7 +250,7 @@ def honest_gamp_matrix(rng):
 
 
 def honest_ridge(rng):
-    """Ridge regression, alpha T next to 1 included."""
+    """Draw a case of ridge regression, sample ratios with alpha T near 1 included."""
     if rng.random() < 0.3:
         channel = pick(rng, line(rng), {"name": "softmax"})
         return (
@@ -269,7 +269,7 @@ def honest_ridge(rng):
 
 
 def honest_erm(rng):
-    """A convex risk."""
+    """Draw a case of empirical risk minimization with a convex loss."""
     loss = pick(rng, "square", "logistic", "squared-hinge")
     channel = (
         line(rng)
@@ -285,7 +285,7 @@ def honest_erm(rng):
 
 
 def honest_sgd(rng):
-    """Descent on a stream."""
+    """Draw a case of gradient descent on fresh samples."""
     channel, batch = (
         pick(rng, line(rng, 1.0), line(rng, 1.0), probit(rng)),
         whole_number(rng, 20, 60),
@@ -305,7 +305,7 @@ def honest_sgd(rng):
 
 
 def honest_adam(rng):
-    """Descent with weight decay on a factor as wide as the matrix."""
+    """Draw a case of Adam with weight decay on a factor as wide as the matrix."""
     size = whole_number(rng, 16, 32)
     options = {
         "name": "adam",
@@ -321,7 +321,7 @@ def honest_adam(rng):
 
 
 def honest_nuclear(rng):
-    """Nuclear-norm regression."""
+    """Draw a case of nuclear-norm regression."""
     options = {
         "name": "nuclear",
         "regularisation": pick(rng, "optimal", number(rng, 0.2, 2)),
@@ -336,7 +336,7 @@ def honest_nuclear(rng):
 
 
 def honest_spectral(rng):
-    """Eigenvectors, or the first step."""
+    """Draw a case of the spectral method, on a signal of low rank or a matrix."""
     if rng.random() < 0.4:
         return (
             low({"name": "softmax", "layers": 1}, 2),
@@ -354,7 +354,7 @@ def honest_spectral(rng):
 
 
 def honest_averaged(rng):
-    """The mean of several runs."""
+    """Draw a case of the mean of several runs."""
     problem, *ratios, options = pick(rng, honest_gamp_low, honest_erm, honest_ridge)(
         rng
     )
@@ -384,7 +384,7 @@ CASES = 200
 
 
 def honest_suite(case):
-    """The suite of a random case: one to three sizes, two or three sample ratios, 4 to 24 runs."""
+    """Write the suite of a random case, given by number: one to three dimensions, two or three sample ratios, 4 to 24 runs."""
     rng = np.random.default_rng([28, case])
     problem, ratios, (smallest, largest), options = HONEST[case % len(HONEST)](rng)
     sizes = sorted(
@@ -414,7 +414,7 @@ GAMP_SIZES = {
 
 
 def gamp_suite(case, root=0):
-    """GAMP on a random problem at three sizes; another root has other seeds."""
+    """Write the suite of GAMP on a random problem (number ``case``) at three dimensions; another ``root`` gives other seeds."""
     rng = np.random.default_rng([82, case])
     problem, ratios, *_ = (honest_gamp_low, honest_gamp_matrix)[case % 2](rng)
     dimension, seeds = GAMP_SIZES[("low", "matrix")[case % 2]]
