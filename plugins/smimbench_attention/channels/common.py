@@ -31,7 +31,7 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class SequenceChannel(Channel):
-    """Base class of channels for sequence multi-index models, with one site per token."""
+    """Base class of channels for sequence multi-index models, with one site per token; ``tokens`` is their number M."""
 
     tokens: int
     reference = "arXiv:2502.00901"
@@ -39,7 +39,9 @@ class SequenceChannel(Channel):
 
 
 class AttentionChannel(Channel):
-    """Base class of channels for attention-indexed models, with one site per pair of tokens."""
+    """Base class of channels for attention-indexed models, with one site per pair of the T = ``tokens`` tokens; ``symmetric``
+    says whether queries and keys are tied.
+    """
 
     tokens: int
     symmetric: bool = True  # whether queries and keys are tied
@@ -53,12 +55,14 @@ class AttentionChannel(Channel):
         return len(site_pairs(self.tokens, self.symmetric))
 
     def _scales(self, like: Array) -> Array:
-        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into h, an array like ``like``."""
+        """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into attention logits h, as an array
+        like ``like``.
+        """
         return array_like(site_scales(self.tokens, self.symmetric), like)
 
     def _logit_matrix(self, z: Array) -> Array:
         """Assemble the symmetric matrix h (..., T, T) of attention logits from the latents z (..., C) of one component, one per
-        pair of tokens.
+        pair of tokens; ``entry_to_site`` is the pair's index for each entry of the flattened matrix.
         """
         xp = namespace(z)
         entry_to_site = xp.asarray(
@@ -70,7 +74,8 @@ class AttentionChannel(Channel):
         )
 
     def _latent_gradient(self, gradient: Array) -> Array:
-        """Convert ``gradient`` (..., T, T), with respect to the logits h, into the one with respect to the latents (..., C).
+        """Convert ``gradient`` (..., T, T), with respect to the logits h, into the one with respect to the latents (..., C) of
+        the pairs of tokens; ``site_to_entry`` is each pair's position in the flattened matrix.
 
         It is the transpose of ``_logit_matrix``.
         """
@@ -105,14 +110,14 @@ class SoftmaxChannel(Channel):
 
 
 def log_softmax(logits: Array) -> Array:
-    """Logarithm of the softmax of ``logits`` along the last axis."""
+    """Logarithm of the softmax of the attention ``logits`` along the last axis."""
     xp = namespace(logits)
     logits = logits - reduce_tokens(xp.maximum, logits)
     return logits - xp.log(reduce_tokens(operator.add, xp.exp(logits)))
 
 
 def reduce_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
-    """Reduce the last axis (tokens) of ``x`` to length 1 with a binary operation ``combine`` such as addition.
+    """Reduce the last axis (tokens) of the array ``x`` to length 1 with a binary operation ``combine``, such as addition.
 
     Token by token: NumPy takes five times as long to reduce few columns itself.
     """
@@ -122,12 +127,16 @@ def reduce_tokens(combine: Callable[[Array, Array], Array], x: Array) -> Array:
 
 
 def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
-    """Gradient of ``sum(cotangent * p)`` with respect to the logits h, for ``p = softmax(beta h)`` along the last axis."""
+    """Gradient of ``sum(cotangent * p)`` with respect to the logits h, for ``p = softmax(beta h)`` along the last axis;
+    ``cotangent`` is the derivative of a loss with respect to p, ``beta`` the inverse temperature.
+    """
     return beta * p * (cotangent - reduce_tokens(operator.add, cotangent * p))
 
 
 class HardmaxChannel(Channel):
-    """Base class of channels whose labels (n, T) are the column of the largest attention logit in every row."""
+    """Base class of channels whose labels (n, T) are the column of the largest attention logit in every row; ``_maximum_tokens``
+    is the largest number of tokens allowed.
+    """
 
     tokens: int
     name = "hardmax"
@@ -151,7 +160,9 @@ class HardmaxChannel(Channel):
         )
 
     def observable(self, y: Array) -> Array:
-        """Attention matrix (..., n, T, T) of the labels y, with one-hot rows, in float64."""
+        """Attention matrix (..., n, T, T) of the labels y (..., n, T), with one-hot rows, in float64; ``columns`` are the numbers
+        0 to T - 1.
+        """
         xp = namespace(y)
         columns = xp.arange(
             self.tokens, dtype=y.dtype, device=array_api_compat.device(y)
@@ -178,12 +189,14 @@ def normal_density(x: Array) -> Array:
 
 
 def blocks(n: int, size: int) -> Iterator[slice]:
-    """Split ``range(n)`` into consecutive slices of length ``size``; n = 0 gives one empty slice."""
+    """Split ``range(n)`` into consecutive slices of length ``size``, the last may be shorter; n = 0 gives one empty slice."""
     return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
 
 
 def concatenate_tuples(batches: Sequence[T]) -> T:
-    """Concatenate ``batches``, named tuples of arrays, along the first axis; fields that are None stay None."""
+    """Concatenate ``batches``, named tuples of arrays of one type, field by field along the first axis; fields that are None stay
+    None.
+    """
     if len(batches) == 1:
         return batches[0]
     xp = namespace(batches[0][0])
@@ -200,7 +213,9 @@ def concatenate_tuples(batches: Sequence[T]) -> T:
 
 
 def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
-    """Copy of the named tuple ``target`` of arrays in which the rows where ``mask`` (n,) is true are those of ``replacement``."""
+    """Copy of the named tuple ``target`` of arrays in which the rows where ``mask`` (n,) is true are those of the tuple
+    ``replacement``, in order; fields that are None stay None.
+    """
     replaced_indices = places_at_mask(mask)
     updated_fields = []
     for array, replacement_rows in zip(target, replacement):
@@ -215,9 +230,8 @@ def put_tuple(target: T, mask: Array, replacement: Sequence[object]) -> T:
 
 
 def raw_second_moment(mean: Array, covariance: Array) -> Array:
-    """Second moment ``E[z z^T]`` (..., n, 1, C, 1, C) of one component, from its posterior mean and covariance.
-
-    ``mean`` (..., n, 1, C), ``covariance`` (..., n or 1, C, C).
+    """Second moment ``E[z z^T]`` (..., n, 1, C, 1, C) of latents z of one component, from their posterior mean (..., n, 1, C) and
+    covariance (..., n or 1, C, C).
     """
     outer_product = mean[..., 0, :, None] * mean[..., 0, None, :]
     return (outer_product + covariance)[..., None, :, None, :]
@@ -247,7 +261,7 @@ def on_host(*arrays: Array) -> list[Host]:
 
 
 def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:
-    """Build an ``Uncertain`` from a host value, its error and the name of the method, with the namespace, device and dtype of
-    ``like``.
+    """Build an ``Uncertain`` from a host value, its numerical error and the name of the method, with the namespace, device and
+    dtype of the array ``like``.
     """
     return Uncertain(array_like(value, like), array_like(error, like), method)

@@ -36,7 +36,7 @@ CONVENTIONS = ("scaled", "plain")
 
 
 class LinearChannel(Channel):
-    """Base class of channels whose labels are the latents times known scales, plus optional Gaussian noise."""
+    """Base class of channels whose labels are the latents times known scales, plus Gaussian noise of variance ``noise`` >= 0."""
 
     noise: float  # variance
     name = "linear"
@@ -70,7 +70,9 @@ class LinearChannel(Channel):
         }
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Scale standard normal ``draws`` to the standard deviation of the label noise, for labels of the latents z."""
+        """Scale standard normal ``draws`` (one per entry of a label) to the standard deviation of the label noise, for labels of
+        the latents z.
+        """
         raise NotImplementedError
 
     def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
@@ -121,11 +123,13 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         check_number("noise", self.noise, positive=False)
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Scale standard normal ``draws`` to the standard deviation of the label noise, the same for all tokens."""
+        """Scale standard normal ``draws`` (one per entry of a label) to the standard deviation of the label noise, the same for
+        all tokens; z is not used.
+        """
         return math.sqrt(self.noise) * draws
 
     def predict(self, z: Array) -> Array:
-        """Noiseless label, which equals z, (..., n, P, M)."""
+        """Noiseless label of the latents z (..., n, P, M), which is z itself."""
         check_latents(z, self.components, self.tokens)
         return z
 
@@ -187,16 +191,16 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         residual = xp.reshape(
             xp.permute_dims(y - omega, (1, 0, 2)), (self.components, n * self.tokens)
         )
-        squared_residuals = xp.sum(
+        mahalanobis_squares = xp.sum(
             residual * xp.linalg.solve(marginal_covariance, residual), axis=0
         )
-        squared_residuals = xp.sum(
-            xp.reshape(squared_residuals, (n, self.tokens)), axis=1
+        mahalanobis_squares = xp.sum(
+            xp.reshape(mahalanobis_squares, (n, self.tokens)), axis=1
         )
         log_determinant = xp.linalg.slogdet(marginal_covariance)[
             1
         ] + self.components * math.log(2 * math.pi)
-        return -0.5 * (squared_residuals + self.tokens * log_determinant)
+        return -0.5 * (mahalanobis_squares + self.tokens * log_determinant)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """Information ``E sum_m g_m g_m^T = M (V + noise I)^{-1}`` of the labels about the latents, g the score ``V^{-1} (E[z |
@@ -217,7 +221,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
         """Gain ``V (V + noise I)^{-1}`` by which ``y - omega`` is multiplied in the posterior mean, and the posterior covariance,
-        both (P, P).
+        both (P, P), for latents ``z ~ N(omega, V)`` of a token.
         """
         xp = namespace(V)
         if self.noise == 0:
@@ -227,7 +231,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         return gain, symmetric(covariance)
 
     def _marginal(self, V: Array) -> Array:
-        """Covariance ``V + noise I`` (P, P) of a token's label around the mean ``omega`` of its latents."""
+        """Covariance ``V + noise I`` (P, P) of a token's label around the mean ``omega`` of its latents ``z ~ N(omega, V)``."""
         return V + self.noise * identity_like(self.components, V)
 
 
@@ -283,7 +287,9 @@ class AttentionLinear(LinearChannel, AttentionChannel):
             )
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
-        """Scale standard normal ``draws`` to the standard deviation of the label noise of every pair of tokens."""
+        """Scale standard normal ``draws`` (n, C) to the standard deviation of the label noise of every pair of tokens, for labels
+        of the latents z.
+        """
         return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))
 
     def predict(self, z: Array) -> Array:
@@ -423,8 +429,9 @@ class MixedLinear(MixedChannel, LinearChannel):
         self._mean_square = float(np.sum((scales[:, None] * self.mixing) ** 2))
 
     def _gains(self, V: Array) -> tuple[Array, Array, Array]:
-        """Noise variances nu (C, 1, 1) of the modes, the inverse marginals ``(V + nu I)^(-1)``, and the gains ``V (V + nu
-        I)^(-1)``, both (..., C, P, P).
+        """Noise variances nu (C, 1, 1) of the C modes, the inverse marginals ``(V + nu I)^(-1)``, and the gains ``V (V + nu
+        I)^(-1)``, both (..., C, P, P), for latents zeta of covariance V; a gain times the observed deviation is the shift of the
+        mean.
         """
         xp = namespace(V)
         mode_noise = array_like(self._noise, V)[:, None, None]
@@ -442,7 +449,8 @@ class MixedLinear(MixedChannel, LinearChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents zeta ~ N(omega, V (x) I), Gaussian mode by mode, given the label y; arguments as in
+        """Posterior of the whitened latents zeta ~ N(omega, V (x) I) given the label y, Gaussian mode by mode: each observed
+        mode, less its mean, times the gain ``V (V + nu I)^(-1)``, nu its noise, shifts the mode. Arguments are as in
         ``Channel.posterior``.
         """
         xp = namespace(y, omega, V)

@@ -14,12 +14,8 @@ from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import gauss_hermite, half_plane_hermite, monte_carlo_rng
 from smimbench_attention.channels.attention.hardmax.exact import (
-    ROOT2,
     check_labels,
     row_posterior,
-    two_token_information,
-    two_token_log_partition,
-    two_token_posterior,
 )
 from smimbench_attention.channels.attention.hardmax.gibbs import (
     SWEEPS,
@@ -30,6 +26,12 @@ from smimbench_attention.channels.attention.hardmax.information import (
     EXACT,
     SCRAMBLES,
     information_curve,
+)
+from smimbench_attention.channels.attention.hardmax.two_tokens import (
+    ROOT2,
+    two_token_information,
+    two_token_log_partition,
+    two_token_posterior,
 )
 from smimbench_attention.channels.common import (
     AttentionChannel,
@@ -42,7 +44,8 @@ from smimbench_attention.channels.common import (
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):
-    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``.
+    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``; ``sweeps`` are those
+    of each Gibbs chain of a posterior, ``samples`` the labels drawn at each point of the information curve.
 
     .. math::
 
@@ -211,7 +214,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries, at overlap Q and error
-        V, by predictor.
+        V, by predictor; a predictor's error is the probability that the argmax of a row differs between two ``replicas`` of the
+        posterior, or between truth and estimate, times a ``cost_per_row``.
 
         ``Q`` and ``V`` (..., 1, 1), results (...). ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the
         argmax of the estimated indices; ``"constant"``: the best matrix that ignores the input.
@@ -252,7 +256,7 @@ NODES = (96, 64)
 
 def diagonal_win_probability(tokens: int) -> float:
     """Probability that the diagonal entry (variance 2) of a row of T = ``tokens`` logits exceeds its T - 1 other entries
-    (variance 1).
+    (variance 1), by Gauss-Hermite nodes and weights for the diagonal.
     """
     from scipy.special import ndtr
 
@@ -299,7 +303,8 @@ def disagreement(
 
 def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> float:
     """Probability that the argmax of a row of T = ``tokens`` logits differs between two correlated copies, whose correlation is
-    cos(2 ``angle``), by ``node_count`` nodes along the first axis of a Gauss-Hermite rule.
+    cos(2 ``angle``), by ``node_count`` nodes along each axis of a Gauss-Hermite rule for mean and difference of the two copies'
+    largest logits.
     """
     (mean_coordinate, difference_coordinate), quadrature_weights = half_plane_hermite(
         node_count
@@ -324,8 +329,9 @@ def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> f
 def _probability_both_below(
     mean_coordinate: Array, difference_coordinate: Array, angle: float, scale: float
 ) -> Array:
-    """Normal probability ``Phi2(scale a, scale b)`` at correlation cos(2 angle), where a, b = cos(angle) m +- sin(angle) d, m is
-    ``mean_coordinate`` and d ``difference_coordinate``.
+    """Probability ``Phi2(scale a, scale b)`` that two standard normals of correlation cos(2 angle) stay below ``bound_a`` and
+    ``bound_b``: a, b = cos(angle) m +- sin(angle) d, where m is ``mean_coordinate`` and d ``difference_coordinate``. It is
+    computed from Owen's T function.
     """
     from scipy.special import ndtr, owens_t
 

@@ -1,12 +1,9 @@
-r"""Exact posterior of the row-wise argmax of a few tokens: closed form for two, nested integrals for three to five.
+r"""Exact posterior of the row-wise argmax of a few tokens, three to five, by nested integrals; see ``two_tokens`` for two.
 
-With two tokens the label is the sign of two correlated Gaussian variables, so that everything follows from ``log Phi2``; the
-information is integrated by deterministic quadrature.
-
-With more, given the maximum ``M_a`` of every row, the entries that are no row's maximum are independent, each bounded by the
-smaller of its two rows' maxima. Sorted from the largest maximum downwards, the integrand is a product of functions of one
-maximum each, in which only the set of rows already placed matters. So the nested integral is a recursion over sets of rows, and
-the posterior moments follow from its forward and its backward half.
+Given the maximum ``M_a`` of every row, the entries that are no row's maximum are independent, each bounded by the smaller of its
+two rows' maxima. Sorted from the largest maximum downwards, the integrand is a product of functions of one maximum each, in
+which only the set of rows already placed matters. So the nested integral is a recursion over sets of rows, and the posterior
+moments follow from its forward and its backward half.
 
 Only some sets occur, and many labels differ by the names of the tokens only: see ``patterns``.
 """
@@ -23,255 +20,9 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace, special
-from smimbench.interfaces import Array, Host, Posterior
-from smimbench.numerics import (
-    entry_sites,
-    gauss_legendre,
-    half_plane_hermite,
-    log_cdf,
-    site_pairs,
-    site_scales,
-)
-from smimbench_attention.channels.common import (
-    blocks,
-    concatenate_tuples,
-    normal_density,
-    raw_second_moment,
-)
-
-ROOT2 = math.sqrt(2.0)
-MARGIN_CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
-# Half-width of the fixed grid: beyond, the likelier answer is certain to double precision. Doubled: errors of 1e-6, not 1e-12.
-GRID_HALF_WIDTH = 9.5
-# Overlap over error from which the fixed grid serves, not the Hermite rule. Doubled: that rule has errors of 4e-12.
-LEAST_GRID_RATIO = 1.2
-# Nodes along each axis of the grid and of the Hermite rule: the first count is the answer, the second gives the error.
-# Doubled: errors of 1e-14 in place of 1e-12, four times the time.
-GRID_NODES = (64, 48)
-HERMITE_NODES = (32, 24)
-
-
-def _margins(
-    y: Array, omega: Array, V: Array
-) -> tuple[list[Array], list[Array], Array]:
-    """Signs (n,) of the labels y of both rows, +1 where the diagonal is largest; the rows' margins, sign times the mean
-    difference of the logits over its standard deviation, for z ~ N(omega, V); and V (..., 1); all in float64.
-    """
-    xp = namespace(y, omega, V)
-    flat_omega = xp.astype(omega[..., 0, :], xp.float64)
-    variance = xp.astype(V[..., 0], xp.float64)
-    margin_deviation = xp.sqrt(3 * variance)
-    signs = []
-    margins = []
-    for row, site in ((0, 0), (1, 2)):
-        sign = xp.where(
-            y[..., row] == row,
-            xp.ones_like(flat_omega[..., 0]),
-            -xp.ones_like(flat_omega[..., 0]),
-        )
-        signs.append(sign)
-        margins.append(
-            sign
-            * (ROOT2 * flat_omega[..., site] - flat_omega[..., 1])
-            / margin_deviation
-        )
-    return signs, margins, variance
-
-
-def two_token_log_partition(y: Array, omega: Array, V: Array) -> Array:
-    """Log-probability ``log P(y | omega, V)`` of two-token labels: bivariate normal ``log Phi2`` of the two margins."""
-    (sign_1, sign_2), (margin_1, margin_2), _ = _margins(y, omega, V)
-    log_phi2 = log_cdf(margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2)
-    return namespace(omega).astype(log_phi2.value, omega.dtype)
-
-
-def two_token_posterior(
-    y: Array, omega: Array, V: Array, *, second_moment: bool
-) -> Posterior:
-    r"""Posterior of the three latents ``z ~ N(omega, V I)`` of two tokens given the label y, in closed form from the gradient A
-    and the Hessian H of ``log Phi2`` at the margins kappa of the two rows, whose labels have the signs s.
-
-    With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
-    :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
-
-    .. math::
-
-        E[z] = \omega + \sqrt{V/3} \sum_i s_i A_i j_i, \qquad
-        \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
-    """
-    xp = namespace(y, omega, V)
-    (sign_1, sign_2), (margin_1, margin_2), variance = _margins(y, omega, V)
-    log_phi2 = log_cdf(
-        margin_1, margin_2, MARGIN_CORRELATION, sign=sign_1 * sign_2, hessian=True
-    )
-    assert log_phi2.hessian is not None
-    shift_scale = xp.sqrt(variance / 3)
-    mean_shift_1 = shift_scale * sign_1 * log_phi2.h_slope
-    mean_shift_2 = shift_scale * sign_2 * log_phi2.k_slope
-    mean_shift = xp.stack(
-        [ROOT2 * mean_shift_1, -(mean_shift_1 + mean_shift_2), ROOT2 * mean_shift_2],
-        axis=-1,
-    )
-    mean = xp.astype(omega, xp.float64) + mean_shift[..., None, :]
-    h_11, h_22, h_12 = log_phi2.hessian
-    h_12 = sign_1 * sign_2 * h_12
-    variance_reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
-    covariance = variance[..., None] * (1 - variance_reduction[..., None, None])
-    second_moment_of_z = None
-    if second_moment:
-        change_12 = ROOT2 * (h_11 + h_12)
-        change_23 = ROOT2 * (h_22 + h_12)
-        change_13 = 2 * h_12
-        change_rows = [
-            [2 * h_11, -change_12, change_13],
-            [-change_12, h_11 + h_22 + 2 * h_12, -change_23],
-            [change_13, -change_23, 2 * h_22],
-        ]
-        covariance_change = (
-            xp.stack([xp.stack(row, axis=-1) for row in change_rows], axis=-2) / 3
-        )
-        second_moment_of_z = raw_second_moment(
-            mean,
-            variance[..., None, None]
-            * (
-                xp.eye(3, dtype=xp.float64, device=covariance_change.device)
-                + covariance_change
-            ),
-        )
-        second_moment_of_z = xp.astype(second_moment_of_z, omega.dtype)
-    return Posterior(
-        xp.astype(mean, omega.dtype),
-        xp.astype(covariance, omega.dtype),
-        second_moment_of_z,
-    )
-
-
-def _information_density(margin_1: Array, margin_2: Array, label_sign: int) -> Array:
-    """Contribution ``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` of labels whose signs have the product ``label_sign`` to the
-    information, at the rows' margins ``margin_1`` and ``margin_2``; A_i are slopes of ``log Phi2``.
-    """
-    log_phi2 = log_cdf(margin_1, margin_2, label_sign * MARGIN_CORRELATION)
-    slope_1 = log_phi2.h_slope
-    slope_2 = log_phi2.k_slope
-    return np.exp(log_phi2.value) * (
-        3 * (slope_1 * slope_1 + slope_2 * slope_2) + 2 * label_sign * slope_1 * slope_2
-    )
-
-
-@cache
-def _margin_grid(count: int) -> tuple[Array, Array, Array]:
-    """For all pairs of ``count`` margins: the quadratic forms (2, N) in their density and the weighted gains (2, N),
-    contributions to the information, for either sign; and the quadrature nodes and weights of a margin.
-    """
-    nodes, weights = gauss_legendre(count, -GRID_HALF_WIDTH, GRID_HALF_WIDTH)
-    i, j = np.triu_indices(
-        count
-    )  # the gain does not change when the two rows change places
-    pair_weights = weights[i] * weights[j] * np.where(i == j, 1.0, 2.0)
-    quadratic_forms = []
-    weighted_gains = []
-    for label_sign in (1, -1):
-        correlation = label_sign * MARGIN_CORRELATION
-        quadratic_forms.append(
-            (nodes[i] ** 2 + nodes[j] ** 2 - 2 * correlation * nodes[i] * nodes[j])
-            / (2 * (1 - correlation * correlation))
-        )
-        weighted_gains.append(
-            pair_weights * _information_density(nodes[i], nodes[j], label_sign)
-        )
-    return (
-        np.stack(quadratic_forms),
-        np.stack(weighted_gains),
-        np.stack([nodes, weights]),
-    )
-
-
-def _information_by_grid(ratio: Array, node_count: int) -> Array:
-    """Information times 3 V by a grid of ``node_count``^2 margins, at ``ratio`` (N,) = Q / V >= ``LEAST_GRID_RATIO``."""
-    from scipy.special import ndtr
-
-    quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
-    determinant_root = math.sqrt(1 - MARGIN_CORRELATION**2)
-    information = np.zeros_like(ratio)
-    normal_density_at_nodes = normal_density(nodes)
-    edge_weights = weights * 3 * normal_density_at_nodes**2 / ndtr(nodes)
-    margin_density = np.exp(-nodes * nodes / (2 * ratio[:, None])) / np.sqrt(
-        2 * math.pi * ratio[:, None]
-    )
-    for index, label_sign in enumerate((1, -1)):
-        grid_weights = np.exp(-quadratic_forms[index] / ratio[:, None]) / (
-            2 * math.pi * determinant_root * ratio[:, None]
-        )
-        information += 2 * (grid_weights @ weighted_gains[index])
-        # one row decided beyond the grid, the other one open; twice, for either row
-        probability_beyond = ndtr(
-            -(GRID_HALF_WIDTH - label_sign * MARGIN_CORRELATION * nodes)
-            / (determinant_root * np.sqrt(ratio[:, None]))
-        )
-        information += 4 * ((margin_density * probability_beyond) @ edge_weights)
-    return information
-
-
-def _information_by_hermite(ratio: Array, node_count: int) -> Array:
-    """Information times 3 V by Gauss-Hermite rules of ``node_count``, at ``ratio`` (N,) = Q / V <= ``LEAST_GRID_RATIO``."""
-    nodes, weights = half_plane_hermite(node_count)
-    has_rule_weight = weights > 1e-20
-    (even_nodes, odd_nodes), weights = (
-        nodes[:, has_rule_weight],
-        weights[has_rule_weight],
-    )
-    information = np.zeros_like(ratio)
-    for block in blocks(ratio.size, 256):
-        margin_deviation = np.sqrt(ratio[block, None])
-        for label_sign in (1, -1):
-            correlation = label_sign * MARGIN_CORRELATION
-            mean_margin = math.sqrt((1 + correlation) / 2) * even_nodes
-            half_difference = math.sqrt((1 - correlation) / 2) * odd_nodes
-            margin_1 = margin_deviation * (mean_margin + half_difference)
-            margin_2 = margin_deviation * (mean_margin - half_difference)
-            # the gain falls with Phi2, and far out is expensive to compute
-            lowest_margin = np.minimum(np.minimum(margin_1, margin_2), 0.0)
-            has_weight = weights * np.exp(-lowest_margin * lowest_margin / 2) > 1e-17
-            gains = np.zeros_like(margin_1)
-            gains[has_weight] = _information_density(
-                margin_1[has_weight], margin_2[has_weight], label_sign
-            )
-            information[block] += 2 * (gains @ weights)
-    return information
-
-
-def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
-    r"""Information ``E sum_c g_c^2``, g the score, of two tokens at overlap q and error v, and its numerical error, (N,), on the
-    host.
-
-    .. math::
-
-        \frac{1}{3V} E[3A_1^2 + 3A_2^2 + 2 s_1 s_2 A_1 A_2]
-
-    With the margins of the four answers averaged by symmetry: Gauss-Hermite where the estimate holds little,
-    otherwise Gauss-Legendre on a fixed square, plus the analytic rest where one row is certain. The error is
-    the difference to a rule with a quarter fewer nodes.
-    """
-    with np.errstate(divide="ignore", over="ignore"):
-        overlap_ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
-    information = np.full(q.shape, np.inf)
-    numerical_error = np.full(q.shape, np.inf)
-    is_large = (overlap_ratio >= LEAST_GRID_RATIO) & np.isfinite(overlap_ratio)
-    for ratio_mask, integrate_ratio, node_counts in (
-        (is_large, _information_by_grid, GRID_NODES),
-        (overlap_ratio < LEAST_GRID_RATIO, _information_by_hermite, HERMITE_NODES),
-    ):
-        if ratio_mask.any():
-            fine_value, coarse_value = (
-                integrate_ratio(overlap_ratio[ratio_mask], node_count)
-                * (1 / (3 * v[ratio_mask]))
-                for node_count in node_counts
-            )
-            information[ratio_mask], numerical_error[ratio_mask] = (
-                fine_value,
-                np.abs(fine_value - coarse_value) + 1e-13 * fine_value,
-            )
-    return information, numerical_error
+from smimbench.interfaces import Array, Host
+from smimbench.numerics import entry_sites, gauss_legendre, site_pairs, site_scales
+from smimbench_attention.channels.common import concatenate_tuples
 
 
 class Pattern(NamedTuple):
@@ -301,8 +52,9 @@ class Patterns(NamedTuple):
 
 
 def _has_cycle(y: Array) -> Array:
-    """Whether the maxima of three or more rows of a label y (n, T), which points from each row to a row, form a cycle. A row's
-    maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they would all have to be equal.
+    """Whether the maxima of three or more rows of a label y (n, T), which points from each row to a row, form a cycle: the row
+    reached after many pointers (``end_row``) is not the one two pointers later. A row's maximum is an entry of the row it points
+    at, so along the pointers the maxima cannot fall; they would all have to be equal.
     """
     xp = namespace(y)
     end_row = y
@@ -321,7 +73,9 @@ def check_labels(y: Array) -> None:
 
 
 def label_classes(tokens: int) -> tuple[Host, Host]:
-    """Possible labels (N, T) of T tokens, one of each class of those that differ by a permutation, and class sizes."""
+    """Possible labels (N, T) of T = ``tokens`` tokens, one of each class of those that differ by a permutation of the tokens, and
+    class sizes (N,). Labels are coded as ``sum_a y_a T^a``, the first of each class by ``first_codes``.
+    """
     pattern_indices, first_codes, class_sizes = np.unique(
         patterns(tokens).pattern_of_label, return_index=True, return_counts=True
     )
@@ -333,7 +87,9 @@ def label_classes(tokens: int) -> tuple[Host, Host]:
 
 @cache
 def patterns(tokens: int) -> Patterns:
-    """Distinct patterns of the labels of T = ``tokens`` tokens, and the pattern of every label up to a permutation of tokens."""
+    """Distinct patterns of the labels of T = ``tokens`` tokens, and the pattern of every label up to a permutation of tokens; a
+    label y has the code ``sum_a y_a T^a``, and ``permuted_...`` arrays have one row per permutation.
+    """
     powers_of_T = tokens ** np.arange(tokens)
     labels = np.arange(tokens**tokens)[:, None] // powers_of_T % tokens
     is_possible_label = ~_has_cycle(labels)
@@ -364,7 +120,9 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label: units of rows a that share a maximum, sites c of maxima and others, and the order of the units."""
+    """Pattern of one label, the column of each row's maximum: units of rows a that share a maximum, sites c of maxima and others,
+    and the order of the units. The unit above a unit is the one whose row also contains its maximum.
+    """
     T = len(label)
     entry_site = entry_sites(T)
     unit_of_row = [
@@ -392,7 +150,9 @@ def _pattern(label: list[int]) -> Pattern:
     }
 
     def can_be_placed(unit: int, placed_set: int) -> bool:
-        """Whether ``unit`` may follow ``placed_set``: the unit above it, whose row holds its maximum too, is itself or in it."""
+        """Whether ``unit`` may follow the units in the bit mask ``placed_set``: the unit above it, whose row also contains its
+        maximum, is itself or in the set.
+        """
         return unit_above[unit] == unit or bool(placed_set >> unit_above[unit] & 1)
 
     reachable_sets = [
@@ -430,9 +190,10 @@ def row_posterior(
     node_count: int = 28,
     window_half_width: float = 7.0,
 ) -> RowPosterior:
-    """Posterior of ``z ~ N(omega, V I)`` given labels y (n, T), the columns of the row maxima, by nested integrals over the
-    maxima, with ``node_count`` nodes in a window of ``window_half_width`` standard deviations around every row's largest entry;
-    ``omega`` (n, C) and ``V`` () are in double precision.
+    """Posterior of ``z ~ N(omega, V I)`` given labels y (n, T) of T = ``tokens`` tokens, the columns of the row maxima, by nested
+    integrals over the maxima, with ``node_count`` nodes in a window of ``window_half_width`` standard deviations around every
+    row's largest entry; ``omega`` (n, C) and ``V`` () are in double precision. Samples are taken together by the pattern of their
+    labels (``pattern_index``), in chunks.
 
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
     may miss the posterior. Doubled, ``window_half_width`` and ``node_count`` leave errors of 1e-6 in place of 2e-5 at small V.
@@ -444,20 +205,22 @@ def row_posterior(
         xp.asarray(index_table, device=array_api_compat.device(omega))
         for index_table in label_patterns[1:]
     )
-    powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
-    label_codes = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
+    powers_of_T = xp.asarray(
+        [tokens**a for a in range(tokens)], **matching(omega, xp.int64)
+    )
+    label_codes = xp.sum(xp.astype(y, xp.int64) * powers_of_T[None, :], axis=1)
     pattern_index = xp.take(patterns_of_labels, label_codes)
     scaled_omega = omega * (
         xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :]
         / xp.sqrt(V)
     )
     # On the host, the few dozen intermediate arrays stay in the cache.
-    chunk_size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
+    chunk_entries = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
     sample_indices = []
     posteriors = []
     for index, pattern in enumerate(label_patterns.distinct_patterns):
         pattern_samples = xp.nonzero(pattern_index == index)[0]
-        chunk_rows = max(1, chunk_size // (len(pattern.units) * node_count))
+        chunk_rows = max(1, chunk_entries // (len(pattern.units) * node_count))
         for start in range(0, pattern_samples.shape[0], chunk_rows):
             chunk_indices = pattern_samples[
                 start : min(start + chunk_rows, pattern_samples.shape[0])
@@ -492,7 +255,9 @@ def row_posterior(
 
 @cache
 def _rule(node_count: int) -> tuple[Host, ...]:
-    """Gauss-Legendre nodes on [0, 1], ``node_count`` of them, weights, and matrices to integrals below nodes and above nodes."""
+    """Gauss-Legendre nodes on [0, 1], ``node_count`` of them, their weights, and two matrices: values at the nodes times these
+    are the integrals from 0 to each node or from each node to 1, and last the whole integral.
+    """
     nodes, weights = gauss_legendre(node_count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     legendre = np.polynomial.legendre
@@ -515,7 +280,9 @@ def _rule(node_count: int) -> tuple[Host, ...]:
 
 
 def _maxima_panels(center: Array, width: Array) -> tuple[Array, Array]:
-    """Left ends and lengths (n, K) of quadrature panels that cover the windows ``center +- width`` without overlap."""
+    """Left ends and lengths (n, K) of quadrature panels that cover the windows ``center +- width`` of K row maxima without
+    overlap; where two windows do, the boundary divides the distance of the centers as their widths.
+    """
     xp = namespace(center)
     ascending_order = xp.argsort(center, axis=1)
     center = xp.take_along_axis(center, ascending_order, axis=1)
@@ -541,7 +308,9 @@ def _posterior_of_pattern(
     half_width: float,
 ) -> RowPosterior:
     """Posterior of n samples whose labels have the same ``pattern``, by integrals over row maxima with ``node_count`` nodes in
-    windows of ``half_width``; ``scaled_mean`` (n, C) are means of the logits h over sqrt(V), with sites named as in the pattern.
+    windows of ``half_width`` standard deviations; ``scaled_mean`` (n, C) are means of the logits h over sqrt(V), with sites named
+    as in the pattern. A unit is a set of rows with one maximum, a ``z_score`` a maximum less a logit's mean over the logit's
+    deviation; ``max_density`` are densities of a maximum at the nodes, times the probability of the label.
     """
     xp = namespace(scaled_mean)
     array_options = matching(scaled_mean)
@@ -579,7 +348,9 @@ def _posterior_of_pattern(
     }
 
     def cumulate(integrand: Array, integration_matrix: Array) -> tuple[Array, Array]:
-        """Integrals of ``integrand``, a function of a maximum, below or above every node (``integration_matrix``), and in all."""
+        """Integrals of ``integrand``, a function of a maximum given at all nodes, from -infinity to every node or from there to
+        infinity, as ``integration_matrix`` says, and over all; ``panel_offset`` is the integral over the panels on that side.
+        """
         cumulative = xp.reshape(
             xp.matmul(
                 xp.reshape(integrand, (sample_count * unit_count, node_count)),
@@ -610,7 +381,9 @@ def _posterior_of_pattern(
     }
 
     def unit_density(unit: int, placed_set: int) -> Array:
-        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it, ``placed_set``."""
+        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it, the bit mask
+        ``placed_set``.
+        """
         if (unit, placed_set) not in unit_densities:
             last_unit = placed_set.bit_length() - 1
             shared_cdfs = (
@@ -624,8 +397,9 @@ def _posterior_of_pattern(
     def nested_integrals(
         steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
     ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
-        """Nested integrals over maxima from ``start_set`` on, by set of placed units (a bit mask), and their terms, by target and
-        source set; ``steps`` are (source set, target set, unit).
+        """Nested integrals over maxima from the set of units ``start_set`` on, by set of placed units (a bit mask), and their
+        terms, by target and source set; ``steps`` are (source set, target set, unit), and ``integration_matrix`` says whether
+        integrals run above or below a node.
         """
         integral_of_set = {start_set: xp.ones_like(maxima)}
         integral_terms: dict[int, dict[int, Array]] = {}

@@ -45,6 +45,8 @@ def truncated_normal(
     low: Array, high: Array, uniform: Array
 ) -> tuple[Array, Array, Array]:
     """Draw from a standard normal on ``[low, high]`` by inversion of ``uniform`` numbers; also return its mean and second moment.
+    The interval is mirrored (``is_mirrored``) to the side below 0, ``low_end`` to ``high_end``; where it lies wholly beyond 30
+    standard deviations it ``is_far``.
 
     ``low < high``, one of which may be infinite, and ``uniform`` in (0, 1) have one shape; so have the draw, ``E[x]`` and
     ``E[x^2]``. Exact for any limits: the interval is mirrored to the side where probabilities are small, and beyond 30 standard
@@ -102,12 +104,13 @@ def _truncated_tail(
     low: Array, high: Array, uniform: Array
 ) -> tuple[Array, Array, Array]:
     """Draw from a standard normal on ``[low, high]``, where high is far below 0, by inversion of ``uniform`` numbers in (0, 1);
-    also return mean and second moment.
+    also return mean and second moment. ``density_ratio`` is the density at low over that at high; ``probability`` is that of the
+    interval over the density at high.
     """
     xp = namespace(low)
 
     def mills_ratio(t: Array) -> Array:
-        """Mills ratio ``Phi(t) / phi(t)`` of the lower tail, for negative t."""
+        """Mills ratio ``Phi(t) / phi(t)`` of the lower normal tail, for negative t."""
         return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
 
     mills_high = mills_ratio(high)
@@ -134,8 +137,8 @@ def _truncated_tail(
 
 @cache
 def _round_schedule(tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Schedule of Gibbs updates for T = ``tokens`` rows: the partner of every row in every round; the entries (row, partner) that
-    are updated in one round share no row.
+    """Schedule of Gibbs updates for T = ``tokens`` rows: the partner of every row in every round of a cycle of ``cycle_length``
+    rounds or one more; the entries (row, partner) that are updated in one round share no row.
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
@@ -167,7 +170,7 @@ def _symmetric_matrix(site_values: Array, tokens: int) -> Array:
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     """Matrix entries h (T, T, n) near ``mean`` (n, C) whose row maxima are in the columns that the label ``y`` (n, T) says, for T
-    = ``tokens``.
+    = ``tokens``: maxima are raised, other entries capped, at the least cost in units of the entries' variances.
 
     Every row on its own is projected: its maximum is raised, and the entries above it are lowered, to the
     level in between that costs least. The maximum of row a is an entry of row ``y_a`` too, hence no larger
@@ -212,7 +215,7 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
 
 class _Round(NamedTuple):
     """Matrix entries that a Gibbs sampler updates together, each given by a pair of rows (row, partner), without a common row; a
-    row on the diagonal is its own partner.
+    row on the diagonal is its own partner. ``scale`` and ``center`` are the entries' prior standard deviations and means.
     """
 
     sites: list[int]  # of the entries
@@ -227,7 +230,8 @@ class _Round(NamedTuple):
 
 def _prepare_round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
     """Prepare a round of Gibbs updates of n matrices: ``partner`` is each row's partner, so that the entries (row, partner) are
-    updated, ``labels`` (T, n) are the columns of the row maxima, and ``mean`` (n, C) the prior means of the entries.
+    updated, ``labels`` (T, n) are the columns of the row maxima, and ``mean`` (n, C) the prior means of the entries. Locals
+    ending in ``_index`` are the lists of rows, partners and pairs as arrays.
     """
     xp = namespace(mean)
     T = len(partner)
@@ -272,7 +276,8 @@ def chain_moments(
 ) -> ChainMoments:
     r"""Moments of ``z ~ N(omega, V I)`` given labels y, the columns of the row maxima, from independent Gibbs ``chains`` that
     average over so many ``sweeps`` after ``burn_in`` sweeps from the latents ``start``; h are the matrix entries, z times
-    ``h_per_z``, of T = ``tokens`` tokens.
+    ``h_per_z``, of T = ``tokens`` tokens. A sweep is a sequence of rounds, each of which draws matrix entries without a common
+    row; ``rival_maximum`` is the largest other entry of a row.
 
     Every entry is bounded by the rest of its two rows: from below by a row whose maximum it is, from above by
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of
@@ -398,8 +403,9 @@ def exact_moments(
     rng: np.random.Generator,
     second_moments: bool,
 ) -> MatrixMoments:
-    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T), by nested integrals over row maxima; by
-    Gibbs chains for the few labels that are unlikely under ``omega``.
+    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T) of T = ``tokens`` tokens, by nested
+    integrals over row maxima; by Gibbs chains for the few labels that are unlikely under ``omega``. Second moments only if
+    ``second_moments``.
     """
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
@@ -437,8 +443,9 @@ def exact_moments(
 def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
-    """Covariance of the latents z ~ N(omega, V I) between sites, over V, (n, C, C), given labels y, as the response of their
-    posterior mean to omega, ``1 + d shift / d omega``, a finite difference; ``variance`` (n, C) is its diagonal.
+    """Covariance of the latents z ~ N(omega, V I) between sites, over V, (n, C, C), given labels y of T = ``tokens`` tokens, as
+    the response of their posterior mean to omega, ``1 + d shift / d omega``, a finite difference with steps of
+    ``step_in_deviations`` prior standard deviations; ``variance`` (n, C) is its diagonal.
     """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)
@@ -477,8 +484,9 @@ def gibbs_moments(
     second_moments: bool,
     sweeps: int = SWEEPS,
 ) -> MatrixMoments:
-    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T), from two Gibbs chains of so many
-    ``sweeps``, started near ``omega``; the difference of the chains gives the error.
+    """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T) of T = ``tokens`` tokens, from two Gibbs
+    chains of so many ``sweeps``, started near ``omega``; the difference of the chains gives the error. Second moments only if
+    ``second_moments``.
     """
     xp = namespace(y, omega, V)
     batch_size = max(1, (1 << 17) // (2 * tokens**2)) * (

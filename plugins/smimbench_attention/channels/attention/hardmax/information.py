@@ -44,7 +44,7 @@ EXACT = 5
 
 def small_error_constant(tokens: int) -> float:
     r"""Limit of ``sqrt(V (Q + V)) * information`` of the hardmax channel of T = ``tokens`` tokens as V -> 0: a sum over ties of
-    two entries b, b' of a row, on the diagonal or off it.
+    two entries b, b' of a row, with the diagonal among them (``diagonal_ties``) or not, times the information of a sign.
 
     .. math::
 
@@ -82,8 +82,8 @@ def small_error_constant(tokens: int) -> float:
 def information_curve(
     tokens: int, samples: int, q: Array, v: Array
 ) -> tuple[Array, Array]:
-    """Information (N,) at overlaps q and errors v, (N,), and its standard error, from polynomials fitted to estimates at nodes,
-    each from so many ``samples``; both are infinite at v = 0.
+    """Information (N,) of hardmax attention at overlaps q and errors v, (N,), and its standard error, from polynomials in
+    ``sqrt(v / (q + v))`` fitted to estimates at nodes, each from so many ``samples``; both are infinite at v = 0.
     """
     variance = q + v
     root_error_fraction = np.sqrt(
@@ -97,8 +97,8 @@ def information_curve(
 
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
-    """Chebyshev polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information``, fitted to estimates at nodes, each from
-    so many ``samples``.
+    """Chebyshev polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information`` of T = ``tokens`` tokens, fitted to
+    estimates at nodes of s, each from so many ``samples``; at the ends values are known.
     """
     nodes = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
@@ -122,7 +122,7 @@ def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
 
 def _without_overlap(tokens: int) -> float:
     """Information of T = ``tokens`` tokens without overlap, at the prior mean omega = 0 with V = 1, where the posterior depends
-    on the label only: a sum over classes of labels.
+    on the label only: a sum over classes of labels that differ by a permutation of tokens.
     """
     labels, class_sizes = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
@@ -143,7 +143,7 @@ def _sampled_information(
 ) -> Array:
     """Estimates (SCRAMBLES,) of the information of T tokens at ``V = error_fraction``, ``Q = 1 - V``, from so many ``samples`` of
     omega and z, drawn by the stream of number ``random_stream``, with control variates for near ties: a row's two largest logits
-    by the estimate omega, and whether the true z order them likewise.
+    by the estimate omega (``largest_two``), and whether the true z order them likewise (``order_sign``).
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
@@ -244,8 +244,9 @@ def _tie_information(margin: Array) -> Array:
 
 
 def _mean_tie_information(tokens: int, V: float) -> float:
-    """Mean of ``_tie_information`` at the gap of the two largest entries of a row of omega ~ N(0, 1 - V), summed over pairs of
-    entries, whose variances are 2 on the diagonal and 1 off it; ``distances`` are gaps in standard deviations.
+    """Mean of ``_tie_information`` at the gap of the two largest entries of a row of T = ``tokens`` entries of omega ~ N(0, 1 -
+    V), summed over pairs of entries (upper, lower), whose variances are 2 on the diagonal and 1 off it; ``distances`` are gaps in
+    standard deviations, ``tail_nodes`` the lower entry's, given the gap.
     """
     from scipy.special import ndtr
 

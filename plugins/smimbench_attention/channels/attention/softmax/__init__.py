@@ -97,7 +97,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     symmetric: bool = True  # whether queries and keys are tied
 
     def __post_init__(self) -> None:
-        """Check the numbers of tokens and layers, beta, skip, and which of them go together."""
+        """Check the numbers of tokens and layers, beta (inverse temperature), skip (weight of the skip connection), and which of
+        them go together.
+        """
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1, 2)
         if self.layers == 2 and self.tokens != 2:
@@ -149,7 +151,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return log_softmax(self.beta * self._logit_matrix(z[..., 0, :]))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
+        r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to the latents z (..., n, 1, C); ``cotangent``
+        (..., n, T, T) is the derivative of a loss with respect to the probabilities.
 
         With p the probabilities, ``A_ab = beta p_ab (G_ab - sum_b' G_ab' p_ab')`` and
         ``gradient_ab = sqrt(1 + delta_ab) (A_ab + (1 - delta_ab) A_ba)``.
@@ -234,11 +237,10 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``, g the score ``(E[z | y] - omega) / V``, for every Q: labels fix
-        all directions of the latents but one.
+        """Information ``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)`` of labels of one layer, g the score ``(E[z | y] - omega) / V``,
+        for every Q: labels fix all directions of the latents but one. With two layers it is sampled, from so many ``labels``.
 
-        ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape. With two layers it is
-        sampled, from so many ``labels``.
+        ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape.
         """
         if implementation := self._implementation:
             return implementation.information(Q, V, labels=labels)
@@ -282,7 +284,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted probabilities of two tokens, summed over the four entries of the label, at overlap Q
-        and error V (..., 1, 1), by quadrature with a finer and a coarser rule.
+        and error V (..., 1, 1), by predictor (Bayes, plug-in, constant), by quadrature with a finer and a coarser number of nodes
+        per panel.
 
         With ``m ~ N(0, 3 Q)``, ``u | m ~ N(m, 3 V)`` and the logistic function s, both rows being alike,
 
@@ -334,7 +337,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     def _line_of_label(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """Direction u (C,) and a point z0 (n, C) of the line ``z0 + c u`` of latents that all have the label y (n, T, T): z0 is
-        ``(y_ab - y_aT + y_Ta) u_ab / beta``. Of ``omega`` only the kind of array matters.
+        ``(y_ab - y_aT + y_Ta) u_ab / beta``, with the label's entry of each pair and those in its last column and last row. Of
+        ``omega`` only the kind of array matters.
         """
         xp = namespace(y, omega)
         T = self.tokens
@@ -359,7 +363,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
 @dataclass(frozen=True)
 class RowSoftmax:
-    r"""Softmax over the T - 1 other tokens, ``y_ab = log softmax_b(beta h_ab)`` for ``b != a``: labels (n, T, T - 1).
+    r"""Softmax over the T - 1 other tokens, ``y_ab = log softmax_b(beta h_ab)`` for ``b != a``, with untied queries and keys:
+    labels (n, T, T - 1); ``tokens`` is T, ``beta`` the inverse temperature.
 
     A row fixes its T - 1 latents up to one common constant: the posterior is Gaussian along the T directions of these
     constants, and T (T - 2) combinations of the latents are known. Methods and arguments are those of ``AttentionSoftmax``.
@@ -418,8 +423,8 @@ class RowSoftmax:
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V I_C)`` given the label y, which latents z0 have: mean ``omega + (I - 1 1^T / (T - 1)) (z0
-        - omega)`` and covariance ``V 1 1^T / (T - 1)``, row by row.
+        """Posterior of ``z ~ N(omega, V I_C)`` given the label y (n, T, T - 1), which latents z0 have: mean ``omega + (I - 1 1^T
+        / (T - 1)) (z0 - omega)`` and covariance ``V 1 1^T / (T - 1)``, row by row.
         """
         mean = omega + self._observed_shift(y, omega)
         second_moment_of_z = None
@@ -437,7 +442,9 @@ class RowSoftmax:
         return Posterior(mean, V / (self.tokens - 1), second_moment_of_z)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-density (n,) of the label y with respect to the known combinations of latents z ~ N(omega, V)."""
+        """Log-density (n,) of the label y (n, T, T - 1) with respect to the T (T - 2) combinations of the latents z ~ N(omega, V)
+        that it fixes: each row less its mean.
+        """
         xp = namespace(y, omega, V)
         variance = V[0, 0]
         observed_shift = self._observed_shift(y, omega)
@@ -449,7 +456,9 @@ class RowSoftmax:
     def information(
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
-        """Information ``E sum_c g_c^2 = T (T - 2) / V`` of the labels about the latents, g the score, for every Q and beta."""
+        """Information ``E sum_c g_c^2 = T (T - 2) / V`` of the labels about the latents, g the score ``(E[z | y] - omega) / V``,
+        for every Q and beta; ``labels`` is not used, as nothing is sampled.
+        """
         V = namespace(Q, V).broadcast_arrays(Q, V)[1]
         return Uncertain(self.equations / V, 0.0, "closed form")
 
@@ -466,8 +475,9 @@ class MixedAttentionSoftmax(MixedChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label y, Gaussian along the direction ``A^(-1) u``
-        that it leaves free; arguments as in ``Channel.posterior``.
+        """Posterior of the whitened latents zeta ~ N(omega, V I) given the label y, Gaussian along the unit vector
+        ``free_direction``, ``A^(-1) u``, that it leaves free; ``u, z0`` are direction and point of the line of latents ``z = A
+        zeta`` with this label. Arguments are as in ``Channel.posterior``.
         """
         xp = namespace(y, omega, V)
         u, z0 = self.channel._line_of_label(y, omega)
@@ -541,7 +551,8 @@ def _logistic_errors(
     m: Host, deviation: float, beta: float, node_count: int
 ) -> tuple[Host, Host]:
     """Variance of ``s(beta u)``, and ``E (s(beta u) - s(beta m))^2``, each (k,), for the logistic function s, means m (k,) and
-    ``u ~ N(m, deviation^2)``, by ``node_count`` Gauss-Legendre nodes per panel.
+    ``u ~ N(m, deviation^2)``, by ``node_count`` Gauss-Legendre nodes per panel; ``logistic_difference`` is ``s(beta u) - s(beta
+    m)`` at the nodes.
     """
     from scipy.special import expit
 
@@ -565,7 +576,8 @@ def _graded_normal_rule(
     center: Host, deviation: float, step_widths: list[float], node_count: int
 ) -> tuple[Host, Host]:
     """Quadrature nodes x (k, N) and weights for ``N(0, 1)``, for k values of ``center``: panels of ``node_count`` nodes grow, in
-    units of each of ``step_widths``, from the point where ``center + deviation x`` is 0 and the integrand has a step.
+    units of each of ``step_widths``, from the point where ``center + deviation x`` is 0 and the integrand has a step; 8 equal
+    panels between +-``half_range`` are added.
     """
     half_range = 9.0  # leaves out 1e-19
     step_distances = np.outer(

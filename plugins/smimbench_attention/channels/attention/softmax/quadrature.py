@@ -9,70 +9,20 @@ outermost function changes.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 from numba import njit
 
-from smimbench.interfaces import Host
-from smimbench.numerics import gauss_hermite, gauss_legendre
 from smimbench_attention.channels.attention.softmax.weight import (
-    ACCURACY,
     ROOT2,
     ROOT8,
     Frame,
     Sample,
-    Sums,
-    Weight,
 )
 from smimbench_attention.channels.compiling import compiled
 
 # Guards of the arithmetic: smallest divisor, largest number whose square is finite, largest logarithm in products and quotients.
 _TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
-
-
-def integrals(
-    samples: Host,
-    weight: Weight,
-    largest_variation: float = ACCURACY.largest_variation,
-    *,
-    try_gauss_hermite: bool = True,
-) -> Sums:
-    """Posterior integrals over the first layer's indices (a_1, b_1), with the ``weight``'s parameters, for ``samples`` (n, 6),
-    the fields of ``Sample``, by cells of the plane in which the log-weight varies by at most ``largest_variation``, or by
-    Gauss-Hermite rules, if ``try_gauss_hermite``, where these agree.
-    """
-    n = len(samples)
-    sums = Sums(np.empty(n), np.empty((n, 4)), np.empty((n, 4, 4)), np.zeros(n))
-    rules = tuple(_hermite(count) for count in ACCURACY.hermite_nodes)
-    # Where the first layer is wide, the Gauss-Hermite rules, which are blind to second peaks, seldom pass.
-    try_gauss_hermite = try_gauss_hermite and weight.beta**2 * weight.variance_1 <= 0.2
-    _integrate(
-        samples,
-        weight,
-        ACCURACY,
-        float(largest_variation),
-        try_gauss_hermite,
-        gauss_legendre(ACCURACY.cell_nodes),
-        rules,
-        *sums,
-    )
-    return sums
-
-
-def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
-    """Crude posterior means (n, 4) of (a_1, b_1, a_2, b_2) of ``samples``, by Gauss-Hermite rules near the start (t, v)."""
-    means = np.empty((len(samples), 4))
-    rules = tuple(_hermite(count) for count in (1, 8, 10))
-    _write_crude_means(samples, weight, start_t, start_v, rules, means)
-    return means
-
-
-@cache
-def _hermite(count: int) -> tuple[Host, Host]:
-    """Gauss-Hermite nodes, ``count`` of them, and logarithms of their weights divided by the Gaussian."""
-    nodes, weights = gauss_hermite(count)
-    return nodes, np.log(math.sqrt(2 * math.pi) * weights) + nodes * nodes / 2
 
 
 _inlined = njit(error_model="numpy", inline="always")
@@ -99,9 +49,10 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
-    """Return the log-weight of one integration point (a_1, b_1) of the first layer's latents, and the second layer's a_2, b_2
-    that give the label there. p and r are the diagonal entries of the first layer's attention, c is the skip strength, and
-    ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 are less their prior means, in prior widths.
+    """Return the log-weight of one integration point (a_1, b_1) of the first layer's latents for one ``sample``, and the second
+    layer's a_2, b_2 that give the label there. p and r are the diagonal entries of the first layer's attention, c is the skip
+    strength, and ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 are less their prior means, in prior widths.
+    ``prior`` is a ``Weight``.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -121,14 +72,18 @@ def _log_weight(prior, sample, a, b, p, r):
 
 @_inlined
 def _write(row, values):
-    """Copy ``values`` into a row, in place: Numba compiles an error message for ``row[:] = values``, two seconds longer."""
+    """Copy ``values`` into a row of an array, entry by entry: Numba compiles an error message for ``row[:] = values``, two
+    seconds longer.
+    """
     for index in range(len(row)):
         row[index] = values[index]
 
 
 @_inlined
 def _add_point(sums, weight, values):
-    """Add one point to 15 ``sums``: of ``weight``, of it times each of four variables ``values``, and times each pair of them."""
+    """Add one integration point to 15 ``sums``: of its ``weight``, of it times each of four variables ``values`` (a_1, b_1, a_2,
+    b_2), and times each pair of them.
+    """
     sums[0] += weight
     moment_index = 5
     for i in range(4):
@@ -142,7 +97,8 @@ def _add_point(sums, weight, values):
 @_compiled_function
 def _curve_t(log_odds, v):
     """Mean logit t where attention p, r has ``log((p + r) / (2 - p - r)) = log_odds`` and logits that differ by v: with x = e^t
-    the root of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t.
+    the positive root of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t. ``odds`` is
+    exp(-|log_odds|).
     """
     exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
     odds = math.exp(-abs(log_odds))
@@ -164,7 +120,8 @@ def _curve_log_odds(t, v):
 @_compiled_function
 def _prior_mean_point(prior, sample):
     """Mean t and difference v of the logits of p and r, the diagonal entries of the first layer's attention, where the label of
-    ``sample`` puts a_2, b_2 nearest to their prior means; ``s = p + r + c - 1`` with the skip strength c.
+    ``sample`` puts a_2, b_2 nearest to their prior means; ``s = p + r + c - 1`` with the skip strength c, and ``prior`` is a
+    ``Weight``.
     """
     c = prior.skip
     a2 = 1e-30 if abs(sample.a2) < 1e-30 else sample.a2
@@ -188,7 +145,8 @@ def _prior_mean_point(prior, sample):
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
-    attention p, r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives.
+    attention p, r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives;
+    ``f_a_by_t`` is d f_a / d t. ``prior`` is a ``Weight``, s = p + r + c - 1 with the skip strength c.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -249,7 +207,9 @@ def _minimize_cost(prior, sample, t, v):
 
 @_compiled_function
 def _gaussian_frame(t, v, tt, tv, vv):
-    """Gaussian ``Frame`` with mean (t, v) and covariance (tt, tv, vv)."""
+    """Gaussian ``Frame`` with mean (t, v) and covariance (tt, tv, vv): its fields are the mean and the lower-triangular root of
+    the covariance.
+    """
     deviation_t = math.sqrt(max(tt, _TINY))
     root_vt = tv / deviation_t
     root_vv = math.sqrt(max(vv - root_vt * root_vt, 1e-12 * vv + _TINY))
@@ -303,9 +263,9 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 @_compiled_function
 def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    """Whether the weight is nearly Gaussian around the frame ``peak``, and the log-unit of ``fine_sums``, its integrals by the
-    last of three Gauss-Hermite ``rules``. It is if two searches for the likeliest point agree, two orders of the rule do, and the
-    prior allows the label.
+    """Whether the weight of ``sample`` is nearly Gaussian around the frame ``peak``, and the log-unit of ``fine_sums``, its
+    integrals by the last of three Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if two searches for the
+    likeliest point agree, two orders of the rule do, and the prior allows the label.
     """
     least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
@@ -331,8 +291,11 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
 
 
 @compiled
-def _write_crude_means(samples, prior, start_t, start_v, rules, means):
-    """Write to ``means`` (n, 4) posterior means of ``samples`` by Gauss-Hermite ``rules`` near (start_t, start_v), (n,)."""
+def write_crude_means(samples, prior, start_t, start_v, rules, means):
+    """Write to ``means`` (n, 4) posterior means of ``samples`` by Gauss-Hermite ``rules`` near (start_t, start_v), (n,), mean and
+    difference of the logits of attention p, r; ``prior`` is a ``Weight``, and the six numbers of a sample are the fields of
+    ``Sample``.
+    """
     sums = np.empty(15)
     for index in range(len(samples)):
         prior_t, prior_v, a2, b2, slope, margin = samples[index]
@@ -350,7 +313,7 @@ def _write_crude_means(samples, prior, start_t, start_v, rules, means):
 @_compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, prior):
     """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, s = p + r + c - 1 with attention p and r, when
-    a_2 = slope_size q need only come within ``slack`` of its mean ``target_a2``.
+    a_2 = slope_size q need only come within ``slack`` of its mean ``target_a2``; ``prior`` has its variance.
     """
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
     return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
@@ -358,9 +321,9 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation above ``threshold`` of ``_q_log_weight`` over s = p + r + c - 1 from s_low to s_high; its one maximum is at 1 /
-    s^2 = ``best_q``. It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two
-    maxima.
+    """Variation above ``threshold`` of ``_q_log_weight`` (whose arguments are the last four) over s = p + r + c - 1 from s_low to
+    s_high; its one maximum is at q = 1 / s^2 = ``best_q``. It is computed and not probed, because where s changes its sign the
+    weight vanishes on a curve between two maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
@@ -388,11 +351,11 @@ def _product_range(low, high, factor_low, factor_high):
 
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
-    """Upper bound of the log-weight in a ``cell`` (y, b), y = t off the ridge, where it exceeds ``threshold``; and by how much it
-    varies with a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: attention p and r is monotone in
-    both coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is nearest to 0. The
-    label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with that of p,
-    bounds b_2.
+    """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y = t off the ridge, where it exceeds ``threshold``; and
+    by how much it varies with a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: attention p and r
+    is monotone in both coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is
+    nearest to 0. The label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left,
+    with that of p, bounds b_2.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -489,7 +452,7 @@ def _upper_bound(prior, sample, cell, threshold):
 def _evaluate_cell(prior, sample, cell, nodes, values):
     """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
     half-widths), y being the distance of t, the mean logit of p and r, from the ridge; ``nodes`` are the k points in [-1, 1]
-    along either axis.
+    along either axis, i and j their indices.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -510,8 +473,8 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
-    """Write to ``cells`` equal cells (center y, b; half-widths) that cover the prior, y = t off the ridge;
-    return their number.
+    """Write to ``cells`` equal cells (center y, b; half-widths) that cover the prior of ``sample``, y = t off the ridge, the mean
+    logit less that of the curve at the same v; return their number.
     """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
@@ -539,7 +502,8 @@ def _root_cells(prior, sample, accuracy, cells):
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
     """Integrate into ``sums`` over cells of (y, b), y = t off the ridge, t the mean logit, halved until the log-weight varies by
     at most ``largest_variation`` along either axis; return the logarithm of the unit of ``sums``, and whether it was given up.
-    ``rule`` has the nodes of a cell, ``buffers`` are work arrays. All cells of one depth are looked at before any is halved.
+    ``rule`` has the nodes of a cell, ``buffers`` are work arrays: cells, the halves of those to be halved, and per cell the upper
+    bound, variations, log-area and highest probe. All cells of one depth are looked at before any is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
@@ -648,12 +612,13 @@ def _raise_unit(log_unit, peak, sums):
 
 
 @compiled
-def _integrate(
+def integrate_samples(
     samples, prior, accuracy, largest_variation, try_gauss_hermite, cell_rule, rules,
     log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
-    """Integrate all ``samples`` (n, 6) one by one with the weight of parameters ``prior``, by Gauss-Hermite ``rules`` or by cells
-    with the Gauss-Legendre ``cell_rule``; write the fields of ``Sums``, which are the last four arguments.
+    """Integrate all ``samples`` (n, 6) one by one with the weight of parameters ``prior``, by Gauss-Hermite ``rules`` (if
+    ``try_gauss_hermite``) or by cells with the Gauss-Legendre ``cell_rule`` and the settings ``accuracy``; write the fields of
+    ``Sums``, which are the last four arguments.
     """
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes

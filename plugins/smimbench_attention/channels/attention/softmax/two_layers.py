@@ -36,7 +36,8 @@ LARGEST_BETA = 8.0
 
 @dataclass(frozen=True)
 class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
-    r"""Two-layer attention between two tokens: the first layer mixes the tokens, and the second layer's softmax is observed.
+    r"""Two-layer attention between two tokens: the first layer mixes the tokens, and the second layer's softmax is observed;
+    ``beta`` is the inverse temperature, ``skip`` the weight c of the skip connection.
 
     .. math::
 
@@ -57,7 +58,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     -----
     Parameters are checked by ``AttentionSoftmax``.
 
-    Posteriors are integrals over the first layer, computed on the host (``quadrature``). Derived, checked by
+    Posteriors are integrals over the first layer, computed on the host (``integrals``). Derived, checked by
     tests/channels/attention/test_attention_two_layers.py.
 
     References
@@ -75,8 +76,9 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         return log_softmax(self.beta * self._layers(z)[-1])
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * exp(forward(z)))`` with respect to z (..., n, 2, 3), by reverse mode; ``gradient_first``
-        and ``gradient_second`` are those with respect to h_1 and h_2, ``mixing`` is B.
+        """Gradient of ``sum(cotangent * exp(forward(z)))`` with respect to z (..., n, 2, 3), by reverse mode: ``cotangent`` is
+        the derivative of a loss with respect to the probabilities; ``gradient_first`` and ``gradient_second`` are those with
+        respect to h_1 and h_2, ``mixing`` is B, ``second_fields`` h_2, and ``M = B h_2 B^T``.
         """
         xp = namespace(z, cotangent)
         attention, mixing, second_fields, M = self._layers(z)
@@ -124,13 +126,15 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label, integrated over two directions (a, b) of the first layer.
+        """Posterior of ``z ~ N(omega, V (x) I_3)`` of two layers given the label y, integrated over the first layer's latents
+        along the two directions (a, b) that labels depend on; the first samples are integrated again on finer cells
+        (``refined_sums``) for the numerical error.
 
         ``y`` (n, 2, 2), ``omega`` (n, 2, 3), ``V`` (2, 2), ``second_moment`` (n, 2, 3, 2, 3). ``rng`` is not used: the
         integrals are deterministic, and ``numerical_error`` comes from integrating some of the samples again on finer squares.
         ValueError if V is not positive definite; correlated layers are allowed.
         """
-        from smimbench_attention.channels.attention.softmax.quadrature import integrals
+        from smimbench_attention.channels.attention.softmax.integrals import integrals
 
         check_latents(omega, 2, 3)
         n = omega.shape[0]
@@ -199,7 +203,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         """Logarithm (n,) of the density of the label y (n, 2, 2) for latents ``z ~ N(omega, V (x) I_3)``, as that of the margins
         ``(M_11 - M_12, M_22 - M_12)`` of the second layer's logits M, which y fixes.
         """
-        from smimbench_attention.channels.attention.softmax.quadrature import integrals
+        from smimbench_attention.channels.attention.softmax.integrals import integrals
 
         check_latents(omega, 2, 3)
         return array_like(
@@ -211,35 +215,38 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         self, Q: Array, V: Array, *, labels: int | None = None
     ) -> Uncertain:
         """Information ``E sum_c g_c g_c^T`` (..., 2, 2) of the labels, g the score ``V^{-1} (E[z | y] - omega)``, with ``omega ~
-        N(0, Q (x) I_3)`` and errors V; leading axes are a batch.
+        N(0, Q (x) I_3)`` and errors V, from so many random ``labels``; leading axes are a batch.
 
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
         the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
-        ``labels`` are drawn, 32768 by default; rounded to a power of 2.
+        By default 32768 labels are drawn; the number is rounded to a power of 2.
         """
         q, v = on_host(Q, V)
-        sample_count = 1 << 15 if labels is None else labels
+        label_count = 1 << 15 if labels is None else labels
         overlap_pairs = zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))
         estimates_with_errors = [
-            self._sampled_information(sample_count, *overlap_pair)
+            self._sampled_information(label_count, *overlap_pair)
             for overlap_pair in overlap_pairs
         ]
         value, error = (
             np.array(
-                [pair_of_estimate[index] for pair_of_estimate in estimates_with_errors]
+                [
+                    estimate_and_error[index]
+                    for estimate_and_error in estimates_with_errors
+                ]
             ).reshape(q.shape)
             for index in (0, 1)
         )
-        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {sample_count // ACCURACY.scrambles} Sobol points)"
+        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {label_count // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
 
     def _sampled_information(
         self, samples: int, Q: Array, V: Array
     ) -> tuple[Array, Array]:
         r"""Sampled information ``E sum_c g_c g_c^T`` of labels and its standard error (2, 2) at one overlap Q and error V, from
-        so many ``samples`` with crude posterior means, corrected by the mean difference to exact ones over few. Products are of
-        scores g, entries 11, 22, 12.
+        so many ``samples`` with crude posterior means, corrected by the mean difference to exact ones over few (``exact_count``).
+        Products are of scores g, entries 11, 22, 12; the crude ones are control variates for the exact ones.
 
         A crude posterior mean, by Gauss-Hermite around the likeliest point near the truth, is almost
         perfectly correlated with the exact one and a hundred times cheaper: its mean over many samples is
@@ -280,9 +287,10 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
     ) -> tuple[Array, Array]:
         """Products ``sum_c g_c g_c^T``, entries 11, 22 and 12, (3, N), of scores ``g = V^{-1} (E[z | y] - omega)`` of N labels
         drawn from ``normal_numbers``, at one overlap Q and error V: with exact posterior means, if ``exact``, and with crude
-        ones.
+        ones. Coordinates are those along the two ``directions`` of a layer's latents on which labels depend; ``samples`` and
+        ``weight`` are the arguments of ``integrals.integrals``.
         """
-        from smimbench_attention.channels.attention.softmax.quadrature import (
+        from smimbench_attention.channels.attention.softmax.integrals import (
             crude_means,
             integrals,
         )

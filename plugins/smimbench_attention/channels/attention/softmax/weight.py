@@ -40,7 +40,8 @@ DIRECTIONS = (
 
 
 class QuadratureAccuracy(NamedTuple):
-    """Tuning numbers of the integrals over ``(a_1, b_1)``; each comment says what doubling the number changes.
+    """Settings of the integrals over ``(a_1, b_1)``, the first layer's two latents on which labels depend; each comment says what
+    the number does and what doubling it changes.
 
     Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
     square over samples at beta = 1, c = 1, where all of this was measured).
@@ -125,7 +126,9 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Integrals over the first layer's indices (a_1, b_1), with the moments of every sample."""
+    """Integrals over the first layer's indices (a_1, b_1) for n samples: log-density of the label, mean (n, 4) and second moments
+    (``square``) of (a_1, b_1, a_2, b_2), and whether they are unreliable.
+    """
 
     log_weight: Host  # (n,) logarithm of the density of the margins
     mean: Host  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
@@ -138,7 +141,7 @@ def sample_parameters(
 ) -> tuple[Host, Weight]:
     """Data ``samples`` (n, 6), the fields of ``Sample`` except the ridge, and the ``Weight`` of labels y (n, 2, 2) whose latents
     have means omega (n, 2, 3) and covariance V (2, 2) of the layers; ``beta`` is the inverse temperature, ``skip`` the weight c
-    of the skip connection.
+    of the skip connection. ``lift`` is the shift of the second layer's mean per standard deviation of the first.
 
     Raises
     ------
