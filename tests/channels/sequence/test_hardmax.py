@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.special import ndtr
 from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
-from smimbench_attention.channels.sequence.hardmax.posterior import (
+from smimbench_attention.channels.sequence.hardmax.information import (
     sampled_scaled_information,
     scaled_information,
     small_error_limit,

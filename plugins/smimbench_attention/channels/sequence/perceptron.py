@@ -31,7 +31,9 @@ from smimbench_attention.channels.common import (
 
 
 class _SignChannel(Channel):
-    """Base class of the sign channels ``Sign`` and ``Probit``; ``noise`` is the variance Delta of the noise."""
+    """Base class of the sign channels ``Sign`` and ``Probit``, whose labels are the signs of the latents of ``tokens`` tokens
+    plus noise; ``noise`` is the variance Delta of the noise.
+    """
 
     tokens: int
     noise: float
@@ -78,8 +80,9 @@ class _SignChannel(Channel):
         second_moment: bool = False,
         rng: Generator | None = None,
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V)`` given the labels y, +1 and -1; y and omega are (n, 1, M), V (1, 1). ``rng`` is not
-        needed.
+        """Posterior of ``z ~ N(omega, V)`` given the labels y, +1 and -1; y and omega are (n, 1, M), V (1, 1). The margin is ``y
+        omega`` over the deviation ``sqrt(V + Delta)``, Delta the noise; ``margin_hazard`` is density over distribution function
+        there. ``rng`` is not needed.
         """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
@@ -137,7 +140,8 @@ class _SignChannel(Channel):
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted mean labels, summed over tokens, at overlap Q and error V, (..., 1, 1), by predictor,
-        as differences of angles; a share is a part of the variance of the latent with noise, of the estimate or of the truth.
+        as differences of angles; a share is a part of the variance of the latent with noise, of the estimate or of the truth, and
+        an angle is given by the squares of its sine and cosine.
 
         Mean labels f of latents of variances s, t and covariance c have
         ``E[f f'] = (2 / pi) arcsin(c / sqrt((s + Delta) (t + Delta)))``. The errors are differences of such angles, none of
@@ -261,7 +265,9 @@ class Probit(_SignChannel):
         return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predict(z))`` with respect to the latents z."""
+        """Gradient of ``sum(cotangent * predict(z))`` with respect to the latents z (..., n, 1, M); ``cotangent`` is the
+        derivative of a loss with respect to the mean label.
+        """
         density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(
             2 * math.pi * self.noise
         )

@@ -20,17 +20,20 @@ from smimbench_attention.channels.common import (
     shifted_second_moment,
     uncertain_like,
 )
+from smimbench_attention.channels.sequence.hardmax.information import (
+    scaled_information,
+    susceptibility_without_overlap,
+)
 from smimbench_attention.channels.sequence.hardmax.posterior import (
     TokenMoments,
     posterior_moments,
-    scaled_information,
-    susceptibility_without_overlap,
 )
 
 
 @dataclass(frozen=True)
 class SequenceHardmax(HardmaxChannel, SequenceChannel):
-    r"""Hardmax channel: row-wise argmax of the scores of one attention layer with tied weights.
+    r"""Hardmax channel: row-wise argmax of the scores ``z z^T`` of one attention layer with tied weights, for M = ``tokens``
+    tokens, at most ``_maximum_tokens``.
 
     .. math:: y_m = \arg\max_k z_m z_k
 
@@ -61,7 +64,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     _maximum_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Column of the largest entry of every row, integers (..., n, M), of latents ``z`` (..., n, 1, M).
+        """Column of the largest entry of every row of ``z z^T``, integers (..., n, M), of latents ``z`` (..., n, 1, M): the token
+        of the largest latent for tokens of positive z, of the smallest for others.
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
@@ -104,14 +108,19 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         )
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """Log-probability ``log P(y | omega, V)`` (n,), with arguments as in ``posterior``."""
+        """Log-probability ``log P(y | omega, V)`` (n,) of the labels y, for latents ``z ~ N(omega, V)``; arguments are as in
+        ``posterior``.
+        """
         moments = self._moments(y, omega, V, False)[1]
         return namespace(omega).astype(moments.log_partition, omega.dtype)
 
     def _moments(
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> tuple[Array, TokenMoments]:
-        """Prior deviation ``sqrt(V)``, and the posterior moments of ``z ~ N(omega, V)`` given labels y, in units of it."""
+        """Prior deviation ``sqrt(V)``, and the posterior moments of ``z ~ N(omega, V)`` given labels y, in units of it, with
+        products of two latents if ``second_moments``. Rows of a possible label point at no more than two tokens, the leaders of
+        the groups.
+        """
         xp = namespace(omega)
         check_latents(omega, 1, self.tokens)
         leader_of_second_group = xp.max(

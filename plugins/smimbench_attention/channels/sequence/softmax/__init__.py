@@ -54,7 +54,9 @@ MOST_LAYERS = {2: 4, 3: 2}
 
 @dataclass(frozen=True)
 class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
-    """Noiseless deep attention, one direction per layer, observed through its last attention matrix.
+    """Noiseless deep attention, one direction per layer, observed through its last attention matrix; ``skip`` is the weight c of
+    the skip connections, ``accuracy`` the target error of a posterior mean, ``points`` the largest number of random points of a
+    sampled posterior.
 
     Latents ``z`` (n, L, M) hold one row per layer. With ``S(v) = softmax_rows(v v^T)``::
 
@@ -128,7 +130,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def equations(self) -> float:
-        """Number of independent equations in a noiseless label: M, which fix ``u`` up to a sign."""
+        """Number of independent equations in a noiseless label: the number M of tokens, as a label fixes the network's output
+        ``u`` up to a sign.
+        """
         return float(self.tokens)
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
@@ -138,7 +142,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         return network.log_attention(network.output(z, self.skip))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``, by reverse mode.
+        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to the latents ``z`` (n, L, M), by reverse mode;
+        ``cotangent`` (n, M, M) is the derivative of a loss with respect to the attention matrix, u the network's output.
 
         ``z`` (n, L, M), ``cotangent`` (n, M, M), the derivative of a loss with respect to the probabilities.
         """
@@ -190,7 +195,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         )
 
     def _resampled(self, index: int) -> SequenceSoftmax:
-        """Copy of the channel that samples posteriors with the points of another ``index``; itself if nothing is sampled.
+        """Copy of the channel that samples posteriors with another set of random points, of number ``index``; the channel itself
+        if its posterior is not sampled.
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
         """
@@ -219,7 +225,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         self, y: Array, omega: Array, V: Array, second_moments: bool
     ) -> LayerMoments:
         """Posterior moments of ``z ~ N(omega, V (x) I_M)`` given labels y, for two layers or more, in float64, whole second
-        moments if ``second_moments``; NaN where omega or V are not finite, as in a diverged run.
+        moments if ``second_moments``, else traces over tokens; NaN where omega or V are not finite, as in a diverged run. ``u``
+        is the network's output for a label, up to sign.
         """
         xp = namespace(omega)
         y = xp.astype(y, xp.float64)
@@ -316,5 +323,5 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def _network(self) -> Network:
-        """Numbers of layers and tokens and the skip strength, as the functions of this folder take them."""
+        """Numbers of layers and tokens and the weight of the skip connections, as the functions of this folder take them."""
         return Network(self.layers, self.tokens, self.skip)

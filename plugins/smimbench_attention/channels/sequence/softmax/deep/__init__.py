@@ -43,8 +43,9 @@ class LayerMoments(NamedTuple):
     error: Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
 
     def posterior(self, omega: Array, full_second: bool) -> Posterior:
-        """Convert to the ``Posterior`` of the channel contract, for prior means ``omega``; ``full_second`` says whether
-        ``second`` is the whole matrix.
+        """Convert these moments of ``z - omega`` to the ``Posterior`` of the channel contract, for prior means ``omega`` (n, L,
+        M); ``full_second`` says whether ``second`` is the whole matrix by layer and token, or summed over tokens
+        (``token_traces``).
         """
         xp = namespace(omega)
         n, layers, tokens = omega.shape
@@ -144,8 +145,9 @@ def integrate(
 ) -> list[LayerMoments]:
     """Posterior moments and log-partition of the latents ``z ~ N(omega, V (x) I)`` of L layers of two or three tokens, given the
     outputs ``u`` (n, M) up to sign and their difference ``u_gap``, by importance sampling: one result for each of ``runs``
-    independent sets of points. ``skip`` is the weight c of the skip connection, ``accuracy`` the error at which fewer than
-    ``points`` points are enough; whole second moments if ``full_second_moment``, else their traces.
+    independent sets of points, which ``seed`` numbers. ``skip`` is the weight c of the skip connection, ``accuracy`` the error at
+    which fewer than ``points`` points are enough; whole second moments if ``full_second_moment``, else their traces, none if it
+    is None.
 
     ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means, both in float64; ``V`` (L, L), L >= 2, is positive definite,
     on the host. Samples whose error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted
@@ -242,8 +244,8 @@ def _integration_points(
         copies: int,
         runs: int,
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
-        """Random points of one ``stage`` for each component of the mixture, in ``runs`` times ``copies`` scrambles, and the
-        components' numbers of points: ``mixture_shares`` eighths of ``count``.
+        """Random points of one ``stage`` (its number) for each component of the mixture, in ``runs`` times ``copies`` scrambles
+        of ``count`` points, and the components' numbers of points: ``mixture_shares`` eighths of ``count``.
         """
         from scipy.special import ndtr
 

@@ -51,10 +51,10 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 @jit
 def _choose_centers(table, sample, prior, gaussians, points, component_sizes, seeds):
-    """Choose the centers of ``gaussians`` (8, 8, 9) for one ``sample`` among random points of large weight, then fit the
-    Gaussians. Rows of ``seeds`` get a center's score, the sign of the outputs u there, and its whitened latents. ``points`` are
-    random numbers for each of the three components of the mixture, ``component_sizes`` their counts; ``prior`` is a
-    ``LatentLaw``, ``table`` work space.
+    """Choose the centers of ``gaussians`` (8, 8, 9) for one ``sample`` among random points of large weight, batches of n points
+    from ``first_point`` on, then fit the Gaussians. Rows of ``seeds`` get a center's score (log-weight / 2 plus Gumbel noise),
+    the sign of the outputs u there, and its whitened latents. ``points`` are random numbers for each of the three components of
+    the mixture, ``component_sizes`` their counts; ``prior`` is a ``LatentLaw``, ``table`` work space.
 
     Without replacement. The square roots of the weights are the odds: bold, but not blind to small modes.
     """
@@ -106,7 +106,7 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
     """Move the centers in ``seeds`` (score, sign of u, whitened latents x) to maxima of the posterior of one ``sample`` by damped
     Gauss-Newton steps, and describe the Gaussian around each in ``gaussians``. ``cost`` is (|x|^2 + |r|^2) / 2, where the
     residual r is the distance of the last layer's latents z_L that the outputs u fix from their conditional mean; r's derivatives
-    are differences over ``table``'s columns.
+    are differences over ``table``'s columns, center and shifted ``probe_point``s; ``prior`` is a ``LatentLaw``.
 
     With the residual r of z_L and its derivative J the posterior is nearly exp(-|x|^2 / 2 - |r + J (x - center)|^2 / 2), that of
     a normal vector of which M combinations are known: the rows of (J, I).
@@ -209,7 +209,7 @@ def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
 def _sum_out_signs(table, n, omega, prior):
     """Compute, at n points, the posterior probability FLIPPED that the latents z of a layer have the other sign, and the
     covariances PAIRS of the flips of two layers. Capitals are rows of ``table``; ``flips`` is a bit mask of layers, ``log_gain``
-    what flipping them adds to the log-prior ``N(omega, V)``, ``prior.precision`` is V^{-1}.
+    what flipping them adds to the log-prior ``N(omega, V)``, ``prior.precision`` is V^{-1}; j counts points, m tokens.
 
     A label does not change with these signs, so only the Gaussian prior tells them apart, and they are summed out exactly.
     """
@@ -280,8 +280,8 @@ def _sum_out_signs(table, n, omega, prior):
 
 @njit(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
-    """Add sums over n points of the products of ``row`` and ``factor_row`` to ``sums`` (scrambles,): each point to its scramble,
-    that is, its independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
+    """Add sums over n points of the products of ``row`` and ``factor_row`` to ``sums`` (scrambles,): each point j to its
+    scramble, that is, its independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
     """
     for scramble in range(
         first_point // scramble_points, (first_point + n - 1) // scramble_points + 1
@@ -301,7 +301,8 @@ def _accumulate(
 ):
     """Add n points of ``table``, from index ``first_point`` on, to ``sums`` (K, scrambles): of the weight, its square, the
     weighted shift ``z - omega`` of the latents, and its weighted second moments, all products if ``second_moments``, else traces
-    over tokens. ``scramble_points`` is the number of points in a scramble, ``prior`` a ``LatentLaw``.
+    over tokens. A scramble is an independent set of ``scramble_points`` points, ``prior`` a ``LatentLaw``; k and i are indices of
+    latents by layer and token, j of points.
     """
     layers, tokens = omega.shape
     dimension, weight, flip_products, unit_weights = (
@@ -380,11 +381,10 @@ def _estimate(
     estimates,
 ):
     """Estimate the posterior moments of one ``sample`` (outputs u, means omega) by importance sampling, as ratios of ``sums``
-    over points; return the effective number of points. ``estimates`` gets the logarithm of the unit of weights, the partition
-    function in that unit (mass), the error, and means. ``points`` are random numbers for each of the three components of the
-    mixture, ``component_sizes`` the number of points of each in a scramble.
-
-    Returns the effective number of points.
+    over points, taken n at a time from ``first_point`` on; return the effective number of points. ``estimates`` gets the
+    logarithm of the unit of weights, the partition function in that unit (mass), the error, and means. ``points`` are random
+    numbers for each of the three components of the mixture of Gaussians, ``component_sizes`` the number of points of each in a
+    scramble (independent set of points).
     """
     omega, log_unit, weight = sample[1], -1e300, table[WEIGHT]
     layers, tokens = omega.shape
@@ -477,7 +477,7 @@ def _estimate_runs(
 ):
     """Estimate the posterior moments of one ``sample`` in independent runs, into the rows of ``estimates``; return the least
     effective number of points. ``points`` is a pair: the random numbers by component and run, and the number of points by
-    component in a scramble.
+    component in a scramble; the other arguments are those of ``_estimate``.
     """
     fewest_points = math.inf
     for run in range(len(estimates)):
@@ -502,8 +502,8 @@ def _estimate_runs(
 @compiled
 def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, estimates):
     """Compute into ``estimates`` the posterior moments of latents ``z ~ N(omega, V)``, ``prior``, given outputs ``u``, sample by
-    sample, by importance sampling with the points of ``point_sets``. Where the error is above ``accuracy``, or few points count,
-    estimates are made again with more points.
+    sample, by importance sampling with the points of ``point_sets`` (for pilot, improvement, first and last estimate). Where the
+    error is above ``accuracy``, or few points count, estimates are made again with more points.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
     pairs, of points for each component and their number in a scramble: pilot, improvement, first and last estimate;
@@ -572,7 +572,8 @@ def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, est
 @compiled
 def mixing_of_samples(z, skip, matrix_entries):
     """Compute ``matrix_entries`` (3, n), the off-diagonal entries and the determinant of ``B / (1 + c)^K``: B is the product of
-    the attention matrices of K layers with latents ``z`` (n, K, 2), c = ``skip`` the weight of the skip connection.
+    the attention matrices of K layers with latents ``z`` (n, K, 2), c = ``skip`` the weight of the skip connection. ``table`` is
+    work space for batches of n samples.
     """
     table = np.zeros((ROWS, STRIDE))
     for first_point in range(0, len(z), BATCH_POINTS):

@@ -66,8 +66,9 @@ GAUSSIAN_WIDTH = 1.3
 
 class LatentLaw(NamedTuple):
     """Network, and constants of the prior ``N(omega, V (x) I)`` of its latents z: number of tokens M, weight ``skip`` = c of the
-    skip connection; ``root root^T`` is V of the L - 1 layers before the last, ``slopes`` and ``noise`` are the coefficients and
-    the variance of the last layer given those, ``precision`` is V^{-1}, ``diagonal`` says whether V is, ``variances`` are diag V.
+    skip connection; ``root root^T`` is V of the L - 1 layers before the last, ``slopes`` and ``noise`` are the regression
+    coefficients and the variance of the last layer given those, ``precision`` is V^{-1}, ``diagonal`` says whether V is,
+    ``variances`` are diag V.
     """
 
     tokens: int
@@ -91,7 +92,7 @@ def bounded_exp(x):
 
 @jit
 def fill_row(row, n, value):
-    """Set the first n entries of a row to the constant ``value``."""
+    """Set the first n entries j of a row to the constant ``value``."""
     for j in range(n):
         row[j] = value
 
@@ -114,8 +115,9 @@ def add_product(row, row_1, row_2, n, factor):
 def multiply_attention(table, n, layers, first_layer, skip):
     """Multiply, at n points, the 2 x 2 attention matrices of the layers ``first_layer`` to ``layers``, with latents in the rows Z
     of ``table`` and skip connections of weight ``skip`` = c; write the product's off-diagonal entries OFF_1, OFF_2 and
-    determinant DET. Locals belong to one layer: tokens' values h_1 and their ``difference`` after the layers below,
-    ``attention_1`` of each token to itself.
+    determinant DET (INNER: without the last layer). Locals belong to one layer: tokens' values h_1, h_2 and their ``difference``
+    after the layers below, ``attention_1`` and ``attention_2`` of each token to itself, whose odds against are ``odds_1``,
+    ``odds_2``.
 
     Latents stand in the rows Z, and the product is ``B / (1 + c)^K``, whose rows sum to 1. INNER is the determinant without
     the last layer, SIDE is ``h_1 - h_2`` of the last layer.
@@ -168,7 +170,7 @@ def multiply_attention(table, n, layers, first_layer, skip):
 def _solve_two(table, n, u, prior):
     """Solve ``u = B z_L`` for the last layer's latents z_L (rows SOLVED) of two tokens at n points, B the product of the
     attention matrices of the layers below, and write its determinant to the row DET. ``u`` holds the outputs, taken with sign +,
-    and u_1 - u_2.
+    and u_1 - u_2; ``prior`` is a ``LatentLaw``.
     """
     hidden_layers = prior.root.shape[0]
     multiply_attention(table, n, hidden_layers, 0, prior.skip)
@@ -195,18 +197,19 @@ def _solve_two(table, n, u, prior):
 @inline
 def _attention_of_three(query, key_1, key_2, skip):
     """Row of the attention matrix ``A(v) = c I + softmax(v v^T)`` of the token with value ``query``, c = ``skip``: its entry for
-    itself, and those for the two other tokens, with values ``key_1`` and ``key_2``.
+    itself (``self_attention`` plus c), and those for the two other tokens, with values ``key_1`` and ``key_2``.
     """
     odds_1 = bounded_exp(query * (key_1 - query))
     odds_2 = bounded_exp(query * (key_2 - query))
-    own_weight = 1.0 / (1.0 + odds_1 + odds_2)
-    return skip + own_weight, odds_1 * own_weight, odds_2 * own_weight
+    self_attention = 1.0 / (1.0 + odds_1 + odds_2)
+    return skip + self_attention, odds_1 * self_attention, odds_2 * self_attention
 
 
 @jit
 def _solve_three(table, n, u, prior):
     """Solve ``u = A z_L`` for the last layer's latents (rows SOLVED) of three tokens at n points: A is the attention matrix (a,
-    b, c; d, e, f; g, h, i) of the one layer below, whose latents are (x, y, z); (p, q, r) are cofactors of its first row.
+    b, c; d, e, f; g, h, i) of the one layer below, whose latents are (x, y, z); (p, q, r) are cofactors of its first row, j is
+    the point, ``prior`` a ``LatentLaw``.
     """
     u_1, u_2, u_3 = u[0], u[1], u[2]
     for j in range(n):
@@ -235,7 +238,8 @@ def _solve_three(table, n, u, prior):
 def integrand(table, n, sample, prior):
     """Compute, at the n whitened latents in rows XI of ``table``, the logarithm of the posterior density of one ``sample``
     (outputs u, means omega) up to the determinant of B, for the sign + of u (row PLUS) and the sign - (row MINUS). Latents are z
-    = omega + dz, and the last layer's are solved for.
+    = omega + dz, and the last layer's are solved for; their residual is the distance from their conditional mean. ``prior`` is a
+    ``LatentLaw``.
     """
     u, omega = sample
     tokens, hidden_layers = prior.tokens, prior.root.shape[0]
@@ -290,7 +294,7 @@ def _draw_gaussians(
 ):
     """Draw n whitened latents (rows XI of ``table``) from ``gaussians``, ``points_per_center`` from each in turn; ``points`` are
     standard normal numbers, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on. The Gaussians are
-    narrow along the directions that a label fixes.
+    narrow along the directions that a label fixes, whose part (``projection``) is taken out of a normal vector.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
     """
@@ -316,9 +320,9 @@ def _draw_gaussians(
 
 @inline
 def _gap_constants(layer, omega, u, prior):
-    """Constants for drawing the difference (gap) of two tokens in one layer: its prior standard deviation given the layers
+    """Constants for drawing the difference (gap) of two tokens in one ``layer``: its prior standard deviation given the layers
     before; mean and standard deviation of that of the last layer; the gap of outputs ``|u_1 - u_2| / growth``; and ``growth = (1
-    + c)^{L-2}``.
+    + c)^{L-2}``. ``prior`` is a ``LatentLaw``, omega are the means.
     """
     hidden_layers = prior.root.shape[0]
     last_mean_gap = omega[hidden_layers, 0] - omega[hidden_layers, 1]
@@ -337,7 +341,8 @@ def _gap_constants(layer, omega, u, prior):
 def _draw_gaps(table, n, sample, prior):
     """Draw n points of whitened latents xi_1, xi_2 of two tokens (rows XI of ``table``), layer by layer, for nearly singular
     attention matrices: the difference (gap) of the tokens is drawn uniformly in its logarithm, ``is_by_size``, or from the prior;
-    in the layer before the last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention.
+    in the layer before the last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention, if
+    ``is_solvable``. A uniform number decides which, and its ``share_position`` within that choice gives size and sign.
 
     The difference of the tokens of ``z_L`` is drawn from its prior; with the other layers it fixes the determinant of the last
     attention matrix, and that the difference of the tokens of ``z_{L-1}``, by ``det A = (1 + c) (c + d^2 / 4)``
@@ -414,9 +419,10 @@ def _draw_gaps(table, n, sample, prior):
 
 @jit
 def _gap_densities(table, n, sample, prior):
-    """Compute the density with which ``_draw_gaps`` draws each of n points of whitened latents xi_1, xi_2, relative to the
+    """Compute the density with which ``_draw_gaps`` draws each of n points j of whitened latents xi_1, xi_2, relative to the
     standard normal density at 0: the row FACTOR of ``table`` times the exponential of the row GAP. A gap is the difference of two
-    tokens; locals are of one layer.
+    tokens; locals are of one layer, and ``plus_deviation``, ``minus_deviation`` are those of the gap solved for from its mean,
+    for either sign of the outputs.
     """
     u, omega = sample
     hidden_layers = prior.root.shape[0]
@@ -486,9 +492,10 @@ def _gap_densities(table, n, sample, prior):
 
 @jit
 def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
-    """Write to ``log_density`` the logarithm of the density of one ``gaussian`` at each of n points (rows XI of ``table``),
+    """Write to ``log_density`` the logarithm of the density of one ``gaussian`` at each of n points j (rows XI of ``table``),
     relative to the standard normal density at 0. Its ``mean`` is the center, its precision the unit matrix plus J^T J with the
-    rows ``jacobian_1`` to 3 of J.
+    rows ``jacobian_1`` to 3 of J; ``projection_1`` to 3 are J times the deviation, whose squared norm the row ``log_density``
+    holds first.
     """
     squared_norm = log_density
     projection_1 = table[SPARE]
@@ -525,11 +532,9 @@ def draw_points(
     table, component, first_point, n, sample, prior, gaussians, points, component_sizes
 ):
     """Draw n points of whitened latents from one ``component`` of the mixture (0: prior, 1: ``gaussians``, 2: gaps of tokens) for
-    one ``sample``, into ``table``, with log-weights WEIGHT: integrand over density of the whole mixture. ``points`` (K, count)
-    are normal, then uniform numbers, used from ``first_point`` on; ``component_sizes`` are the numbers of points of the three
-    components.
-
-    These are the integrand over the density of the whole mixture. ``points`` (K, count) are normal, then uniform numbers.
+    one ``sample``, into ``table``, with log-weights WEIGHT: integrand over density of the whole mixture, in units of the row TOP.
+    ``points`` (K, count) are normal, then uniform numbers, used from ``first_point`` on; ``component_sizes`` are the numbers of
+    points of the three components, shares their parts of all.
     """
     dimension = prior.root.shape[0] * prior.tokens
     tokens = prior.tokens
