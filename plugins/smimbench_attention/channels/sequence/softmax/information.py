@@ -97,8 +97,8 @@ def means_over_labels(
 
 
 def _rotate_to_differences(normal: Host, network: Network) -> Host:
-    """Turn standard normal numbers ``normal`` (n, L M) into those of L layers and M tokens, (n, L, M): the first L (M - 1) become
-    differences of tokens, the last L their sums.
+    """Turn standard normal numbers ``normal`` (n, L M) into those of L layers and M tokens of ``network``, (n, L, M): the first L
+    (M - 1) become differences of tokens, the last L their sums, by the orthogonal matrix ``rotation``.
 
     Attention depends on differences of tokens most, and Sobol points are most even in their first coordinates: errors of the
     information of two layers are 1.2 to 1.5 times smaller so, up to a factor of 2 for the last layer.
@@ -122,7 +122,8 @@ def _draw_labels(
 ) -> Labels:
     """Draw so many ``labels`` of one ``scramble``, an independent set of quasi-random points, at overlap Q and error V (L, L):
     estimates omega ~ N(0, Q), latents z ~ N(omega, V) and the outputs u of ``network``; and compute the posterior moments,
-    whitened by ``V^{-1/2}``.
+    whitened by ``V^{-1/2}``, in two independent runs where they are sampled (``posterior_runs``). Unknown layers are those
+    without overlap.
     """
     layers = network.layers
     tokens = network.tokens
@@ -195,7 +196,8 @@ def _draw_labels(
 
 def default_labels(network: Network, Q: Host, V: Host) -> int:
     """Number of labels to draw by default for ``network`` at overlap Q and error V (L, L): where the posterior is integrated
-    exactly, as many as a relative error of ``TARGET_ERROR`` takes, judged by the spread of ``FEWEST_LABELS`` labels.
+    exactly, as many as a relative error of ``TARGET_ERROR`` takes, judged by the spread of ``FEWEST_LABELS`` labels
+    (``pilot_means``).
 
     The information of a layer of small overlap rests on few labels that say much of it, and takes most; that of layers nearly
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
@@ -222,7 +224,8 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
 @by_value(maxsize=512)
 def label_averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMeans:
     """Information and susceptibility of ``network`` at overlap Q and error V (L, L), with their errors, averaged over ``labels``
-    random labels, all scrambles together. A layer is learned, ``is_learned``, where it has an overlap.
+    random labels, all scrambles together (independent sets of points). The information is that of layers with an overlap, the
+    mask ``is_learned``.
 
     Control variates whose standard deviation is below 3e-3, and directions of them with singular values below 1e-6, are left
     out: numerical errors would not have mean zero.

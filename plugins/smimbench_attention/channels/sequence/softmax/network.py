@@ -22,7 +22,7 @@ from smimbench_attention.channels.common import (
 
 
 class Network(NamedTuple):
-    """Size of a network: layers L, tokens M and skip strength c."""
+    """Size of a network of attention layers: layers L, tokens M and weight c of the skip connections (``skip``)."""
 
     layers: int
     tokens: int
@@ -72,8 +72,8 @@ def attention_product(layer_latents: Array, skip: float) -> Array:
 
 
 def output(z: Array, skip: float) -> Array:
-    """Last hidden vector ``u = B_{L-1} z_L`` (..., M) of the latents ``z`` (..., L, M); ``skip`` is the skip connections' weight
-    c.
+    """Last hidden vector ``u = B_{L-1} z_L`` (..., M) of the network, from the latents ``z`` (..., L, M), with B the product of
+    the attention matrices before the last layer; ``skip`` is the skip connections' weight c.
     """
     z_last = z[..., -1, :]
     return (
@@ -85,8 +85,9 @@ def output(z: Array, skip: float) -> Array:
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * u(z))`` with respect to the latents ``z`` (..., L, M), by reverse mode, where u is the last
-    hidden vector. S and B list the attention matrices of the layers and their products, ``gradient_h``, ``gradient_S`` and
-    ``gradient_B`` are the derivatives with respect to hidden vectors and those; ``skip`` is the weight c of the skip connection.
+    hidden vector and ``cotangent`` the derivative of a loss with respect to it. S and B list the attention matrices of the layers
+    and their products, ``gradient_h``, ``gradient_S`` and ``gradient_B`` are the derivatives with respect to hidden vectors and
+    those; ``skip`` is the weight c of the skip connection.
 
     ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
     """
@@ -119,14 +120,16 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
 
 def attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * S(v))`` with respect to the hidden values ``v`` (..., M); ``S`` (..., M, M) is
-    ``attention(v)``.
+    ``attention(v)``, ``cotangent`` the derivative of a loss with respect to it.
     """
     logit_gradient = S * (cotangent - reduce_tokens(operator.add, S * cotangent))
     return _apply(logit_gradient, v) + _apply_transposed(logit_gradient, v)
 
 
 def is_unresolved(y: Array) -> Array:
-    """Mask (n,) of two-token labels y (n, 2, 2) too close to 1/2 for double precision to give ``u_1 - u_2`` to a few percent."""
+    """Mask (n,) of two-token labels y (n, 2, 2) so close to 1/2 that double precision does not give the difference ``u_1 - u_2``
+    of the tokens' outputs to a few percent.
+    """
     xp = namespace(y)
     row_differences = y[:, :, 0] - y[:, :, 1]
     # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known
@@ -137,7 +140,9 @@ def is_unresolved(y: Array) -> Array:
 
 
 def output_of_label(y: Array) -> Array:
-    """The output ``u`` (..., n, M) of a label ``y = log S(u)`` (..., n, M, M), up to one sign per sample.
+    """The network's output ``u`` (..., n, M) of a label ``y = log S(u)`` (..., n, M, M), up to one sign per sample. The entries
+    of a row differ by ``u_a (u_b - u_b')``, so the pair of tokens whose outputs differ most (``largest_pair``) gives u times that
+    difference, whose square is known too.
 
     ``y_mi - y_mj = u_m (u_i - u_j)`` holds for all m. The pair (i, j) that is farthest apart, with
     ``(u_i - u_j)^2 = (y_ii - y_ij) + (y_jj - y_ji)`` the largest, gives all of ``u`` by one division.

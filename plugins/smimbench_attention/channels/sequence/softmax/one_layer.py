@@ -28,7 +28,8 @@ def posterior(
     u: Array, omega: Array, V: Array, second_moment: bool = False
 ) -> Posterior:
     """Posterior of ``z ~ N(omega, V I_M)`` given a one-layer label, which leaves z = u or z = -u, with mean ``E[z | y] = u tanh(u
-    . omega / V)``; ``u`` (n, M) is the output of the label up to sign, ``omega`` (n, 1, M), ``V`` (1, 1).
+    . omega / V)``; ``u`` (n, M) is the output of the label up to sign, ``omega`` (n, 1, M), ``V`` (1, 1), and ``scaled_overlap``
+    (n,) is ``u . omega / V``.
     """
     xp = namespace(u, omega, V)
     scaled_overlap = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
@@ -76,14 +77,17 @@ def _log_radius_rule(tokens: int, step: float) -> tuple[Host, Host]:
 
 
 def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
-    """Susceptibility ``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1): the label leaves +-z, ``G = (z z^T - V I) / V^2``."""
+    """Susceptibility ``M (M + 1) / V^2`` of labels of M = ``tokens`` tokens at error V where the overlap Q is 0, else 0; (..., 1,
+    1). The label leaves +-z, so ``E[g g^T]`` responds to omega by ``G = (z z^T - V I) / V^2``.
+    """
     value = (Q == 0.0) * (tokens * (tokens + 1.0)) / (V * V)
     return Uncertain(value, 0.0 * value, "closed form")
 
 
 def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     """Information ``Phi = E |g|^2``, g the score ``(E[z | y] - omega) / V``, of labels of M = ``tokens`` tokens at overlap ``Q``
-    and error ``V``, both (..., 1, 1).
+    and error ``V``, both (..., 1, 1), by quadrature over rho, the length of z / sqrt(Q + V), and a normal number x along it, by
+    the full rule and by every second node.
 
     With ``tau = Q + V``, ``k = Q / V``, ``rho^2 ~ chi^2_M`` and ``x ~ N(0, 1)``::
 

@@ -52,7 +52,7 @@ processors: single precision ends there, and products with numbers next to its e
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
     """Whether this module can compute the information at one overlap Q and error V, both (L, L), with diagonals q and v; ``skip``
-    is the weight c of the skip connection.
+    is the weight c of the skip connection, and known layers are those with an overlap.
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
     error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
@@ -135,8 +135,9 @@ def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
 @by_value(maxsize=512)
 def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) -> Host:
     r"""Information, its error, susceptibility, and its error (4, L, L) at one (Q, V), both (L, L), that ``supports`` accepts:
-    means over drawn labels with control variates. ``skip`` is the weight c of the skip connection; known layers are those with an
-    overlap.
+    means over drawn labels with control variates, whose posteriors come from tables on a grid of nodes. ``skip`` is the weight c
+    of the skip connection; known layers are those with an overlap, ``output_layer`` is the last, ``outer_grid`` that of the
+    values of the known layer before it.
 
     .. math::
 
@@ -232,7 +233,8 @@ class LayerLabels(NamedTuple):
 
 def draw_labels(case: _Case, scramble: int) -> LayerLabels:
     """Draw the random labels of one ``scramble``, that is, one independent set of quasi-random points, for the overlaps and
-    errors of ``case``: estimates omega and latents z (n, L, 2), and the outputs that the network makes of z.
+    errors of ``case``: estimates omega and latents z (n, L, 2), and the outputs that the network makes of z. Layers with an
+    overlap get z = omega plus a residual of their own random numbers.
     """
     layers = len(case.q)
     normal_numbers = normal_points(
@@ -266,8 +268,8 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
 
 class LastLayerMoments(NamedTuple):
     """Posterior means of n samples, of the last layer's error ``e = z_L - omega_L`` by token: ``shift`` E[e], ``square`` E[e^2],
-    ``product`` E[e_1 e_2], ``fourth_moment``; of the moments in the tables for the U unknown layers; and of the error ``z -
-    omega`` of the known layer before the last, and its squared length.
+    ``product`` E[e_1 e_2], ``fourth_moment`` of its latents; of the moments in the tables for the U unknown layers; and of the
+    error ``z - omega`` of the known layer before the last, and its squared length.
     """
 
     shift: Host  # (n, 2) of e
@@ -282,8 +284,9 @@ class LastLayerMoments(NamedTuple):
 def posterior_of_labels(
     case: _Case, tables: Tables, labels: LayerLabels
 ) -> LastLayerMoments:
-    """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last, in blocks that fit
-    the cache; ``case`` says which layers are known.
+    """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last, in blocks of ``rows``
+    that fit the cache; ``case`` says which layers are known, ``known_layer`` is the mean and variance of the one before the last.
+    ``ut`` are the scaled outputs of labels, ``gap`` their difference.
     """
     batches = []
     for rows in blocks(len(labels.ut), 512):
@@ -318,7 +321,9 @@ def posterior_moments(
 ) -> LastLayerMoments:
     """Posterior moments of the latents given n labels, with outputs ``ut`` (n, 2) up to sign and ``gap = ut_1 - ut_2``, as
     bilinear forms in ``tables`` of the layers before the last; the last one is z ~ N(omega, v), and ``e1``, ``e2`` are its errors
-    ``z - omega`` at the nodes. ``known_layer`` are the mean (n, 2) and the variance of the known layer before the last, or None.
+    ``z - omega`` at the nodes, for either ``sign`` of the output, whose Gaussian factors multiply the table along x
+    (``forward_...``) and y (``backward_...``). ``known_layer`` are the mean (n, 2) and the variance of the known layer before the
+    last, or None; a mode is a combination of its values on a grid.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
@@ -457,7 +462,7 @@ def _columns_to_average(
 ) -> tuple[Host, Host]:
     """Columns (n, J), one row per label, whose means over ``labels`` are the entries of the information and of the
     susceptibility, and control variates (n, K) of mean zero. ``moments`` are the labels' posterior means; a response is ``E[z z^T
-    | y]`` of an unknown layer, in units of its variance, minus the unit matrix.
+    | y]`` of an unknown layer, in units of its variance, minus the unit matrix: entries 11, 22 and 12.
     """
     q = case.q
     v = case.v

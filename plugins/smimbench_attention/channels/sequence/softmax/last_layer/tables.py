@@ -25,7 +25,9 @@ MOST_NODES = 600
 
 @dataclass(frozen=True)
 class TableAccuracy:
-    """Resolution of tables and means; each comment says what the number does and what doubling it changes."""
+    """Resolution of tables of the layers before the last, and of means over labels; each comment says what the number does and
+    what doubling it changes. A known layer is one with an overlap; its values stand on the outer grid.
+    """
 
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
     fewest_nodes: int = 48  # of an axis
@@ -57,7 +59,7 @@ class TableAccuracy:
 
     def outer_grid(self, v: float) -> tuple[float, float]:
         """Spacing of the outer grid, on which the values of the one known layer before the last stand, for that layer's error
-        ``v``, and the least variance for which the grid serves.
+        ``v``, and the least variance for which the grid serves: v rounded down to one of ``spread_steps`` values per factor 2.
         """
         least_variance = 2 ** (
             math.floor(self.spread_steps * math.log2(v)) / self.spread_steps
@@ -82,8 +84,8 @@ def relative_node_spacing(is_last_unknown: bool, has_known_layer: bool) -> float
 class Tables:
     """Prior sums over the layers before the last, ``sums`` (J, N, m N), on N ``nodes`` each for x and y, the off-diagonal entries
     over the determinant of the product of their attention matrices. ``outer`` (K, 2) are the values on a grid of the two latents
-    of the known layer, the one with an overlap; ``area`` (K,) is the share of the plane that each stands for, and ``modes`` (J,
-    K) are the combinations of values that are kept.
+    of the known layer, the one with an overlap; ``area`` (K,) is the share of the plane that each stands for, ``modes`` (J, K)
+    are the combinations of values that are kept, and ``clipped_weight`` is the prior weight beyond the last node.
 
     The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
     ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``area`` (K,) is the area of each outer value, and
@@ -112,9 +114,10 @@ def make_tables(
     points: int,
 ) -> Tables:
     """Make the tables of the layers before the last, of latents with standard deviations ``layer_deviations``: ``node_count``
-    nodes along x and y, uniform in ``log(1 + x)`` up to ``largest_node``. ``known_layer``: index, spacing of the grid of values,
-    and least variance of the layer that has an overlap; ``point_set`` numbers the set of ``points`` random points for the prior
-    integral.
+    nodes along x and y, uniform in ``log(1 + x)`` up to ``largest_node``, with the skip connection's weight ``skip``.
+    ``known_layer``: index, spacing of the grid of values, and least variance of the layer that has an overlap; ``point_set``
+    numbers the set of ``points`` random points for the prior integral. Values and their mirror images (tokens exchanged) share
+    one table.
 
     ``layer_deviations`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with
     the spacing of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of
@@ -257,7 +260,7 @@ def _singular_modes(
 ) -> Host:
     """Modes (J, K): singular vectors of the weights that the K values ``outer`` (K, 2) of the known layer's latents can have at
     an error of ``least_variance``, without relative singular values below 2e-4. ``deviation`` is sqrt(Q + V) of that layer,
-    ``area`` (K,) the share of the plane of each value.
+    ``area`` (K,) the share of the plane of each value; omega are random means of the latents.
 
     Those of variance ``least_variance`` serve for any larger one: a wider Gaussian is a mixture of narrower ones.
     """
@@ -275,7 +278,7 @@ def _singular_modes(
 def _two_token_grid(skip: float, points_per_unit: int) -> tuple[Host, Host]:
     """Grid points (n, 1, 2) for the latents of one standard normal layer of two tokens, and their weights: ``points_per_unit`` of
     length in the mean of the two tokens and in the logarithm of their difference (gap). ``skip`` is the weight c of the skip
-    connection.
+    connection; points of negligible weight are left out.
 
     Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
     nearly alike make the attention matrix nearly singular without a skip connection.
@@ -308,7 +311,8 @@ def _prior_sums(
     """Sum weighted prior points into a table (N, m N) with N = ``node_count`` nodes each for x and y, the off-diagonal entries
     over the determinant of the product of attention matrices, ``node_spacing`` apart in ``log(1 + x)``; return it with the weight
     beyond the last node. ``z`` (n, K, 2) are points of the latents of the layers before the last, ``weight`` (n,) theirs,
-    ``normal_numbers`` (n, U, 2) the standardized latents of the unknown ones, whose moments are summed.
+    ``normal_numbers`` (n, U, 2) the standardized latents of the unknown ones, whose moments are summed, less their prior means,
+    times the ``jacobian``, weight over determinant; ``skip`` is the weight of the skip connection.
     """
     last_node = node_spacing * (node_count - 1)
     clipped_weight = 0.0
@@ -433,8 +437,9 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes (K, 2) of a square grid of ``spacing`` in a disc of ``largest_radius``, one of each pair +-(a, b), with the share
-    (K,) of the plane that each stands for, and the index (K,) of its mirror: (b, a), with the tokens exchanged, or its negative.
+    """Nodes (K, 2) of a square grid of ``spacing`` in a disc of ``largest_radius``, one of each pair +-(a, b) of integer
+    coordinates, with the share (K,) of the plane that each stands for, and the index (K,) of its mirror: (b, a), with the tokens
+    exchanged, or its negative.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """
@@ -473,7 +478,7 @@ def nodes_needed(
 ) -> int:
     """Number of nodes along x in a table of a network of so many ``layers``, ``relative_spacing`` apart in units of the width of
     the label's Gaussian factor; ``variance_fraction`` is ``V / (Q + V)`` of the last layer, ``skip`` the weight c of the skip
-    connection.
+    connection, ``accuracy`` has the end of the table.
 
     ``relative_spacing`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
     """
@@ -493,8 +498,8 @@ def rounded_node_count(
     relative_spacing: float,
     accuracy: TableAccuracy,
 ) -> int:
-    """Number of nodes along x of a table: ``nodes_needed``, whose arguments these are, rounded up so that tables can be reused,
-    and at most ``MOST_NODES``.
+    """Number of nodes along x of a table: ``nodes_needed``, whose arguments these are, rounded up to a power of sqrt(2) times the
+    least number (``half_doublings``) so that tables can be reused, and at most ``MOST_NODES``.
     """
     least_count = nodes_needed(
         skip, layers, variance_fraction, relative_spacing, accuracy
@@ -508,7 +513,8 @@ def rounded_node_count(
 
 def farthest_node(skip: float, layers: int, accuracy: TableAccuracy) -> float:
     """Largest ``log(1 + x)`` that so many ``layers`` before the last can produce with the skip connection ``skip`` = c, where x
-    is the off-diagonal entry over the determinant of the product of their attention matrices; at most the end of the tables.
+    is the off-diagonal entry over the determinant of the product of their attention matrices; at most ``log_limit``, the end of
+    the tables that ``accuracy`` sets.
     """
     log_limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
     return min(log_limit, layers * math.log1p(1.0 / skip)) if skip > 0 else log_limit

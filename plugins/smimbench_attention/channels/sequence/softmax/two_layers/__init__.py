@@ -72,9 +72,10 @@ def integrate(
     full_second_moment: bool = False,
 ) -> LayerMoments:
     """Posterior moments and log-partition of the latents ``z ~ N(omega, V)`` of two layers of two tokens, given the outputs ``u``
-    (n, 2) up to sign, by quadrature in boxes around omega to the relative error ``accuracy``. ``skip`` is the weight c of the
-    skip connection; the energy of a sample is the posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large
-    enough.
+    (n, 2) up to sign, by quadrature in boxes around omega to the relative error ``accuracy``; samples whose box was too small
+    (``is_truncated``) are integrated again. ``skip`` is the weight c of the skip connection; the energy of a sample is the
+    posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large enough. Correlated layers need more columns,
+    by ``column_growth``.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
     host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the
@@ -84,7 +85,7 @@ def integrate(
     v12 = 0.5 * float(V[0, 1] + V[1, 0])
     v22 = float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
-    column_factor = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
+    column_growth = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
     # Columns of an interval, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points = 8 if accuracy >= 1e-3 else 12
     rule = IntegrationRule(
@@ -92,7 +93,7 @@ def integrate(
         skip,
         accuracy,
         full_second_moment,
-        _even(points * column_factor),
+        _even(points * column_growth),
     )
     xp = namespace(u, omega)
     box_energy = math.log(1.0 / accuracy) + SPARE_ENERGY
@@ -131,8 +132,8 @@ def _integrate_box(
 ) -> tuple[LayerMoments, Array]:
     """Posterior moments over the box ``|z - omega|^2 / V < 2 box_energy`` of latents by the quadrature ``rule``, given outputs
     ``u`` (n, 2) up to sign and means omega (n, 2, 2), with integrals in units of ``exp(-energy_offset)``; and the energy (n,),
-    the posterior mean of ``|z - omega|^2 / 2 V``. ``aa``, ``ae`` and ``ee`` are sums of a a, a e, e e over tokens, for a = z_1 -
-    omega_1 and e = z_2 - omega_2.
+    the posterior mean of ``|z - omega|^2 / 2 V``. ``aa``, ``ae`` and ``ee`` are sums of a a, a e, e e over tokens (rows of
+    ``sums`` in ``trace_rows``), for a = z_1 - omega_1 and e = z_2 - omega_2.
 
     ``aa``, ``ae`` and ``ee`` are traces of a = z_1 - omega_1 and e = z_2 - omega_2. The energy is the posterior mean of half
     the squared distance from ``omega`` in units of V; inf where nothing is.
@@ -170,9 +171,9 @@ def _integrate_box(
 def box_sums(
     u: Array, omega: Array, rule: IntegrationRule, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand and of moments over the box ``|z - omega| <= half_width sqrt(V)`` of latents of each sample, and
-    relative errors: on the device for CuPy arrays, else on the host. Sums are in units of ``exp(log_unit)``; ``u`` are outputs up
-    to sign, omega means.
+    """Sums of the integrand and of moments over the box ``|z - omega| <= half_width sqrt(V)`` of latents of each sample by the
+    quadrature ``rule``, and relative errors: on the device for CuPy arrays, else on the host. Sums are in units of
+    ``exp(log_unit)``; ``u`` are outputs up to sign, omega means.
 
     Arguments as in ``kernel.host_sums``.
     """
@@ -196,8 +197,8 @@ def _integrate_far_labels(
     u: Host, omega: Host, energy: Host, rule: IntegrationRule, box_energy: float
 ) -> LayerMoments:
     """Posterior moments of samples whose label is so unlikely under their means ``omega`` that their box, of ``box_energy``, was
-    too small, in larger boxes or by importance sampling. ``energy`` (n,) is the posterior mean of ``|z - omega|^2 / 2 V`` that
-    was found in it; ``u`` (n, 2) are outputs up to sign.
+    too small, in larger boxes (where ``is_integrable``) or by importance sampling. ``energy`` (n,) is the posterior mean of ``|z
+    - omega|^2 / 2 V`` that was found in it; ``u`` (n, 2) are outputs up to sign, ``rule`` is the quadrature's.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
     box missed too much to tell, one for the variance 16 V does. Samples of energy above ``LARGEST_ENERGY`` go to importance

@@ -16,8 +16,7 @@ halves agree. The cost hardly depends on ``V``.
 Inner loops run over columns, without branches and with an exponential of their own, so that the compiler for the host turns
 them into vector instructions. On a device every thread has a sample, and columns one at a time. All of it is one file because
 Numba keeps machine code until the file of the outermost function changes: a helper elsewhere would go stale.
-
-The scheme is derived, checked by tests/channels/sequence/test_softmax_posterior.py.
+Derived, checked by tests/channels/sequence/test_softmax_posterior.py.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ _LARGEST_LOG = 700.0  # logarithms are cut here, where exp still gives a finite 
 @inline
 def _E_of_coordinate(x, k, c, inverse):
     """Solve ``x(E) = x`` for ``E = exp(m d)``, or 1 / E if ``inverse``, at ``k = exp(-d^2 / 2)`` and skip connection c: the root
-    of ``q_2 E^2 + q_1 E = q_0``. E is 0 where every E has a smaller x, and infinite where none has.
+    of ``q_2 E^2 + q_1 E = q_0``; m and d are mean and difference of the first layer's two tokens, x an entry of its inverse
+    attention matrix. E is 0 where every E has a smaller x, and infinite where none has.
     """
     q_0 = k * (1.0 - c * x)
     q_2 = c * k * x
@@ -59,7 +59,9 @@ def _E_of_coordinate(x, k, c, inverse):
 
 @njit(error_model="numpy")
 def _token_difference(x, y, c):
-    """Difference d of the first layer's two tokens at which its inverse attention matrix, with skip c, has coordinates x, y."""
+    """Difference d of the first layer's two tokens at which its inverse attention matrix has coordinates x, y; c is the skip
+    weight.
+    """
     squared_difference = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
@@ -72,9 +74,10 @@ def _token_difference(x, y, c):
 
 @inline
 def _integrand(column, kE, k_E, position, constants):
-    """Weight of one point (m, d) of the first layer's latents, with ``z_1 - omega_1`` = (a1, a2) and ``z_2 - omega_2`` = (e1,
-    e2). ``column`` holds what depends on d; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E = exp(m d), and fractions are divided
-    by E; ``position`` counts steps in m; ``constants`` are the prior's.
+    """Weight of one point (m, d), mean and difference of the first layer's two tokens, with ``z_1 - omega_1`` = (a1, a2) and
+    ``z_2 - omega_2`` = (e1, e2). ``column`` holds what depends on d; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E = exp(m d),
+    and fractions are divided by E; ``position`` counts steps in m; ``constants`` are the prior's, residuals those of z_2 given
+    z_1.
     """
     k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
     slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
@@ -165,8 +168,7 @@ def _half_difference(estimate_1, estimate_2, prior):
 def _expected_error(half_difference):
     """Expected relative error of a trapezoidal rule whose two halves differ by the relative amount ``half_difference``.
 
-    The power would be 2 where the Fourier transform of the integrand decays exponentially, 4 where it is Gaussian. What is
-    reported is always the square.
+    The power would be 2 where the integrand's Fourier transform decays exponentially, 4 where it is Gaussian; 2 is reported.
     """
     return half_difference * half_difference * math.sqrt(math.sqrt(half_difference))
 
@@ -178,9 +180,10 @@ COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: th
 
 def make_kernel(jit, inline, width, stride):
     """Make the function that integrates one sample, compiled by ``jit``, and its small parts by ``inline``, for ``width`` columns
-    at a time. A column is a set of points of equal d = z_11 - z_12; capitals say where in a table t the rows, ``stride`` apart,
-    begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, offsets of z_2 from its mean, powers of k = exp(-d^2 / 2),
-    and sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit).
+    at a time. A column j is a set of points of equal d = z_11 - z_12; capitals say where in a table t the rows, ``stride`` apart,
+    begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, half its gap d, offsets of z_2 from its mean, powers of k
+    = exp(-d^2 / 2) and E = exp(m d), and sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit); x, y are
+    entries of the inverse attention matrix, c is the skip weight.
 
     The table is one array with rows at constant places, so that the compiler sees that they do not overlap.
     """
@@ -220,7 +223,8 @@ def make_kernel(jit, inline, width, stride):
     def find_intervals(sample, prior, intervals):
         """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
         either sign of outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0), d_0,
-        sign of u, and ranges of the entries x, y of the inverse attention matrix.
+        sign of u, and ranges of the entries x, y of the inverse attention matrix. ``prior`` has V and the skip weight c; a gap is
+        a difference of tokens.
         """
         u, omega, half_width, _ = sample
         v11, v22, _, variance_2, c = prior[:5]
@@ -274,9 +278,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def compute_column_ranges(t, column_count, sample, prior):
-        """Compute d = d_0 sinh(xi) = z_11 - z_12 of each column of table t, xi given, k = exp(-d^2 / 2), and the range of m =
+        """Compute d = d_0 sinh(xi) = z_11 - z_12 of each column j of table t, xi given, k = exp(-d^2 / 2), and the range of m =
         (z_11 + z_12) / 2 in the box where x and y, functions of E = exp(m d), are in their ranges; if it is empty the upper end
-        is not above the lower one.
+        is not above the lower one. ``prior`` has V and the skip weight c.
         """
         _, omega, half_width, _ = sample
         v11, _, _, _, c = prior[:5]
@@ -334,8 +338,9 @@ def make_kernel(jit, inline, width, stride):
     @jit
     def fill_columns(t, columns, offset, sample, rule, intervals, state):
         """Fill table t with the nonempty ones of ``columns`` (start, end, number in an interval) of the intervals that ``state``
-        lists as unfinished; return how many. A column has constant d = z_11 - z_12; they are equidistant in asinh(d / d_0), the
-        first ``offset`` steps from the interval's start; ``rule`` has the prior.
+        lists as unfinished; return how many. A column j has constant d = z_11 - z_12; they are equidistant in asinh(d / d_0), the
+        first ``offset`` steps from the interval's start; ``rule`` has the prior, with the skip weight c, and u_1, u_2 are outputs
+        over 1 + c.
         """
         start, end, interval_size = columns
         u, omega, _, _ = sample
@@ -400,7 +405,7 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def read_five(t, i):
-        """Read five rows of the table t at entry i."""
+        """Read five rows of the table t at entry i, a column or an offset plus a column."""
         return (
             t[i],
             t[i + stride],
@@ -411,16 +416,17 @@ def make_kernel(jit, inline, width, stride):
 
     @inline
     def write_five(t, i, sums):
-        """Write five sums into rows of the table t at entry i."""
+        """Write five ``sums`` into rows of the table t at entry i, a column or an offset plus a column."""
         t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = (
             sums
         )
 
     @jit
     def sum_columns(t, column_count, point_count, offset, constants, moment_count):
-        """Sum the integrand and its moments (``moment_count``) over ``point_count`` points m of each column of table t, the first
-        ``offset`` steps from its lower end, into the rows from ROUND_SUMS on. ``constants`` are those of ``_integrand``; E =
-        exp(m d) is geometric along a column.
+        """Sum the integrand and its moments (``moment_count``) over ``point_count`` points m of each column j of table t, the
+        first ``offset`` steps from its lower end, into the rows from ROUND_SUMS on: entries i, k and m are those of the first,
+        the sixth and the eleventh sum. ``constants`` are those of ``_integrand``; E = exp(m d) is geometric along a column, with
+        the factor ``growth``.
         """
         mean_m, mean_gap = constants[5], constants[6]
         padded_columns = padded_count(column_count)
@@ -436,13 +442,11 @@ def make_kernel(jit, inline, width, stride):
                 ONE_MINUS_K2,
             ):
                 t[row + j] = t[row + column_count - 1]
-        # E = exp(m d) is a geometric sequence along a column
         for j in range(padded_columns):
             d, step = t[D_ROW + j], t[STEP_M + j]
             first_m = t[LOWER_M + j] + offset * step
-            half_square = min(
-                0.5 * d * d, 350.0
-            )  # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
+            # beyond k weighs nothing: m d and d^2 / 2 go into one exponential
+            half_square = min(0.5 * d * d, 350.0)
             t[K_E + j] = exp(first_m * d - half_square)
             t[K_PER_E + j] = exp(-first_m * d - half_square)
             growth = exp(step * d)
@@ -487,9 +491,9 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def refine_columns(t, column_count, constants, rule, partition, sums):
-        """Double the points of columns of table t until two interleaved halves agree, as ``rule`` asks; add each finished column
-        to ``sums``, to its interval's row. ``partition`` is the whole integral so far: what is negligible against it is not
-        refined.
+        """Double the points of columns j of table t until two interleaved halves agree, as ``rule`` asks; add each finished
+        column to ``sums``, to its interval's row. ``partition`` is the whole integral so far: what is negligible against it is
+        not refined; ``constants`` are those of ``_integrand``.
         """
         prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
@@ -545,7 +549,8 @@ def make_kernel(jit, inline, width, stride):
     def integrate(sample, rule, scratch, totals):
         """Integrate one ``sample`` by ``rule`` (prior, when to stop, number of moments): write its moments to ``totals``, return
         the relative error. ``scratch`` are work arrays: table t, intervals, ``sums`` with rows for four intervals and what a
-        round adds to them, and their state.
+        round adds to them, and their state. Each round doubles the columns of unfinished intervals, taken ``width`` at a time
+        from ``start`` on; ``partition`` is the whole integral so far.
         """
         t, intervals, sums, state = scratch
         prior, stopping, moment_count = rule
@@ -656,7 +661,7 @@ _integrate = make_kernel(
 def _integrate_block(u, omega, half_width, log_unit, rule, totals, error):
     """Integrate samples with outputs ``u`` (n, 2) and means ``omega`` (n, 2, 2) one by one on the host, by ``rule``: moments, in
     units of ``exp(log_unit)``, into ``totals`` (8 or 15, n), relative errors into ``error`` (n,). ``half_width`` (n,) is that of
-    the box in sqrt(V).
+    the box in sqrt(V), ``scratch`` the work arrays of ``integrate``.
     """
     scratch = (
         np.zeros(TABLE_ROWS * 72),
@@ -680,12 +685,11 @@ def host_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
     """Sums over the box ``|z - omega| <= half_width sqrt(V)`` of the integrand, in units of ``exp(log_unit)``, and of its
-    moments, with relative errors, for NumPy arrays.
+    moments, with relative errors, by the quadrature ``rule``, for NumPy arrays: ``u`` (n, 2) are outputs up to sign, ``omega``
+    (n, 2, 2) means.
 
-    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is an ``IntegrationRule``;
-    ``half_width`` (n,) is half the width of the box around ``omega`` in units of ``sqrt(V)``, ``log_unit`` (n,) the logarithm of
-    the unit in which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their
-    products, as ``_add_traces`` or ``_add_products`` order them, and the relative error (n,) of the first.
+    Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as ``_add_traces`` or
+    ``_add_products`` order them, and the relative error (n,) of the first.
     """
     # One memory layout only: any other would be compiled separately.
     arrays = [
