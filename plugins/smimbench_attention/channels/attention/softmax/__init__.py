@@ -121,10 +121,10 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
                 "skip",
                 f"has no effect with layers = 1 and must be left out, got {self.skip}",
             )
-        _ = self._implementation  # checks the number of tokens
+        _ = self._separate_channel  # checks the number of tokens
 
     @property
-    def _implementation(self) -> TwoLayerAttention | RowSoftmax | None:
+    def _separate_channel(self) -> TwoLayerAttention | RowSoftmax | None:
         """Separate implementation for two layers, or for untied queries and keys; None for one layer with symmetry."""
         if not self.symmetric:
             return RowSoftmax(self.tokens, self.beta)
@@ -145,8 +145,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
-        if implementation := self._implementation:
-            return implementation.forward(z)
+        if separate_channel := self._separate_channel:
+            return separate_channel.forward(z)
         check_latents(z, 1, self.sites)
         return log_softmax(self.beta * self._logit_matrix(z[..., 0, :]))
 
@@ -159,8 +159,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
         """
-        if implementation := self._implementation:
-            return implementation.vjp(z, cotangent)
+        if separate_channel := self._separate_channel:
+            return separate_channel.vjp(z, cotangent)
         logit_gradient = softmax_vjp(
             self.observable(self.forward(z)), cotangent, self.beta
         )
@@ -169,7 +169,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     @property
     def mixed(self) -> Callable[[Host], MixedAttentionSoftmax] | None:  # type: ignore[override]
         """Channel ``zeta -> y(A zeta)`` for correlated latents ``z = A zeta``; None for two layers, or without symmetry."""
-        return None if self._implementation else partial(MixedAttentionSoftmax, self)
+        return None if self._separate_channel else partial(MixedAttentionSoftmax, self)
 
     def posterior(
         self,
@@ -193,8 +193,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
         ``rng`` is not used.
         """
-        if implementation := self._implementation:
-            return implementation.posterior(
+        if separate_channel := self._separate_channel:
+            return separate_channel.posterior(
                 y, omega, V, second_moment=second_moment, rng=rng
             )
         xp = namespace(y, omega, V)
@@ -221,8 +221,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), result (n,).
         """
-        if implementation := self._implementation:
-            return implementation.log_partition(y, omega, V)
+        if separate_channel := self._separate_channel:
+            return separate_channel.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         _, orthogonal_shift = self._orthogonal_shift(y, omega)
@@ -242,8 +242,8 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape.
         """
-        if implementation := self._implementation:
-            return implementation.information(Q, V, labels=labels)
+        if separate_channel := self._separate_channel:
+            return separate_channel.information(Q, V, labels=labels)
         xp = namespace(Q, V)
         V = xp.broadcast_arrays(Q, V)[1]
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
@@ -278,7 +278,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         return (
             self._two_token_error
-            if self.tokens == 2 and not self._implementation
+            if self.tokens == 2 and not self._separate_channel
             else None
         )
 

@@ -305,7 +305,7 @@ def _accumulate(
     latents by layer and token, j of points.
     """
     layers, tokens = omega.shape
-    dimension, weight, flip_products, unit_weights = (
+    dimension, weight, flip_contribution, unit_weights = (
         layers * tokens,
         table[WEIGHT],
         table[OFF_2],
@@ -357,9 +357,11 @@ def _accumulate(
                 ):  # contribution of the fluctuating signs
                     flip_covariance = table[PAIRS + layer * layers + layer_2]
                     for j in range(n):
-                        flip_products[j] = 4.0 * weight[j] * flip_covariance[j] * z[j]
+                        flip_contribution[j] = (
+                            4.0 * weight[j] * flip_covariance[j] * z[j]
+                        )
                     _add_products_by_scramble(
-                        flip_products,
+                        flip_contribution,
                         table[Z + i],
                         first_point,
                         n,

@@ -534,7 +534,7 @@ def draw_points(
     """Draw n points of whitened latents from one ``component`` of the mixture (0: prior, 1: ``gaussians``, 2: gaps of tokens) for
     one ``sample``, into ``table``, with log-weights WEIGHT: integrand over density of the whole mixture, in units of the row TOP.
     ``points`` (K, count) are normal, then uniform numbers, used from ``first_point`` on; ``component_sizes`` are the numbers of
-    points of the three components, shares their parts of all.
+    points of the three components, shares their parts of all; k is a coordinate, a layer or a Gaussian, j a point.
     """
     dimension = prior.root.shape[0] * prior.tokens
     tokens = prior.tokens

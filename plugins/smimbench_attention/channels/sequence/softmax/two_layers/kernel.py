@@ -173,7 +173,7 @@ def _expected_error(half_difference):
     return half_difference * half_difference * math.sqrt(math.sqrt(half_difference))
 
 
-TABLE_ROWS = 46  # rows of a kernel's table
+TABLE_ROWS = 46  # rows of a kernel's table, one array: the compiler sees that they do not overlap
 NEGLIGIBLE_SHARE = 1e-4  # columns and intervals below this times the accuracy of the whole are not refined
 COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
 
@@ -184,8 +184,6 @@ def make_kernel(jit, inline, width, stride):
     begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, half its gap d, offsets of z_2 from its mean, powers of k
     = exp(-d^2 / 2) and E = exp(m d), and sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit); x, y are
     entries of the inverse attention matrix, c is the skip weight.
-
-    The table is one array with rows at constant places, so that the compiler sees that they do not overlap.
     """
     (
         D_ROW,
