@@ -124,9 +124,10 @@ def log_cdf(
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
-    """Probability that two correlated standard normals stay below ``h`` and ``k``, its logarithm and derivatives (second ones
-    if ``hessian``), accurate where it is not small. ``rho`` is the correlation r with the sign of each sample, ``s = sqrt(1 -
-    r^2)``; the probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``.
+    """Probability that two correlated standard normals stay below ``h`` and ``k``, its logarithm and derivatives (second ones if
+    ``hessian``), accurate where it is not small. ``rho`` is the correlation r with the sign of each sample, ``s = sqrt(1 -
+    r^2)``; the probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``. ``xp`` is the
+    array namespace.
     """
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -174,7 +175,7 @@ def _log_cdf_central(
 
 def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Array]:
     """Normal distribution function at t without its decay, ``Phi(t) exp(min(t, 0)^2 / 2)``, and the hazard (density over
-    distribution function) ``phi(t) / Phi(t)``; neither overflows.
+    distribution function) ``phi(t) / Phi(t)``; neither overflows. ``xp`` is the array namespace.
     """
     negative_part = clip(t, None, 0.0)
     positive_part = clip(t, 0.0, None)
@@ -187,8 +188,8 @@ def _scaled_probability_and_hazard(xp: ModuleType, t: Array) -> tuple[Array, Arr
 
 
 def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
-    """Sum ``phi(t) / Phi(t) + t`` of the ``hazard`` at t and t itself, by an asymptotic series at large negative t, where the
-    two cancel.
+    """Sum ``phi(t) / Phi(t) + t`` of the ``hazard`` at t and t itself, by an asymptotic series at large negative t, where the two
+    cancel. ``xp`` is the array namespace.
     """
     negative_t = clip(t, None, -_SERIES_FROM)
     inverse_square = 1 / (negative_t * negative_t)
@@ -202,11 +203,11 @@ def _hazard_excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
 def _log_cdf_tail(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> list[Array]:
-    """Log-probability that two normals of correlation ``rho`` (r with a sign) stay below h and k, and its derivatives, where
-    the probability is small; by quadrature over the distance ``a`` of the first normal below its bound h, the smaller one.
-    Given the first, the second normal stays below k with probability ``Phi(t)``, which is ``scaled`` without its decay; ``s =
-    sqrt(1 - r^2)``, names ending in 0 are values at a = 0, and ``fall`` is the decrease of the hazard ``phi(t) / Phi(t)`` since
-    a = 0.
+    """Log-probability that two normals of correlation ``rho`` (r with a sign) stay below h and k, and its derivatives (second
+    ones if ``hessian``), where the probability is small; by quadrature over the distance ``a`` of the first normal below its
+    bound h, the smaller one. Given the first, the second normal stays below k with probability ``Phi(t)``, which is ``scaled``
+    without its decay; ``s = sqrt(1 - r^2)``, names ending in 0 are values at a = 0, and ``fall`` is the decrease of the hazard
+    ``phi(t) / Phi(t)`` since a = 0. ``xp`` is the array namespace.
 
     The variable is the distance to the nearer boundary. With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``,
     divided by its value at a = 0, is log-concave with curvature of at least 1 and its mode is at or next to a = 0; all that

@@ -161,9 +161,9 @@ class FreeConvolution:
         *,
         rtol: float = 1e-8,
     ) -> Uncertain:
-        """Means of functions over the eigenvalues of the observed matrix S + noise, by integration; ``noise`` is the variance
-        of the noise. The functions take the observed eigenvalue and the posterior mean and variance of the signal's eigenvalue
-        given it; ``breaks`` are eigenvalues at which a function has a kink or a jump.
+        """Means of functions over the eigenvalues of the observed matrix S + noise, to the relative tolerance ``rtol``; ``noise``
+        is the variance of the noise. The functions take the observed eigenvalue and the posterior mean and variance of the
+        signal's eigenvalue given it; ``breaks`` are eigenvalues at which a function has a kink or a jump.
 
         Parameters
         ----------
@@ -215,8 +215,9 @@ class FreeConvolution:
         return self._with_atom_error(lambda law: law._mmse(noise, rtol))
 
     def _mmse(self, noise: float, rtol: float) -> Uncertain:
-        """Minimum mean square error at the variance ``noise``, for the atoms as they are; by closed forms if the noise is
-        infinite or far smaller than the gaps between atoms. ``rtol`` is the relative tolerance of the integral.
+        """Minimum mean square error of the signal at the noise variance ``noise``, for the atoms (eigenvalues) as they are; by
+        closed forms if the noise is infinite or far smaller than the gaps between atoms. ``rtol`` is the relative tolerance of
+        the integral.
         """
         if math.isinf(noise):
             variance = float(
@@ -243,8 +244,9 @@ class FreeConvolution:
     def _with_atom_error(
         self, compute: Callable[[FreeConvolution], Uncertain]
     ) -> Uncertain:
-        """Compute a mean over this law by the function ``compute``. If the law is known only through atoms at its quantiles,
-        compute it again with neighboring atoms merged in pairs, and add three times the change to the error.
+        """Compute a mean over the law of the signal's eigenvalues by the function ``compute``. If the law is known only through
+        atoms at its quantiles, compute it again with neighboring atoms merged in pairs, and add three times the change to the
+        error.
         """
         result = compute(self)
         if self.law == "exact":
@@ -369,7 +371,8 @@ def _subordinated(
     xp: ModuleType, u: Array, atoms: Array, weights: Array
 ) -> _Subordinated:
     """Observed eigenvalue, density and posterior of the signal's eigenvalue (``_Subordinated``) at points u, for a signal whose
-    spectrum is ``atoms`` with ``weights`` and noise of variance 1; in blocks whose arrays fit into the cache.
+    spectrum is ``atoms`` with ``weights`` and noise of variance 1; in blocks whose arrays fit into the cache. ``xp`` is the array
+    namespace.
     """
     block_size = max(1, (1 << 17) // atoms.shape[0])
     count = u.shape[0]
@@ -386,7 +389,7 @@ def _subordinate(
 ) -> _Subordinated:
     """Observed eigenvalue, density and posterior (``_Subordinated``) at one block of points u (n,), for a spectrum of ``atoms``
     with ``weights``. The imaginary part v solves ``sum_i weight_i / ((u - atom_i)^2 + v^2) = 1``, by Newton's method for ``t =
-    v^2``; u lies in a bulk (interval of positive density) where t > 0.
+    v^2``; u lies in a bulk (interval of positive density) where t > 0. ``xp`` is the array namespace.
     """
     atom_distance = u[:, None] - atoms[None, :]
     squared_distance = atom_distance * atom_distance

@@ -19,7 +19,7 @@ def symmetric(matrix: Array) -> Array:
 
 
 def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
-    """Apply a function to symmetric matrices (..., P, P) through their eigenvalues a, ``U diag(f(a)) U^T``.
+    """Apply a function f to symmetric matrices (..., P, P) through their eigenvalues a and eigenvectors U: ``U diag(f(a)) U^T``.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def with_floor(matrix: Array, smallest: float) -> Array:
 
 
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
-    """Raise the diagonal entries of matrices (..., P, P) to at least ``smallest``."""
+    """Raise the diagonal entries of matrices (..., P, P) to at least ``smallest``, by the ``shortfall`` of each."""
     xp = namespace(matrix)
     identity = xp.eye(matrix.shape[-1], **matching(matrix))
     shortfall = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)

@@ -54,7 +54,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        """Return ``function`` with a cache of at most ``maxsize`` results."""
+        """Return ``function`` with a cache of at most ``maxsize`` results, which compares array arguments by value."""
 
         @lru_cache(maxsize=maxsize)
         def cached(*arguments: object) -> T:

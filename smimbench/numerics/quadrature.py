@@ -70,7 +70,7 @@ def gauss_lobatto(count: int) -> Nodes:
 @lru_cache(maxsize=64)
 def half_plane_hermite(count: int) -> Nodes:
     """Product of two Gauss-Hermite rules (``count`` nodes each) for two independent standard normals ``(x, y)`` and functions
-    even in y; only nodes with y >= 0 are kept, with doubled weights.
+    even in y: nodes (2, N) and weights (N,). Only nodes with y >= 0 are kept (``nonnegative_half``), with doubled weights.
 
     ``count``, even, nodes along x: nodes (2, count, count / 2), weights (count, count / 2) whose sum is 1.
     """
@@ -546,8 +546,8 @@ def _split_points(integrand: Callable[[Host, Host], Host], cells: _Cells) -> Hos
 
 @cache
 def _lobatto_rule() -> tuple[Host, Host, Host]:
-    """Gauss-Lobatto nodes and weights of a cell, m each, and the matrix (m - 1, m) from values at the nodes to Legendre
-    coefficients 1 to m - 1.
+    """Gauss-Lobatto nodes and weights of a cell (interval), m each, and the matrix (m - 1, m) from values at the nodes to the
+    Legendre coefficients 1 to m - 1.
 
     The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbor is seen.
     """

@@ -297,7 +297,8 @@ def pooled_errors(
 
 def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
     """Fit a power law of the size D to the variances of runs at K sizes; return its coefficients (log-variance at the smallest
-    size, power) and their covariance. ``powers`` (K, 2) are 1 and log D, ``degrees`` the degrees of freedom of every variance.
+    size, power) and their covariance. ``powers`` (K, 2) are 1 and log D, ``degrees`` the degrees of freedom of every variance;
+    the power is held near its usual value with ``power_weight``.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.

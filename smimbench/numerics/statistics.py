@@ -44,9 +44,9 @@ def controlled_mean(
     collinear: float = 1e-9,
 ) -> tuple[Host, Host]:
     """Means, with standard errors, of several random numbers y (columns of ``samples``), after regression on control variates x
-    (``controls``), whose means are 0. Both are lists with one array per scramble, and each scramble takes its regression
-    coefficients from the others; controls of a standard deviation below ``faintest`` and directions with relative singular
-    values below ``collinear`` are left out.
+    (``controls``), whose means are 0, by their matrices x^T x (``grams``) and x^T y (``cross``). Both are lists with one array
+    per scramble (independent set of random points), and each scramble takes its regression coefficients from the others; controls
+    of a standard deviation below ``faintest`` and directions with relative singular values below ``collinear`` are left out.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def controlled_mean(
 
 
 def quantile(share: float, dof: float = math.inf) -> float:
-    """Quantile at probability ``share`` of Student's t law with ``dof`` degrees of freedom; of the normal law if that is
+    """Quantile at the probability ``share`` of Student's t law with ``dof`` degrees of freedom; of the normal law if that is
     infinite.
     """
     from scipy.special import stdtrit

@@ -78,7 +78,9 @@ def require_consistent(
     """
     if kinds is None:
         _require_standard_inputs(problem, seed)
-        kinds = [k for k in ("prior", "channel") if _is_third_party(problem, k)]
+        kinds = [
+            kind for kind in ("prior", "channel") if _is_third_party(problem, kind)
+        ]
     if "prior" in kinds:
         prior_test = PriorTest(problem, clock, seed)
         _require_prior(prior_test, components or problem.components)
@@ -97,8 +99,9 @@ def require_consistent(
 
 
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
-    r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z: over
-    these, likelihood ratios of shifted latents have mean 1.
+    r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z: over these,
+    likelihood ratios of shifted latents have mean 1. A failing test is repeated once with other draws (``suffix``);
+    ``is_certain`` says that the ratios are not carried by a few draws. ``seed`` is that of the draws.
 
     For any latents ``z`` and ``z'``, whatever the normalization in y,
 
@@ -125,7 +128,7 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
         log_likelihood_at_z, shift_step = _log_likelihood(channel_test, y, z), 0.1
         if not np.isfinite(log_likelihood_at_z).all():
             raise channel_test.fail(
-                "log_likelihood is -inf for the latents from which forward drew the label"
+                "log_likelihood is -inf for the latents from which forward drew the label; it must be finite there"
             )
         # Lengthen the shift until likelihood ratios differ, but not so much that a few of them dominate the mean.
         for _ in range(5):
@@ -179,7 +182,7 @@ def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
 
 def _require_prior(prior_test: PriorTest, P: int) -> None:
     """Test the moments and the denoiser of a prior for signals of P components, at matrices Qhat of information by which
-    components are known to different degrees.
+    components are known to different degrees: multiples (``qhat_factor``) of the inverse prior variance, weighted by component.
     """
     signal = prior_test.call(
         "sample", prior_test.rng("signal, form"), P, prior_test.min_draws
@@ -200,12 +203,14 @@ def _require_prior(prior_test: PriorTest, P: int) -> None:
     unlearned_V = np.asarray(prior_test.call("overlap", 1e-9 * inverse_variance).V)
     if not np.allclose(unlearned_V, variance, rtol=0, atol=0.01 * variance.max()):
         raise prior_test.fail(
-            "overlap: V must equal second_moment - mean_overlap as Qhat vanishes"
+            "overlap: as Qhat goes to 0, the error V must go to second_moment - mean_overlap"
         )
 
 
 def _require_standard_inputs(problem: Problem, seed: int) -> None:
-    """Raise a ProblemError if Gaussian inputs of a third-party package do not have mean 0 and variance 1 in a random instance."""
+    """Raise a ProblemError if Gaussian inputs of a third-party package do not have mean 0 and variance 1 in a random instance, as
+    its remarks say; ``seed`` is that of the instance.
+    """
     inputs = problem.inputs
     if not inputs.gaussian or not _is_third_party(problem, "inputs"):
         return

@@ -112,8 +112,8 @@ class Recursion:
         ), information
 
     def step(self, log_qhat: Host) -> Host:
-        """Change of log Qhat (P, P) in one iteration: of the rough map, if the change's eigenvalues are clearly positive, else
-        accurate.
+        """Change of log Qhat (P, P) in one iteration of the state-evolution map: of the rough map, if the change's eigenvalues
+        are clearly positive, else of the accurate one.
         """
         if self.has_rough_information:
             image, information = self.image(log_qhat, rough=True)
@@ -670,7 +670,7 @@ def _climb_to_fixed_point(
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> SolvedFixedPoint:
-    """Prediction and fixed point of perfect recovery at sample ratio alpha, for a branch."""
+    """Prediction and fixed point of perfect recovery at sample ratio alpha, for a branch (uninformed or informed)."""
     prediction = perfect_prediction(problem, alpha, branch)
     return SolvedFixedPoint(
         prediction,

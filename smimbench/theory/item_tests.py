@@ -413,7 +413,7 @@ class ChannelTest(ItemTest):
                 self.require_finite(f"posterior: {name}", array, array.shape)
         if _stated_error(posterior) > 0.15:
             raise self.fail(
-                f"posterior: the reported error {posterior.error:.2g} of the mean exceeds the limit 0.15"
+                f"posterior: the reported error {posterior.error:.2g} of the mean exceeds the limit 0.15; increase its accuracy"
             )
         return posterior, second_moment
 
@@ -431,7 +431,8 @@ class ChannelTest(ItemTest):
             )
             if not np.allclose(labels_of_half, half_of_labels, rtol=1e-9, atol=1e-12):
                 raise self.fail(
-                    "forward: a label depends on other samples, or on random numbers that do not come from rng"
+                    "forward: a label must depend on the latents of its own sample and on rng only, "
+                    "but it depends on other samples or on random numbers from elsewhere"
                 )
 
         def mean(count: int, purpose: str = "alone") -> tuple[Array, float]:
@@ -514,7 +515,9 @@ class PriorTest(ItemTest):
             for name in ("Q", "V")
         )
         if not np.allclose(Q + V, second_moment, rtol=1e-6, atol=1e-9):
-            raise self.fail("overlap: Q + V must be the second moment of the signal")
+            raise self.fail(
+                "overlap: Q + V must equal second_moment, the second moment of the signal, at every Qhat"
+            )
         standard_error, finite_size_allowance = (
             standard_error_of(claimed_errors),
             self.allowance / dimension,

@@ -418,7 +418,9 @@ def own_theory(
     if not isinstance(prediction, str) and (
         complaint := _why_invalid(prediction, problem.components)
     ):
-        raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
+        raise ValueError(
+            f"the method theory of algorithm {algorithm.name!r} {complaint}"
+        )
     return prediction
 
 

@@ -31,8 +31,8 @@ COORDINATE_SHIFT = 0.02
 
 @dataclass(frozen=True)
 class TracingAccuracy:
-    """Numerical settings for tracing a curve of fixed points. Steps are along the curve, in coordinates of log Qhat;
-    mismatch and gap are in log alpha, and corrections in coordinates.
+    """Numerical settings for tracing a curve of fixed points. Steps are along the curve, in coordinates of log Qhat; mismatch (of
+    a node from its extrapolation) and gap (to a bifurcation) are in log alpha, and corrections in coordinates.
 
     Lengths are in coordinates of Qhat (logarithms).
 

@@ -263,8 +263,9 @@ class PointByDraws:
 
     @cached_property
     def _response(self) -> Host:
-        """Derivative (learned, K) of the MSE of learned components in the residuals of the K compared entries of Qhat (Newton
-        step).
+        """Derivative (learned, K) of the MSE of learned components in the residuals of the K compared entries of Qhat, whose
+        indices are ``rows`` and ``columns``, after a Newton step; ``feedback`` is the unit matrix minus the derivative of the
+        state-evolution map.
         """
         rows, columns = self._entries
         channel: Any = self.problem.channel
@@ -470,7 +471,7 @@ class PointByDraws:
 
     def _signal(self) -> list[Check]:
         """Check the MSE of the signal (P components a) denoised at the printed Qhat; matrices are drawn at two dimensions D and
-        extrapolated in 1/D.
+        extrapolated in 1/D, low-rank signals (vectors) give one sample per entry.
         """
         prior, model, P = (
             self.problem.prior,

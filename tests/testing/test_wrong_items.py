@@ -293,7 +293,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (WorkedOver(wrong="nan"), {"likelihood": "log_likelihood must be finite for labels that forward has drawn"}, ()),
     (
         spoiled(SequenceSoftmax(tokens=2), forward=lambda y, *_: y + 1e-6 * y.mean(0)),
-        {"nishimori": "forward: a label depends on other samples, or on random numbers that do not come from rng"},
+        {"nishimori": "forward: a label must depend on the latents of its own sample and on rng only"},
         (),
     ),
     (WorkedOver(wrong="default generator"), {"bad_input": "forward draws noise without rng, but returns"}, ()),

@@ -84,7 +84,9 @@ class LinearChannel(Channel):
         if self.noise == 0:
             return y
         if rng is None:
-            raise ValueError("rng is required: this channel is noisy")
+            raise ValueError(
+                "forward needs the random generator rng, because this channel is noisy"
+            )
         return y + self._scaled_noise(z, array_like(rng.standard_normal(y.shape), z))
 
 

@@ -54,7 +54,9 @@ class _SignChannel(Channel):
         xp = namespace(z)
         if self.noise > 0:
             if rng is None:
-                raise ValueError("rng is required: this channel is noisy")
+                raise ValueError(
+                    "forward needs the random generator rng, because this channel is noisy"
+                )
             z = z + math.sqrt(self.noise) * array_like(
                 rng.standard_normal(tuple(z.shape)), z
             )

@@ -68,7 +68,7 @@ def check_labels(y: Array) -> None:
     """Raise ValueError if no symmetric matrix has one of the labels y (n, T)."""
     if bool(namespace(y).any(_has_cycle(y))):
         raise ValueError(
-            "impossible labels: the row maxima of a symmetric matrix cannot form a cycle"
+            "impossible labels y: the row maxima of a symmetric matrix cannot form a cycle; take labels that forward returned"
         )
 
 

@@ -157,7 +157,9 @@ def sample_parameters(
     if not (
         variance_1 > 0 and variance_2 * variance_1 - covariance_12 * covariance_12 > 0
     ):
-        raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
+        raise ValueError(
+            f"the covariance V of the latents must be positive definite, got {covariance.tolist()}"
+        )
     margins = (
         np.stack(
             [labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]],

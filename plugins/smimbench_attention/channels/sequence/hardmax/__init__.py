@@ -133,7 +133,8 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
             )
         ):
             raise ValueError(
-                "impossible labels: rows may point at no more than two tokens, and each of these must point at itself"
+                "impossible labels y: rows may point at no more than two tokens, and each of these must point at itself; "
+                "take labels that forward returned"
             )
         prior_deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
         return prior_deviation, posterior_moments(

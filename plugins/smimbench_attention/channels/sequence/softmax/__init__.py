@@ -253,7 +253,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             )[0]
             > 0.0
         ):
-            raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
+            raise ValueError(
+                f"the covariance V of the latents must be positive definite, got {covariance.tolist()}"
+            )
         u = network.output_of_label(y)
         if self._network.is_exact:
             return two_layers.integrate(
