@@ -347,8 +347,8 @@ class Continuation:
             axis=0,
         )
         expected_x, x_before_end = (
-            interpolated_value(lengths, fitted_x, factor * step)
-            for factor in (1.0, 0.95)
+            interpolated_value(lengths, fitted_x, step_share * step)
+            for step_share in (1.0, 0.95)
         )
         if not np.linalg.norm(expected_x - tangent_point) < step / 2:
             return tangent_point, tangent

@@ -90,8 +90,8 @@ def exponential(matrix: Host) -> Host:
 
 
 class Recursion:
-    """State-evolution map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio alpha, with I the information
-    of the labels and kappa a constant of the model.
+    """State-evolution map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio alpha, with I the information of
+    the labels and kappa a constant of the model, 1 or 2.
     """
 
     def __init__(self, problem: Problem, alpha: float) -> None:
@@ -547,7 +547,8 @@ class CoupledCurve(Curve):
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
         r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V, (P, P)) becomes unstable:
-        the inverse of kappa times the leading eigenvalue of the linearized map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
+        the inverse of kappa (the model's factor in ``Qhat = kappa alpha I``) times the leading eigenvalue of the linearized map
+        ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
         """
         response_matrix, response_error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)

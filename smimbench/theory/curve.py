@@ -300,8 +300,10 @@ class Potential:
                 [label_term, prior_term, label_term * segment.error], axis=1
             )
             fine_integral, coarse_integral = (
-                CubicSpline(segment.position[::k], integrands[::k]).antiderivative()
-                for k in (1, 2)
+                CubicSpline(
+                    segment.position[::stride], integrands[::stride]
+                ).antiderivative()
+                for stride in (1, 2)
             )
             negative_log_V = np.maximum.accumulate(
                 -np.log(np.maximum(segment.V.sum(1), 1e-300))
@@ -350,8 +352,9 @@ class Potential:
 def free_entropy_between(
     problem: Problem, alpha: float, start_qhat: Host, end_qhat: Host
 ) -> tuple[float, float]:
-    """Difference of the free entropy between two values of Qhat (P, P) at sample ratio alpha, end minus start, and its error.
-    Its gradient is integrated along a path between them, at positions 0 to 1, where overlap and error are Q and V.
+    """Difference of the free entropy between two values of Qhat (P, P) at sample ratio alpha, end minus start, and its error. Its
+    gradient is integrated along a path between them, at positions 0 to 1, where overlap and error are Q and V; kappa is the
+    model's factor, 1 or 2, in ``Qhat = kappa alpha I(Q)``.
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """
@@ -463,9 +466,9 @@ def thresholds_with_reasons(
 
 
 def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
-    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish. It is the limit
-    of alpha at small error, extrapolated from three small errors at which all P components have the same ratio (balance);
-    ``unknown_counts`` is diag(V Qhat), per component.
+    r"""Perfect-recovery threshold: sample ratio above which zero error is stable; None if errors never vanish. It is the limit of
+    alpha at small error, extrapolated from three small errors at which all P components have the same ratio (balance);
+    ``unknown_counts`` is diag(V Qhat), per component, and kappa the model's factor, 1 or 2, in ``Qhat = kappa alpha I(Q)``.
 
     As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
     prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa

@@ -584,8 +584,8 @@ class PriorTest(ItemTest):
 
         values_per_draw: list[dict[str, Array]] = []
         claimed_errors = []
-        for k in range(self.signal_draws):
-            rng = self.rng(f"signal{suffix}", draw_index, k)
+        for signal_index in range(self.signal_draws):
+            rng = self.rng(f"signal{suffix}", draw_index, signal_index)
             signal = np.asarray(self.call("sample", rng, P, dimension), dtype=float)
             R = signal + np.tensordot(
                 noise_root, model.draw_noise(rng, P, dimension), axes=1
@@ -634,8 +634,10 @@ class PriorTest(ItemTest):
             values_per_draw.append(test_values)
         means = _means(
             {
-                k: np.concatenate([test_values[k] for test_values in values_per_draw])
-                for k in values_per_draw[0]
+                fault: np.concatenate(
+                    [test_values[fault] for test_values in values_per_draw]
+                )
+                for fault in values_per_draw[0]
             }
         )
         # A moment that is simulated has the error of the map where nothing is known.

@@ -104,8 +104,8 @@ def independent_parts(
     if isinstance(curve, GridCurve):
         log_qhat = [float(node) for node in curve.log_qhat]
         return [
-            ("nodes", log_qhat[k : k + NODES_PER_PART])
-            for k in range(0, len(log_qhat), NODES_PER_PART)
+            ("nodes", log_qhat[first_node : first_node + NODES_PER_PART])
+            for first_node in range(0, len(log_qhat), NODES_PER_PART)
         ]
     return (
         [("ratio", [float(alpha)]) for alpha in alphas]
@@ -275,8 +275,10 @@ def limit_point(
     """
     # Matrices of all evaluations and starts, (E, S, P, P) each.
     overlap_arrays = []
-    for k in range(3):
-        matrices = [[overlaps[k] for overlaps in starts] for starts in evaluations]
+    for overlap_index in range(3):
+        matrices = [
+            [overlaps[overlap_index] for overlaps in starts] for starts in evaluations
+        ]
         overlap_arrays.append(np.array(matrices, dtype=float))
     overlaps = aligned(problem, Overlaps(*overlap_arrays))
     metrics_of_evaluations = {
@@ -286,9 +288,9 @@ def limit_point(
         name: value.mean(axis=0) for name, value in metrics_of_evaluations.items()
     }
     metric_errors = {name: np.zeros_like(value) for name, value in metric_means.items()}
-    for k, error in enumerate(uncertain or ()):
+    for overlap_index, error in enumerate(uncertain or ()):
         shifted_overlaps = [
-            matrix + error if k == index else matrix
+            matrix + error if overlap_index == index else matrix
             for index, matrix in enumerate(overlaps)
         ]
         for name, value in scores(Overlaps(*shifted_overlaps)).items():

@@ -66,9 +66,9 @@ SMALL_QHAT = 4e-4
 
 class ScalarCurve(Curve):
     """Curve ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` of fixed points over the scalar information Qhat, for one component or
-    several that share one overlap Q. Nodes are values of log Qhat, ``nodes_per_decade`` of Qhat between ``lowest_qhat`` and
-    ``highest_qhat``; ``small_qhats`` give the limit of alpha without overlap, and ``smallest_error`` is a share of the prior
-    variance.
+    several that share one overlap Q; kappa is the model's factor, 1 or 2. Nodes are values of log Qhat, ``nodes_per_decade`` of
+    Qhat between ``lowest_qhat`` and ``highest_qhat``; ``small_qhats`` give the limit of alpha without overlap, and
+    ``smallest_error`` is a share of the prior variance.
 
     Attributes
     ----------
@@ -438,7 +438,8 @@ class ScalarCurve(Curve):
         ):
             return None  # alpha rises without limit: some noise of the labels remains
         end_ratios = [
-            self._alpha_at(np.log(end_qhat / 10**k)) for k in range(5, -1, -1)
+            self._alpha_at(np.log(end_qhat / 10**decades))
+            for decades in range(5, -1, -1)
         ]
         if not (
             np.isfinite(end_ratios).all() and end_ratios[-1] <= 1.5 * end_ratios[-4]

@@ -94,9 +94,9 @@ SAMPLED = TracingAccuracy(
 
 
 class ComponentRatios:
-    """Sample ratios ``alpha_a = Qhat_aa / (kappa I_aa)`` at which component a would be at a fixed point, for all components
-    that decouple, as functions of coordinates x of Qhat (about log Qhat_aa). ``critical_a`` is the largest Qhat_aa at which the
-    overlap of component a still has its lowest value.
+    """Sample ratios ``alpha_a = Qhat_aa / (kappa I_aa)`` at which component a would be at a fixed point, for all components that
+    decouple, as functions of coordinates x of Qhat (about log Qhat_aa); kappa is the model's factor, 1 or 2. ``critical_a`` is
+    the largest Qhat_aa at which the overlap of component a still has its lowest value.
 
     The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + s) -
     sqrt(s)``, ``l = log(1 + Qhat_aa - critical_a)`` and ``s = COORDINATE_SHIFT``: beyond weak recovery alpha rises steeply at
@@ -225,10 +225,10 @@ class ComponentRatios:
     def log_ratios(
         self, x: Host, learned_components: Sequence[int], *, rough: bool = False
     ) -> tuple[Host, Host]:
-        """Compute ``log alpha_a`` (P,) and its error at coordinates x (overlap Q, error V): where component a is at a fixed
-        point if it is learned, else where it becomes unstable. alpha_a is 1 over kappa times a rate: information over Qhat, or
-        for unlearned components the growth of the overlap (susceptibility times response); infinite at rate 0. ``rough`` values
-        are for finite differences only.
+        """Compute ``log alpha_a`` (P,) and its error at coordinates x (overlap Q, error V): where component a is at a fixed point
+        if it is learned, else where it becomes unstable. alpha_a is 1 over a rate times kappa, the model's factor: information
+        over Qhat, or for unlearned components the growth of the overlap (susceptibility times response); infinite at rate 0.
+        ``rough`` values are for finite differences only.
         """
         qhat = self.qhat(x, learned_components)
         Q, V = self.overlap(qhat)

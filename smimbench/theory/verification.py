@@ -504,7 +504,7 @@ class PointByDraws:
         if self.problem.features is not None:
             D = len(self.problem.features)
             samples = np.concatenate(
-                [squared_errors_of(D, k) for k in range(max(2, self.draws // D))],
+                [squared_errors_of(D, draw) for draw in range(max(2, self.draws // D))],
                 axis=1,
             )
         elif has_low_rank:
@@ -512,10 +512,13 @@ class PointByDraws:
         else:  # the effect of 1/D is extrapolated, and counted as an error
             small_D_errors, large_D_errors = (
                 np.concatenate(
-                    [squared_errors_of(factor * DIMENSION, k) for k in range(MATRICES)],
+                    [
+                        squared_errors_of(size_factor * DIMENSION, draw)
+                        for draw in range(MATRICES)
+                    ],
                     axis=1,
                 )
-                for factor in (1, 2)
+                for size_factor in (1, 2)
             )
             samples, finite_size_bias, check_options = (
                 2 * large_D_errors - small_D_errors,
