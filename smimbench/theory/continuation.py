@@ -65,7 +65,8 @@ class Continuation:
 
     def __init__(self, problem: Problem) -> None:
         """Compute the first node of the curve, at the prior mean (overlap Q, error V), where components a that labels inform
-        about there start to be learned; x (P,) are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx.
+        about there start to be learned; x (P,) are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx, alpha_a being the
+        sample ratio that component a requires.
         """
         self.problem = problem
         self.ratios = ComponentRatios(problem)
@@ -293,7 +294,7 @@ class Continuation:
 
     def _distance_to_bifurcation(self, stage: Stage) -> float:
         """Extrapolated distance along the curve to the next bifurcation, plus a margin, from the last two nodes. A component a
-        becomes unstable where its stability gap, log alpha minus its own ``log alpha_a``, rises to 0.
+        becomes unstable where its stability gap, log alpha minus the log of the ``alpha_a`` up to which it is stable, rises to 0.
         """
         if len(stage.nodes) < 2:
             return np.inf
@@ -391,7 +392,7 @@ class Continuation:
 
     def _bifurcate_at_start(self, stage: Stage) -> bool:
         """Start the next stage at once if another component a is already unstable at this stage's first node: its ``log
-        alpha_a`` is below log alpha.
+        alpha_a``, up to which it is stable, is below log alpha.
         """
         node = stage.nodes[0]
         unlearned = [
@@ -446,7 +447,9 @@ class Continuation:
         lengths = (lengths - lengths[-2]) / (lengths[-1] - lengths[-2])
 
         def crossing_position(a: int) -> float:
-            """Position at which the interpolated stability gap, log alpha minus ``log alpha_a``, of component a vanishes."""
+            """Position at which the interpolated stability gap of component a, log alpha minus the ``log alpha_a`` up to which it
+            is stable, vanishes.
+            """
             stability_gaps = np.array(
                 [point.log_alpha - point.log_ratios[a] for point in fitted_nodes]
             )
@@ -481,7 +484,9 @@ class Continuation:
             )
 
         def stability_gap(point: Node) -> float:
-            """Log alpha minus the ``log alpha_a`` of the component a that becomes unstable, at the node ``point``."""
+            """Log alpha minus the ``log alpha_a`` up to which the component a that becomes unstable is stable, at the node
+            ``point``.
+            """
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:

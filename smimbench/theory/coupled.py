@@ -101,8 +101,8 @@ class Recursion:
         self.second_moment = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log_qhat: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
-        """Image (P, P) of log Qhat under the state-evolution map, and the information I there; ``rough`` for finite differences
-        only.
+        """Image (P, P) of log Qhat under the state-evolution map, and the information I there; ``rough``, from few labels, for
+        finite differences only.
         """
         information = information_at(
             self.problem, *overlap_at(self.problem, exponential(log_qhat)), rough=rough
@@ -112,8 +112,8 @@ class Recursion:
         ), information
 
     def step(self, log_qhat: Host) -> Host:
-        """Change of log Qhat (P, P) in one iteration of the state-evolution map: of the rough map, if the change's eigenvalues
-        are clearly positive, else of the accurate one.
+        """Change of log Qhat (P, P) in one iteration of the state-evolution map: of the rough map (information from few labels),
+        if the change's eigenvalues are clearly positive, else of the accurate one.
         """
         if self.has_rough_information:
             image, information = self.image(log_qhat, rough=True)
@@ -131,8 +131,8 @@ class Recursion:
         offset: Host | None = None,
     ) -> FixedPoint:
         """Iterate the map from Qhat = ``start`` (P, P) to a fixed point, until the residual is below ``residual_tolerance``.
-        Iterations that come to the known fixed point ``target`` end there; ``offset`` (accurate minus rough map) of a fixed
-        point nearby corrects a rough map at first.
+        Iterations that come to the known fixed point ``target`` end there; ``offset`` (accurate minus rough map, that with
+        information from few labels) of a fixed point nearby corrects a rough map at first.
         """
         if not self.has_rough_information:
             return self._accelerate(start, residual_tolerance, target)
@@ -160,8 +160,9 @@ class Recursion:
         target: FixedPoint | None,
         offset: Host | None,
     ) -> FixedPoint:
-        """Iterate the rough map from Qhat = ``start`` to a fixed point, correct the map there by its offset (accurate minus
-        rough log Qhat), and repeat until the accurate residual is small, or the known fixed point ``target`` is reached.
+        """Iterate the rough map (information from few labels) from Qhat = ``start`` to a fixed point, correct the map there by
+        its offset (accurate minus rough log Qhat), and repeat until the accurate residual is small, or the known fixed point
+        ``target`` is reached.
         """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
@@ -228,8 +229,8 @@ class Recursion:
         stated_error: float | None = None,
     ) -> FixedPoint:
         """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, or to the known one
-        ``target``. With an ``offset``, the rough map plus offset is iterated, whose relative error is ``stated_error``; else
-        the accurate map.
+        ``target``; mixing weights are fitted to the last points and their steps. With an ``offset``, the rough map (information
+        from few labels) plus offset is iterated, whose relative error is ``stated_error``; else the accurate map.
         """
         upper_triangle = np.triu_indices(len(start))
         log_qhat = symmetric_logarithm(start)

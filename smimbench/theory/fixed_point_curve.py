@@ -136,7 +136,7 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_one(self, alpha: float, branch: str) -> Prediction:
         """Predict the fixed point of one branch at one sample ratio alpha, where the traced curve crosses it. The error of V
         follows from Qhat at coordinates x plus and minus their error; a component a may be learned where the error of x_a is
-        nonzero. ``ratio_error`` is that of the alpha_a at fixed x, relative.
+        nonzero. ``ratio_error`` is that of the alpha_a (sample ratio that component a requires) at fixed x, relative.
         """
         self.trace(until=alpha if branch == "uninformed" else None)
         traced_curve = self._traced_so_far()
@@ -214,9 +214,9 @@ class FixedPointCurve(Continuation, Curve):
         interpolation_error: Host,
         curve_derivative: Host,
     ) -> tuple[Host, Host]:
-        """Numerical errors (P,) at a ``position`` of a stage: of coordinates x at fixed alpha, and of the log alpha_a at fixed
-        x, from the errors of the nodes around it (Jacobians d log alpha_a / dx interpolated between them) and of the
-        interpolation.
+        """Numerical errors (P,) at a ``position`` of a stage: of coordinates x at fixed alpha, and of the log alpha_a (sample
+        ratio that component a requires) at fixed x, from the errors of the nodes around it (Jacobians d log alpha_a / dx
+        interpolated between them) and of the interpolation. ``curve_derivative`` is that of x and log alpha along the curve.
         """
         node_positions, moving_components = (
             stage_curve.node_positions,

@@ -518,10 +518,8 @@ class PriorTest(ItemTest):
             raise self.fail(
                 "overlap: Q + V must equal second_moment, the second moment of the signal, at every Qhat"
             )
-        standard_error, finite_size_allowance = (
-            standard_error_of(claimed_errors),
-            self.allowance / dimension,
-        )
+        standard_error = standard_error_of(claimed_errors)
+        finite_size_allowance = self.allowance / dimension
         allowance = (
             LARGEST_Z * standard_error
             + finite_size_allowance
@@ -573,10 +571,8 @@ class PriorTest(ItemTest):
             summand_total = summand.sum(0)
             if self.is_low_rank:
                 # A mean over a few entries is as good a sample as an entry.
-                factor, summand_total = (
-                    factor.reshape(P, 5, -1),
-                    summand_total.reshape(5, -1),
-                )
+                factor = factor.reshape(P, 5, -1)
+                summand_total = summand_total.reshape(5, -1)
                 sums = np.einsum("pkd,kd->kp", factor, summand_total)
                 return np.asarray(sums / (dimension / 5))
             summand_total = np.broadcast_to(summand_total, summand.shape)

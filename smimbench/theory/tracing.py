@@ -321,9 +321,9 @@ Interpolant = Callable[..., Host]
 
 @dataclass
 class Node:
-    """Node of a traced curve, one computed fixed point: coordinates x (P,) of Qhat, ``log_ratios`` (log alpha_a of each
-    component a) and their error, ``jacobian`` d log_ratios / dx, and ``log_alpha`` of the curve. ``residual`` is how far
-    log_ratios may be from log_alpha, ``rough_error`` their accurate minus rough values.
+    """Node of a traced curve, one computed fixed point: coordinates x (P,) of Qhat, ``log_ratios`` (log alpha_a of each component
+    a, the sample ratio at which it is at a fixed point) and their error, ``jacobian`` d log_ratios / dx, and ``log_alpha`` of the
+    curve. ``residual`` is how far log_ratios may be from log_alpha, ``rough_error`` their accurate minus rough values.
     """
 
     x: Host
@@ -336,7 +336,9 @@ class Node:
 
     @property
     def total_error(self) -> Host:
-        """Total numerical error (P,) of the curve's ``log_alpha``, as the log alpha_a of each component gives it."""
+        """Total numerical error (P,) of the curve's ``log_alpha``, as given by the log alpha_a of each component a, the sample
+        ratio at which it is at a fixed point.
+        """
         return self.error + self.residual
 
 
@@ -431,8 +433,8 @@ def finite_change(start: Host, end: Host) -> Host:
 
 
 class Corrector:
-    """Corrector of the continuation: finds coordinates x of Qhat at which the ``log alpha_a`` of all moving
-    components a agree.
+    """Corrector of the continuation: finds coordinates x of Qhat at which the ``log alpha_a`` of all moving components a agree,
+    where alpha_a is the sample ratio at which component a is at a fixed point.
     """
 
     def __init__(self, ratios: ComponentRatios) -> None:
@@ -440,8 +442,9 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences in coordinates x; return the log
-        alpha_a there. The coordinate of one component a of the stage at a time is shifted by ``difference_step``.
+        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences in coordinates x, alpha_a being the
+        sample ratio at which component a is at a fixed point; return the log alpha_a there. The coordinate of one component a of
+        the stage at a time is shifted by ``difference_step``.
 
         Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
         computed so, only the columns of new components are added.
@@ -474,7 +477,9 @@ class Corrector:
         return base_log_ratios
 
     def tangent(self, stage: Stage, jacobian: Host) -> Host:
-        """Unit tangent (P,), the forward direction of the curve, at a node with this ``jacobian`` d log alpha_a / dx."""
+        """Unit tangent (P,), the forward direction of the curve, at a node with this ``jacobian`` d log alpha_a / dx; alpha_a is
+        the sample ratio at which component a is at a fixed point, the same for all moving components along the curve.
+        """
         moving_components = stage.moving_components
         tangent = np.zeros(len(jacobian))
         if len(moving_components) == 1:
@@ -494,8 +499,9 @@ class Corrector:
     def _correction_system(
         self, moving_components: list[int], jacobian: Host, tangent: Host
     ) -> Host:
-        """Matrix of the linear system for a correction of x on ``moving_components``: differences of the Jacobian's rows to the
-        first (``log alpha_a`` must agree), and the tangent as last row (no step along the curve).
+        """Matrix of the linear system for a correction of x on ``moving_components``: differences of the rows of the Jacobian d
+        log alpha_a / dx to the first (the sample ratios ``alpha_a`` that components require must agree), and the tangent as last
+        row (no step along the curve).
         """
         moving_jacobian = jacobian[np.ix_(moving_components, moving_components)]
         return np.vstack(
@@ -505,7 +511,9 @@ class Corrector:
     def _correction_noise(
         self, moving_components: list[int], error: Host, jacobian: Host, tangent: Host
     ) -> float:
-        """Standard error of a correction of x across the curve, from the standard ``error`` (P,) of the log alpha_a."""
+        """Standard error of a correction of x across the curve, from the standard ``error`` (P,) of the log alpha_a, the sample
+        ratio that each component requires, whose derivatives in x are the ``jacobian``.
+        """
         if len(moving_components) < 2:
             return 0.0
         inverse_system = np.linalg.pinv(
@@ -523,8 +531,8 @@ class Corrector:
         jacobian: Host,
         tangent: Host,
     ) -> Host:
-        """Newton step (P,) in x, perpendicular to the ``tangent``, after which the ``log_ratios`` (log alpha_a) of moving
-        components agree.
+        """Newton step (P,) in x, perpendicular to the ``tangent``, after which the ``log_ratios`` (log alpha_a, the sample ratio
+        that component a requires) of moving components agree.
         """
         correction = np.zeros(len(log_ratios))
         if len(moving_components) > 1:
@@ -557,10 +565,11 @@ class Corrector:
     def corrected_node(
         self, stage: Stage, origin: Node, x: Host, tangent: Host
     ) -> tuple[Node, float]:
-        """Find the point of the curve near ``x``, where the log alpha_a (``log_ratios``) agree; return it and the largest
-        correction of x (perpendicular to ``tangent``) beyond noise. Newton steps use the Jacobian of the node ``origin``,
-        updated on the way (Broyden) or measured again from rough values at ``rough_x``; ``last_ratios`` are the log alpha_a at
-        ``last_x``, and the change by the last correction is counted in the residual.
+        """Find the point of the curve near ``x``, where the log alpha_a (``log_ratios``; alpha_a is the sample ratio that
+        component a requires) agree; return it and the largest correction of x (perpendicular to ``tangent``) beyond noise. Newton
+        steps use the Jacobian of the node ``origin``, updated on the way (Broyden) or measured again from rough values at
+        ``rough_x``; ``last_ratios`` are the log alpha_a at ``last_x``, and the change by the last correction is counted in the
+        residual.
         """
         accuracy, moving_components, largest_correction = (
             self.ratios.accuracy,

@@ -221,8 +221,8 @@ class PointByDraws:
 
     def draw(self, Q: Host, V: Host) -> tuple[Host, Host, float]:
         """Draw ``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` over sites c (n, P, P), whose means are the information at
-        overlap Q and error V, with ``g = V^-1 (<z> - omega)`` and ``h = V^-1 (z - omega)``; the last result is the bias by the
-        posterior's error.
+        overlap Q and error V, with ``g = V^-1 (<z> - omega)`` and ``h = V^-1 (z - omega)`` for latents z of mean omega and
+        posterior mean <z>; the last result is the bias by the posterior's error.
         """
         V_inverse = np.linalg.inv(V)
         by_posterior, by_teacher, posterior_error = [], [], 0.0
