@@ -182,9 +182,9 @@ def _normal_equations(prior, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
-    """Minimize the cost -2 log-weight over mean t, difference v of the logits of attention p and r by Levenberg-Marquardt steps
-    (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little wider, as tails are rarely
-    thinner.
+    """Minimize the cost -2 log-weight of ``sample`` over mean t, difference v of the logits of attention p and r by
+    Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little
+    wider, as tails are rarely thinner. ``prior`` is a ``Weight``.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -218,9 +218,10 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 @_compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, sums):
-    """Integrate by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), mean and difference of the logits of p and r, into
-    ``sums``; return the logarithm of their unit, and the frame that was found, from means and (co)variances tt, tv, vv of a, b,
-    which are (a_1, b_1) less their prior means, in prior widths.
+    """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), mean and
+    difference of the logits of p and r, into ``sums``; return the logarithm of their unit, and the frame that was found, from
+    means and (co)variances tt, tv, vv of a, b, which are (a_1, b_1) less their prior means, in prior widths. k counts points,
+    ``prior`` is a ``Weight``.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -351,11 +352,12 @@ def _product_range(low, high, factor_low, factor_high):
 
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
-    """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y = t off the ridge, where it exceeds ``threshold``; and
-    by how much it varies with a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: attention p and r
-    is monotone in both coordinates; s = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v is
-    nearest to 0. The label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left,
-    with that of p, bounds b_2.
+    """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y being t, the mean logit of attention p and r, less its
+    value on the ridge (the curve along which the weight is long), where it exceeds ``threshold``; and by how much it varies with
+    a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: p and r are monotone in both coordinates; s
+    = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v, the difference of the logits, is nearest
+    to 0. The label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with
+    that of p, bounds b_2. ``prior`` is a ``Weight``.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -451,8 +453,8 @@ def _upper_bound(prior, sample, cell, threshold):
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
     """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
-    half-widths), y being the distance of t, the mean logit of p and r, from the ridge; ``nodes`` are the k points in [-1, 1]
-    along either axis, i and j their indices.
+    half-widths), y being t, the mean logit of attention p and r, less its value on the ridge (the curve along which the weight is
+    long); ``nodes`` are the k points in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -473,8 +475,9 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
-    """Write to ``cells`` equal cells (center y, b; half-widths) that cover the prior of ``sample``, y = t off the ridge, the mean
-    logit less that of the curve at the same v; return their number.
+    """Write to ``cells`` equal cells (center y, b; half-widths) that cover the ``prior`` of ``sample``, y being the mean logit t
+    less its value on the ridge, the curve along which the weight is long; return their number. i and j count cells along the
+    axes.
     """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
@@ -500,10 +503,11 @@ def _root_cells(prior, sample, accuracy, cells):
 
 @_compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
-    """Integrate into ``sums`` over cells of (y, b), y = t off the ridge, t the mean logit, halved until the log-weight varies by
-    at most ``largest_variation`` along either axis; return the logarithm of the unit of ``sums``, and whether it was given up.
-    ``rule`` has the nodes of a cell, ``buffers`` are work arrays: cells, the halves of those to be halved, and per cell the upper
-    bound, variations, log-area and highest probe. All cells of one depth are looked at before any is halved.
+    """Integrate the posterior weight of ``sample`` into ``sums`` over cells of (y, b), y being the mean logit t less its value on
+    the ridge (the curve along which the weight is long), halved until the log-weight varies by at most ``largest_variation``
+    along either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule`` has the nodes of a
+    cell, ``buffers`` are work arrays: cells, the halves of those to be halved, and per cell the upper bound, variations, log-area
+    and highest probe; k counts cells, i and j points. All cells of one depth are looked at before any is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers

@@ -169,8 +169,8 @@ def multiply_attention(table, n, layers, first_layer, skip):
 @jit
 def _solve_two(table, n, u, prior):
     """Solve ``u = B z_L`` for the last layer's latents z_L (rows SOLVED) of two tokens at n points, B the product of the
-    attention matrices of the layers below, and write its determinant to the row DET. ``u`` holds the outputs, taken with sign +,
-    and u_1 - u_2; ``prior`` is a ``LatentLaw``.
+    attention matrices of the layers below, with off-diagonal entries OFF_1 and OFF_2, and write its determinant to the row DET.
+    ``u`` holds the outputs, taken with sign +, and u_1 - u_2; ``prior`` is a ``LatentLaw``.
     """
     hidden_layers = prior.root.shape[0]
     multiply_attention(table, n, hidden_layers, 0, prior.skip)
