@@ -60,7 +60,7 @@ class DerivedPrior(Delegate):
                 setattr(self, name, getattr(prior, name))
 
     def second_moment(self, components: int) -> Host:
-        """Second moment ``E[S_p . S_q] / D`` (P, P) of the P components of the signal S in dimension D, host."""
+        """Second moment ``E[S_p . S_q] / D`` (P, P) of the P components of the signal S in dimension D, as a host array."""
         raise NotImplementedError
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -130,7 +130,7 @@ class DerivedLaw(DerivedPrior):
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
-        """Function for the error of the posterior mean of one component, of its information (inverse noise variance)."""
+        """Function for the error of the posterior mean of one component at a given information (inverse noise variance)."""
         raise NotImplementedError
 
     def _scalar_error(self, information: Host) -> Host:
@@ -146,13 +146,11 @@ class DerivedLaw(DerivedPrior):
         return np.where(variance * information < 1e-6, linear_error, error)
 
     def mean_overlap(self, components: int) -> Host:
-        """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; P is ``components``;
-        host.
-        """
+        """Overlap (P, P) of the prior mean with itself: all entries are the squared mean of the law; P is ``components``."""
         return np.full((components, components), self.center**2)
 
     def second_moment(self, components: int) -> Host:
-        """Second moment (P, P) of the signal: ``mean_overlap`` plus the variance on the diagonal; P is ``components``; host."""
+        """Second moment (P, P) of the signal, where P is ``components``: ``mean_overlap`` plus the variance on the diagonal."""
         return self.mean_overlap(components) + self.variance * np.eye(components)
 
 
@@ -165,9 +163,9 @@ def error_curve(
     steady: float = 1e-7,
 ) -> Callable[[Host], Host]:
     """Interpolate the error V of the posterior mean as a function of the information (inverse noise variance), from values of
-    ``exact_error`` on a logarithmic grid with ``per_decade`` points around ``1 / variance``. With ``takes_grid``, exact_error
-    takes all points at once; otherwise it is no longer called once the gain, V over the error of a linear estimate, changes by
-    less than ``steady``.
+    ``exact_error`` on a logarithmic grid with ``per_decade`` points around ``1 / variance``; ``variance`` is the prior's. With
+    ``takes_grid``, exact_error takes all points at once; otherwise it is no longer called once the gain, V over the error of a
+    linear estimate, changes by less than ``steady``.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
     the best linear estimate the estimate is. ``takes_grid``: ``exact_error`` takes the whole grid at once. ``per_decade``: values
@@ -222,7 +220,8 @@ def _gains_until_steady(
     exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
     """Tabulate ``log(V (1/variance + information))``, the logarithm of the error V (``exact_error``) over that of a linear
-    estimate, on a ``grid`` of informations; constant once it changes by less than ``tolerance`` three times in a row.
+    estimate, on a ``grid`` of informations (inverse noise variances), for a prior of this ``variance``; constant once it changes
+    by less than ``tolerance`` three times in a row.
     """
     log_gain = np.zeros(len(grid))
     steady_count = 0
@@ -258,7 +257,7 @@ class SimulatedPrior(DerivedPrior):
     """
 
     def __init__(self, prior: Prior, model: Model) -> None:
-        """Wrap a prior for a model, which gives the shape of signals and the noise."""
+        """Wrap a prior for a model, which gives the shape of signals and the noise of their observation."""
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"

@@ -51,8 +51,8 @@ def log_likelihood(channel: Channel, y: Array, z: Array) -> Array:
 
 
 def gives_probabilities(problem: ProblemLike) -> bool:
-    """Whether the observable labels of a problem are rows of probabilities, as attention matrices are. ``y`` are labels of a
-    few random latents ``z``.
+    """Whether the observable labels of a problem are rows of probabilities, as attention matrices are. ``y`` are the channel's
+    labels of a few random latents ``z``.
     """
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))

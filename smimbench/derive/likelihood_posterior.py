@@ -195,7 +195,7 @@ class Samples:
             )
         if bool(xp.any(xp.isnan(log_likelihoods) | (log_likelihoods == math.inf))):
             raise ValueError(
-                "log_likelihood returned a number that is not finite (only -inf is allowed)"
+                "log_likelihood must return finite numbers or -inf, but returned a number that is not finite"
             )
         return xp.reshape(clip(log_likelihoods, IMPOSSIBLE, None), (N, k))
 
@@ -278,7 +278,7 @@ class Samples:
 
 def effective_count(log_weights: Array, xp: ModuleType) -> Array:
     """Effective number (N,) of points, ``(sum w)^2 / sum w^2``, under weights w with logarithms ``log_weights`` (N, K); 0 where
-    all points are impossible.
+    all points are impossible. ``xp`` is the array namespace.
     """
     largest_log_weight = xp.max(log_weights, axis=1, keepdims=True)
     weights = xp.exp(clip(log_weights - largest_log_weight, -700.0, 0.0))
@@ -291,8 +291,8 @@ def effective_count(log_weights: Array, xp: ModuleType) -> Array:
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
-    """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign. ``mirror_normal`` is
-    the normal of the mirror.
+    """Reflect points (..., K, d) so that the first unit vector maps to ``axis`` (..., d), up to sign. ``mirror_normal`` is the
+    normal of the mirror, ``xp`` the array namespace.
     """
     axis_numbers = xp.arange(axis.shape[-1], device=matching(axis)["device"])
     unit_vector = xp.astype(axis_numbers == 0, axis.dtype)
@@ -314,7 +314,7 @@ def _tempered_fit(
 ) -> tuple[Array, Array]:
     """Mean and covariance of points u (N, K, d) under tempered weights (``log_weights`` times a power), for one step of the fit
     of a Gaussian, whose present ``mean`` and ``covariance`` the result is shrunk to. The power is the largest one, ``2 **
-    exponent``, at which enough points are effective.
+    exponent``, at which enough points (``target_count``) are effective, found by bisection; ``xp`` is the array namespace.
 
     Weights are raised to the power that makes the fraction ``FIT_FRACTION`` of the points effective.
 
@@ -439,8 +439,8 @@ def _from_prior(block: Samples) -> PosteriorMoments:
 
 
 def _for_narrow_posteriors(block: Samples) -> PosteriorMoments:
-    """Posterior moments of samples whose posterior is so narrow that few points drawn from the prior lie in it. ``block`` is
-    a block of samples.
+    """Posterior moments of samples whose posterior is so narrow that few points drawn from the prior lie in it: along lines, or
+    from a fitted Gaussian. ``block`` is a block of samples.
     """
     if block.d > 3:
         return _from_fit(block)
@@ -605,8 +605,10 @@ def _combine_replicates(
     points: Array,
     line_variance: Array | None = None,
 ) -> PosteriorMoments:
-    """Combine K ``points`` (R, n, K, d) of R independent replicates and n samples, with log-weights (R, n, K), into posterior
-    moments. If points are means along lines, ``line_variance`` is the posterior variance along each line, times its direction.
+    """Combine K ``points`` (R, n, K, d) of R independent replicates and n samples of the ``block``, with log-weights (R, n, K),
+    into posterior moments. If points are means along lines, ``line_variance`` is the posterior variance along each line, times
+    its direction. The error is the scatter of replicates; where few points are effective, at least that of so many draws from the
+    cloud of points.
 
     ``line_variance`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the
     spread of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.

@@ -179,7 +179,7 @@ class DensityPrior(DerivedLaw):
         if np.isnan(log_density).any() or (log_density == math.inf).any():
             raise ParameterError(
                 "log_density",
-                "returned a number that is not finite (only -inf is allowed)",
+                "must return finite numbers or -inf, but returned a number that is not finite",
             )
         return np.maximum(log_density, IMPOSSIBLE)
 
@@ -191,7 +191,7 @@ class DensityPrior(DerivedLaw):
         )
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean (P, D) of the signal, host, where P is ``components`` and D ``dimension``."""
+        """Prior mean (P, D) of the signal, where P is ``components`` and D ``dimension``, as a host array."""
         return np.full((components, dimension), self.center)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
@@ -341,7 +341,7 @@ class DensityPrior(DerivedLaw):
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
-        """Error V of one component as a function of its information, by quadrature."""
+        """Function for the error V of one component at a given information (inverse noise variance), by quadrature."""
         return error_curve(self._exact_error, self.variance, takes_grid=True)
 
     def _exact_error(self, information: Host) -> Host:
@@ -467,7 +467,7 @@ class SpectrumPrior(DerivedLaw):
         return np.asarray(to_host(self._quantile(probabilities)), dtype=np.float64)
 
     def spectrum(self, dimension: int) -> Host:
-        """Eigenvalues (D,) of every signal of dimension D, ascending."""
+        """Eigenvalues (D,) of every signal of dimension D, ascending: quantiles of the law at D equidistant ``probabilities``."""
         probabilities = (np.arange(dimension) + 0.5) / dimension
         if self._quantile is not None:
             eigenvalues = self._quantiles(probabilities)
@@ -497,7 +497,7 @@ class SpectrumPrior(DerivedLaw):
         return signal
 
     def mean(self, components: int, dimension: int) -> Host:
-        """Prior mean (P, D, D) of the signal, host: the mean eigenvalue times the identity; P is ``components``, D
+        """Prior mean (P, D, D) of the signal, as a host array: the mean eigenvalue times the identity; P is ``components``, D
         ``dimension``.
         """
         return np.repeat(self.center * np.eye(dimension)[None], components, axis=0)
@@ -551,7 +551,7 @@ class SpectrumPrior(DerivedLaw):
 
     @cached_property
     def _error_curve(self) -> Callable[[Host], Host]:
-        """Function for the error V of one component, of its information (inverse noise variance), by free convolution."""
+        """Function for the error V of one component at a given information (inverse noise variance), by free convolution."""
 
         def exact_error(information: float) -> float:
             """Minimum mean square error of one component observed with noise of variance 1/information."""

@@ -106,8 +106,9 @@ def label_means(
     collinear: float = 1e-9,
 ) -> LabelMeans:
     r"""Information ``E sum_c g_c g_c^T`` at overlap Q and error V, with ``g = V^{-1/2} <h>`` for whitened latents h, and
-    susceptibility; ``labels(scramble)`` draws labels and their posteriors. Components a, b of zero overlap are unlearned;
-    control variates of a standard deviation below ``faintest`` or relative singular values below ``collinear`` are left out.
+    susceptibility; ``labels(scramble)`` draws labels and their posteriors. Symmetric matrices are columns of samples by their
+    upper triangle; components a, b of zero overlap are unlearned; control variates of a standard deviation below ``faintest`` or
+    relative singular values below ``collinear`` are left out.
 
     Parameters
     ----------

@@ -173,7 +173,8 @@ class OverlapRule(StoppingRule):
         return bool((squared_step > self_overlap / 2).any())
 
     def settled(self) -> str | None:
-        """Reason why a run that used all its iterations counts as converged, or None.
+        """Reason why a run that used all its iterations counts as converged, or None: its predicted error is tiny and falls, or
+        predicted overlap and self-overlap fluctuate about a constant mean over one of the ``tested_windows`` of iterations.
 
         Either its error is below ``FINAL_PRECISION`` and falls, or its overlaps stand still within their own fluctuation:
         over the long window, or for low rank over the second half of the run, where the fluctuation is slow. On matrices a

@@ -190,7 +190,8 @@ def weighted(model: Model, prior: Any, inputs: Inputs) -> tuple[Any, Any]:
 
 def site_mixing(model: Model, token_root: Host) -> Host:
     """Matrix ``A`` (C, C) that mixes independent latents zeta into those of correlated tokens, ``z = A zeta``; ``token_root`` L
-    (T, T) is a root of the token covariance. Rows and columns are sites: tokens, or for matrix signals pairs of tokens.
+    (T, T) is a root of the token covariance. Rows and columns are sites: tokens, or for matrix signals pairs of tokens, (a, b)
+    for a row and (c, d) for a column, with the scale of their latents.
 
     Raises
     ------
@@ -246,7 +247,7 @@ class WhitenedModel(Delegate):
             self._shift = self._inverse @ identity - identity
 
     def _whitened(self, z: Array, trace: Array | None = None) -> Array:
-        """Whitened latents (..., n, P, C) from the latents z of the model, and, for matrix signals, traces (..., P) of the
+        """Whitened latents (..., n, P, C) from the latents z of the model, and, for matrix signals, the traces (..., P) of the
         signal, which shift the sites of a token with itself.
         """
         xp = namespace(z)
@@ -266,8 +267,8 @@ class WhitenedModel(Delegate):
         return latent_gradient, xp.sum(site_gradient, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents (..., n, P, C) that the whitened tokens would have, from correlated inputs and the signal; z are the model's
-        latents.
+        """Latents (..., n, P, C) that the whitened (independent) tokens would have, from correlated inputs and the signal; z are
+        the model's latents, ``trace`` is that of a matrix signal.
         """
         z = self.model.forward(inputs, signal)
         if self.model.rank == "low":
@@ -300,8 +301,8 @@ class WhitenedModel(Delegate):
     def _forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
-        """Whitened latents of the signal with this factor (z are the model's), and the function that pulls gradients in them
-        back to the factor.
+        """Whitened latents of the matrix signal ``factor`` times its transpose (z are the model's), and the function ``pull``
+        that takes gradients in them back to gradients in the factor.
         """
         assert self.model.forward_gram is not None
         sqrt_dimension = math.sqrt(factor.shape[-2])
@@ -309,8 +310,8 @@ class WhitenedModel(Delegate):
         trace = namespace(factor).sum(factor * factor, axis=(-2, -1)) / sqrt_dimension
 
         def pull(g: Array) -> Array:
-            """Gradient in the factor, from the gradient ``g`` in whitened latents, through the model's latents and the signal's
-            trace.
+            """Gradient in the signal's ``factor`` (the signal is factor times its transpose), from the gradient ``g`` in whitened
+            latents, through the model's latents and the signal's trace.
             """
             latent_gradient, trace_gradient = self._mixed(g)
             return (
@@ -353,7 +354,7 @@ class MixedChannel(Delegate, Channel):
         return namespace(z).matmul(z, namespace(z).asarray(matrix.T, **matching(z)))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Draw labels of the whitened latents ``z``."""
+        """Draw labels of the whitened latents ``z``; ``rng`` draws the noise."""
         return self.channel.forward(self.apply(self.mixing, z), rng=rng)
 
     @property
@@ -372,11 +373,13 @@ class MixedChannel(Delegate, Channel):
 
     @property
     def vjp(self) -> Any:  # type: ignore[override]
-        """Gradient function of predicted labels with respect to whitened latents; None if the channel has none."""
+        """Function for the gradient of predicted labels with respect to whitened latents; None if the channel has none."""
         return self._vjp if self.channel.vjp else None
 
     def _vjp(self, z: Array, cotangent: Array) -> Array:
-        """Gradient of ``sum(cotangent * predicted labels)`` in the whitened latents ``z``."""
+        """Gradient of ``sum(cotangent * predicted labels)`` in the whitened latents ``z``; ``cotangent`` is the derivative of a
+        loss with respect to the labels.
+        """
         gradient = self.channel.vjp(self.apply(self.mixing, z), cotangent)
         return self.apply(self.mixing.T, gradient)
 
