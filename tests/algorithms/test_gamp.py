@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
-from smimbench_attention.algorithms.gamp.message_pass import CONTROLS
+from smimbench_attention.algorithms.gamp.message_pass import DAMPING_SETTINGS
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.instance import Instance
@@ -278,7 +278,7 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
         for a in (Gamp(), Gamp(damping=0.5))
     )
     assert float(info.residual) < 1e-5
-    assert info.damping == pytest.approx(1 - CONTROLS["extensive"].largest_weight)
+    assert info.damping == pytest.approx(1 - DAMPING_SETTINGS["extensive"].largest_weight)
     assert_allclose(own, damped, atol=1e-4)
     _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
     assert float(alike.residual) > 0.1

@@ -78,7 +78,7 @@ class Adam(Descent):
     reference = "arXiv:1412.6980, arXiv:2506.01582"
 
     def __post_init__(self) -> None:
-        """Check that the parameters are in their ranges."""
+        """Check that epsilon, beta1, beta2 and weight decay are in their ranges."""
         super().__post_init__()
         require(self, "epsilon", self.epsilon > 0, "> 0")
         require(self, "beta1", 0 <= self.beta1 < 1, "in [0, 1)")
@@ -117,7 +117,7 @@ class Adam(Descent):
         return zero_moment, zero_moment
 
     def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
-        """Factor that scales the gradient of a batch up to that of all samples and divides it by the dimension."""
+        """Factor that scales the gradient summed over a batch up to all samples of the data and divides it by the dimension."""
         batches_per_epoch = 1.0 if self.online else data.inputs.shape[0] / batch_size
         return batches_per_epoch / data.dimension
 
@@ -129,8 +129,8 @@ class Adam(Descent):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Take Adam's step number ``count`` at learning rate ``rate``: along the first moment m over the root of the second, v,
-        both from ``memory`` and corrected for bias.
+        """Take Adam's step number ``count`` at learning rate ``rate``: along the first moment m of the gradient over the root of
+        its second moment v, both from ``memory`` and corrected for bias. ``rms_gradient`` is that root plus epsilon.
         """
         xp = namespace(factor)
         m = self.beta1 * memory[0] + (1 - self.beta1) * gradient

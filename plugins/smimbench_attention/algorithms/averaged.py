@@ -89,13 +89,19 @@ class Averaged(Algorithm):
         for key in ("version", "source"):
             parameters.pop(key, None)
         if name is None:
-            raise ParameterError("of.name", missing("name", parameters))
+            raise ParameterError(
+                "of.name",
+                f"{missing('name', parameters)}: name the algorithm to average",
+            )
         if not isinstance(name, str):
-            reason = f"must be the name of an algorithm, got {name!r}"
-            raise ParameterError("of.name", reason)
+            raise ParameterError(
+                "of.name", f"must be the name of an algorithm, got {name!r}"
+            )
         if name == self.name:
-            reason = f"must name an algorithm other than {name!r}; to average more runs, increase students"
-            raise ParameterError("of.name", reason)
+            raise ParameterError(
+                "of.name",
+                f"must name an algorithm other than {name!r}; to average more runs, increase students",
+            )
         qualified_name = f"{distribution}:{name}" if distribution else name
         try:
             entry = get_registry().get("algorithm", qualified_name)
@@ -139,8 +145,8 @@ class Averaged(Algorithm):
         return self._inner_algorithm.refuses(problem)
 
     def retry(self, problem: Problem, outcome: str) -> Averaged | None:
-        """Averaged algorithm for a second attempt after a run with this outcome, if the inner algorithm offers one; otherwise
-        None. ``parameters`` are those of the inner algorithm.
+        """Average of the inner algorithm with other settings, for a second attempt after a run that ended with this ``outcome``
+        (its status), or None if the inner algorithm offers none. ``parameters`` are those of the inner algorithm.
         """
         if outcome == "unsettled":
             return None

@@ -27,8 +27,8 @@ SAME = 1e-6
 
 
 class LinearObservation(NamedTuple):
-    """Linear combinations of the latents z that a label observes, as rows (k, P C), and the variances (k,) of their noise; on
-    the host.
+    """Linear combinations of the latents z that a label observes, as rows (k, P C) for k combinations of P C latents, and the
+    variances (k,) of their noise; on the host.
 
     Attributes
     ----------
@@ -283,7 +283,9 @@ class LinearRegression(Algorithm):
 
     @staticmethod
     def observation_and_remark(problem: Problem) -> tuple[LinearObservation, str]:
-        """Linear observation of the latents by the labels, and a remark on it; ValueError if labels are not linear."""
+        """Linear observation of the latents by the labels, and a remark on it for the user (empty if all latents are observed);
+        ValueError if labels are not linear.
+        """
         observation = linear_observation(problem)
         if isinstance(observation, str):
             raise ValueError(observation)
@@ -384,9 +386,9 @@ class LeastSquares:
     def normal_product(
         self, signal: Array, *, targets: bool = False
     ) -> tuple[Array, Array]:
-        """Product ``A^T w (A S)`` for a signal S, with A the map to observed combinations and w the weights, or with
-        ``targets`` t ``A^T w (t - A S)``, in units of ``adjoint``, and the weighted sum of squares; g is the residual in the
-        latents z.
+        """Product ``A^T w (A S)`` for a signal S, with A the map to observed combinations and w the weights, or with ``targets``
+        t ``A^T w (t - A S)``, in units of the model's ``adjoint``, and the weighted sum of squares; g is the residual as a
+        gradient in the latents z.
 
         Leading axes of the signal (..., P, ...) are several candidates.
         """

@@ -126,7 +126,9 @@ class Ridge(LinearRegression):
     def step(
         self, problem: Problem, data: Data, state: RidgeState
     ) -> tuple[RidgeState, Info]:
-        """Take one step of conjugate gradients."""
+        """Take one step of conjugate gradients; the residual in the returned ``Info`` is that of the normal equations, relative
+        to their right side.
+        """
         next_state, relative_residual = _conjugate_gradient_step(state)
         return next_state, Info(
             residual=relative_residual[0], warning=state.remark, samples=None
@@ -231,7 +233,7 @@ class Ridge(LinearRegression):
 
 
 def _common_penalty(penalties: Host) -> float | None:
-    """Common penalty of all components, or None if the components have different penalties."""
+    """Penalty of all components if it is the same, None if the components have different penalties."""
     if np.ptp(penalties) > SAME * penalties.max():
         return None
     return float(penalties[0])
@@ -281,7 +283,9 @@ def _initial_ridge_state(
     penalty: float | Host,
     remark: str = "",
 ) -> RidgeState:
-    """Initial state of the normal equations for one penalty, one per component, or several candidates (one row each)."""
+    """Initial state of conjugate gradients on the normal equations, at the prior mean, for one penalty, one per component, or
+    several candidates (one row of ``penalties`` each).
+    """
     inputs = least_squares.inputs
     xp, device_and_dtype = namespace(inputs), matching(inputs)
     prior_mean_on_host = problem.prior.mean(problem.components, inputs.shape[-1])
@@ -354,7 +358,9 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
 def _validated_penalty(
     problem: Problem, data: Data, observation: LinearObservation
 ) -> float:
-    """Choose the penalty with the smallest error on held-out samples; all candidates are solved together."""
+    """Choose the penalty with the smallest error on held-out samples, for labels with this linear observation of the latents; all
+    candidate penalties are solved together.
+    """
     training_set, validation_set = LinearRegression.split_for_validation(
         problem, data, observation
     )

@@ -79,7 +79,9 @@ class Sgd(MomentumDescent):
 
 
 class _FixedStepLength(Sgd):
-    """Base class of methods whose step length does not depend on the length of the gradient."""
+    """Base class of methods whose step length does not depend on the length of the gradient, because they use its signs or its
+    polar factor.
+    """
 
     example: ClassVar[dict[str, Any]] = {
         "steps": 100

@@ -52,7 +52,7 @@ class ArrayInputs(Inputs):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        """Load the array, and check or set its digest."""
+        """Load the array, and check or set its digest (hash)."""
         try:
             file_status = Path(self.path).stat()
             digest = _load_array(
@@ -74,7 +74,7 @@ class ArrayInputs(Inputs):
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]
-        """Number of tokens per sample and their dimension in the file."""
+        """Number of tokens per sample and dimension of the tokens in the file."""
         _, tokens, dimension = self._array().shape
         return tokens, dimension
 
@@ -127,7 +127,9 @@ def _load_array(
             f"got type {array.dtype} and shape {array.shape}"
         )
     if defect := describe_nonfinite(array):
-        raise ValueError(f"the array in {path} contains {defect}")
+        raise ValueError(
+            f"the array in {path} must hold finite numbers, but it contains {defect}"
+        )
     if array.ndim == 2:
         array = array[:, None, :]
     type_and_shape = f"{array.dtype.str} {array.shape}".encode()

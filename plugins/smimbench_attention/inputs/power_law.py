@@ -54,7 +54,7 @@ class PowerLaw(Inputs):
     gaussian = True
 
     def __post_init__(self) -> None:
-        """Check exponent, number of features and spectrum of variances."""
+        """Check the exponent, the number of features and the spectrum of variances."""
         require(self, "exponent", 0 <= self.exponent <= 20, "between 0 and 20")
         require(
             self, "features", self.features is None or self.features >= 1, "at least 1"

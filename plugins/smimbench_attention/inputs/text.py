@@ -88,7 +88,7 @@ class Text(Inputs):
     capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        """Check the window of neighboring words, and check or set the digest of the text."""
+        """Check the parameters ``window`` and ``split``, and check or set the digest (hash) of the text."""
         require(self, "window", self.window >= 1, "at least 1")
         object.__setattr__(self, "digest", _read_text(self.path, self.digest)[1])
 
@@ -140,8 +140,8 @@ class Text(Inputs):
 
 
 def _read_text(path: str | None, digest: str) -> tuple[str, str]:
-    """Read the text of a file or of the standard library, without the classes of questions, and compute its digest; it must
-    be ``digest``, unless that is empty.
+    """Read the text of a file, or without a path the help topics of the Python standard library, and compute its digest (hash);
+    it must be ``digest``, unless that is empty. The names of question classes are left out.
     """
     if path is None:
         from pydoc_data.topics import topics
@@ -255,7 +255,10 @@ def _learn_vectors(
             "path",
             f"must have more than {dimension} different words to learn from, but has {training_word_count}",
         )
-    rank_message = f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}"
+    text_too_short = ParameterError(
+        "path",
+        f"must be a longer text: the co-occurrence matrix of its words has a rank below {dimension}",
+    )
     try:
         vectors, singular_values, _ = svds(
             mutual_information(training_sentences, len(word_indices), window),
@@ -263,9 +266,9 @@ def _learn_vectors(
             v0=np.ones(len(word_indices)),
         )
     except ArpackError:  # the matrix is zero
-        raise ParameterError("path", rank_message) from None
+        raise text_too_short from None
     if singular_values.min() < 1e-9 * singular_values.max():
-        raise ParameterError("path", rank_message)
+        raise text_too_short
     word_weights = is_training_word * np.bincount(
         np.concatenate(training_sentences), minlength=len(word_indices)
     )

@@ -23,7 +23,9 @@ class Cosine(PerComponent):
     unit = "the direction of the signal"
 
     def bounded(self, model: Model) -> bool:
-        """Whether no estimate has a larger mean cosine with the signal than the posterior mean, in any model: true."""
+        """Whether the posterior mean is the best estimate by this metric: true, no estimate has a larger mean cosine with the
+        signal, in any model.
+        """
         return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

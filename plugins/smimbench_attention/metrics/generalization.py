@@ -81,7 +81,9 @@ class BayesError(_PredictionError):
     kind = "bayes"
 
     def bounded(self, model: Model) -> bool:
-        """Whether no predictor has a smaller error than the Bayes predictor at the posterior mean, in any model: true."""
+        """Whether the Bayes predictor at the posterior mean is the best by this metric: true, no predictor has a smaller error,
+        in any model.
+        """
         return True
 
     def measure(

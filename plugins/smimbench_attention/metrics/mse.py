@@ -24,7 +24,9 @@ class MSE(PerComponent):
     in_trajectory = True
 
     def bounded(self, model: Model) -> bool:
-        """Whether no estimate has a smaller mean squared error than the posterior mean, in any model: true."""
+        """Whether the posterior mean is the best estimate by this metric: true, no estimate has a smaller mean squared error, in
+        any model.
+        """
         return True
 
     def _values(self, problem: Problem, claims: Claims) -> Array:

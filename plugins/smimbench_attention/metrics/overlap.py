@@ -21,8 +21,8 @@ class OverlapMetric(PerComponent):
     in_trajectory = True
 
     def bounded(self, model: Model) -> bool:
-        """Whether no estimate has a larger overlap than the posterior mean: true for squared cosines (low rank), not for
-        ``tr(S_hat S) / D``, which grows with the length of the estimate.
+        """Whether the posterior mean is the best estimate by this metric: true for squared cosines (low rank), not for ``tr(S_hat
+        S) / D``, which grows with the length of the estimate.
         """
         return model.rank == "low"
 

@@ -42,8 +42,8 @@ _BAND_BLOCK = 24
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
-    """Bands of rows or columns in which products with a symmetric (d, d) matrix are computed; the number of bands grows
-    with the dimension.
+    """Bands (slices) of rows or columns in which products with a symmetric (d, d) matrix are computed; the number of bands grows
+    with the ``dimension`` d.
     """
     band_count = next(
         (
@@ -139,7 +139,9 @@ class AttentionIndexed(TokenModel):
 
     @property
     def kappa(self) -> float:  # type: ignore[override]
-        """Number of places at which an independent entry of S appears: 2 if S is symmetric, otherwise 1."""
+        """Number of places at which an independent entry of S appears, the factor kappa of the sample ratio: 2 if S is symmetric,
+        otherwise 1.
+        """
         return 2.0 if self.symmetric else 1.0
 
     @property
@@ -152,7 +154,7 @@ class AttentionIndexed(TokenModel):
         )
 
     def _unit(self, dimension: int) -> int:
-        """Number of samples that corresponds to a sample ratio of 1: ``d^2``."""
+        """Number of samples that corresponds to a sample ratio of 1: ``d^2`` in ``dimension`` d."""
         return dimension**2
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
@@ -162,7 +164,8 @@ class AttentionIndexed(TokenModel):
     def draw_noise(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Host:
-        """Draw symmetric Gaussian noise Z (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
+        """Draw Gaussian noise Z (P, d, d): symmetric, of variance ``1/d`` off the diagonal and ``2/d`` on it, or without symmetry
+        iid of variance ``1/d``.
 
         Without symmetry it is iid of variance ``1/d``. It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of
         variance 1 as its spectrum
@@ -174,7 +177,7 @@ class AttentionIndexed(TokenModel):
         return (iid_noise + iid_noise.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
     def _minimum_samples(self, dimension: int) -> int:
-        """Smallest number of samples per chunk that is worth a call."""
+        """Smallest number of samples of a chunk, in ``dimension`` d, for which matrix products on chunks are fast."""
         return -(
             -max(_MINIMUM_TOKENS, _TOKENS_PER_DIMENSION * dimension) // self.tokens
         )
@@ -182,8 +185,8 @@ class AttentionIndexed(TokenModel):
     def _resident_slices(
         self, n: int, dimension: int, components: int, itemsize: int, like: Array
     ) -> list[slice]:
-        """Slices of n samples whose products with a signal, as large as their inputs, are held in memory at once;
-        ``itemsize`` is the bytes of a number, ``like`` an array on the device.
+        """Slices of n samples whose products with a signal, as large as their inputs, are held in memory at once; ``itemsize`` is
+        the bytes of a number, ``like`` an array on the device in use.
         """
         byte_limit = chunk_bytes(like)
         if byte_limit is None:
@@ -191,13 +194,14 @@ class AttentionIndexed(TokenModel):
         return slices(n, byte_limit // (itemsize * self.tokens * dimension))
 
     def _sums_over_pairs(self, like: Array) -> bool:
-        """Whether T x T products are computed as sums over pairs of tokens, since batches of tiny products are slow on
-        a GPU; ``like`` is an array on the device.
+        """Whether T x T products of tokens are computed pair of tokens by pair, since batches of tiny matrix products are slow on
+        a GPU; ``like`` is an array on the device in use.
         """
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def _bands(self, inputs: Array) -> tuple[slice, ...]:
-        """Bands of rows for products with a symmetric signal, which use its symmetry; one band otherwise or on a GPU.
+        """Bands of rows in which products of ``inputs`` with a symmetric signal are computed, to use its symmetry; one band
+        otherwise or on a GPU.
 
         On a GPU a band is not a view that can be written to in place.
         """
@@ -210,7 +214,7 @@ class AttentionIndexed(TokenModel):
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Cost of an iteration on n samples with numbers of ``itemsize`` bytes: operations on samples, bytes of inputs, and
-        operations of ``denoise``.
+        operations of the prior's ``denoise``.
 
         Per component: two products of (n T, d) with half of a symmetric (d, d), or all of another, one reading of the inputs, and
         ``10 d^3`` for the eigendecomposition and its product in ``denoise``, ``23 d^3`` for singular values.
@@ -226,8 +230,8 @@ class AttentionIndexed(TokenModel):
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))`` of inputs x (n, T, d) for signals S
         (..., P, d, d), the leading axes numbering students: (..., n, P, C), with one site for every pair (a, b) of tokens.
-        ``x_S`` are the products ``x^T S``, ``forms`` the bilinear forms ``x_a^T S x_b``, ``traces`` those of S, at the sites
-        of a token with itself.
+        ``x_S`` are the products ``x^T S``, computed in ``bands`` of rows, ``forms`` the bilinear forms ``x_a^T S x_b``,
+        ``traces`` those of S, at the sites of a token with itself.
 
         ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
         students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
@@ -287,9 +291,9 @@ class AttentionIndexed(TokenModel):
         return xp.reshape(z, (*leading_shape, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
-        r"""Adjoint (..., P, d, d) of the latents, from gradients g (..., n, P, C) with respect to them: the transpose
-        of ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric. A site is a pair of tokens, an entry a
-        place in the T x T matrix of pairs.
+        r"""Adjoint (..., P, d, d) of the latents, from gradients g (..., n, P, C) with respect to them: the transpose of
+        ``forward`` times ``2/d``, or times ``1/d`` if S is not symmetric. A site is a pair of tokens, an entry a place in the T x
+        T matrix of pairs; leading axes number students, and products are computed in ``bands`` of rows.
 
         .. math::
 
@@ -320,8 +324,8 @@ class AttentionIndexed(TokenModel):
 
         def component_adjoint(student: int, component: int) -> Array:
             """Adjoint (d, d) for one component of one student: sums over samples of token pairs, weighted with
-            ``entry_gradients``, the gradients at the entries of the T x T matrix of pairs, less their trace on the diagonal.
-            Bands of rows are computed from their diagonal block on and mirrored.
+            ``entry_gradients``, the gradients at the entries of the T x T matrix of pairs, minus the sum of its diagonal on the
+            diagonal of the result. Bands of rows are computed from their diagonal block on and mirrored.
             """
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device
@@ -381,8 +385,9 @@ class AttentionIndexed(TokenModel):
     def forward_gram(
         self, inputs: Array, factor: Array
     ) -> tuple[Array, Callable[[Array], Array]]:
-        r"""Latents z of the signal ``F F^T`` for a factor F (..., P, d, width), or ``Q K^T`` for Q above K (..., P, 2
-        d, width), and the map ``pull`` of gradients back to F, without a (d, d) matrix.
+        r"""Latents z of n samples for the signal ``F F^T`` of a factor F (..., P, d, width), or ``Q K^T`` for Q above K (..., P,
+        2 d, width), and the map ``pull`` of gradients in z back to the factor, without a (d, d) matrix. ``forms`` are bilinear
+        forms of token pairs, ``traces`` those of the signal, ``projected_tokens`` products of tokens with factors.
 
         With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
         - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
@@ -443,7 +448,9 @@ class AttentionIndexed(TokenModel):
         )
 
         def pull(g: Array) -> Array:
-            """Gradient with respect to the factor, from the gradient ``g`` with respect to the latents."""
+            """Gradient with respect to the factor, from the gradient ``g`` (..., n, P, C) with respect to the latents, through
+            the gradients at the T x T entries of token pairs.
+            """
             site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
             entry_gradients = xp.take(
                 xp.reshape(
@@ -488,8 +495,8 @@ class AttentionIndexed(TokenModel):
     def _sites_of_forms(
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
-        """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales
-        ``1 / sqrt(d (1 + delta_ab))`` of the sites, and a mask that is 1 for sites a = b.
+        """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales ``1 / sqrt(d (1 +
+        delta_ab))`` of the sites in ``dimension`` d, and a mask that is 1 for sites a = b; arrays of the library ``xp``.
         """
         scale_and_mask = (
             site_values(self.tokens, *diagonal_and_rest, self.symmetric)
@@ -509,8 +516,8 @@ class AttentionIndexed(TokenModel):
     def _sites_of_entries(
         self, xp: ModuleType, dtype: object, device: object
     ) -> tuple[Array, Array]:
-        """Site of every entry (a, b) of the T x T gradient matrix G of token pairs, and the factors that turn gradients in
-        the latents z into entries of G.
+        """Site of every entry (a, b) of the T x T gradient matrix G of token pairs, and the factors that turn gradients in the
+        latents z at the sites into entries of G; arrays of the library ``xp``.
         """
         if self.symmetric:
             sites = entry_sites(self.tokens)
@@ -599,5 +606,5 @@ def _weighted_sums(weights: Array, x: Array) -> Array:
 
 
 def _itemsize(xp: ModuleType, dtype: object) -> int:
-    """Bytes of a number of the floating-point type ``dtype`` of the library ``xp``."""
+    """Bytes of a number of the floating-point type ``dtype`` of the array library ``xp``."""
     return int(xp.finfo(dtype).bits) // 8

@@ -21,8 +21,8 @@ _POSTERIOR_NUMBERS = 64
 
 class TokenModel(Model):
     """Base class of models whose samples are sequences of ``tokens``; subclasses define signal and latents, one latent per
-    component and site. ``_host_chunk_bytes`` is the memory of a chunk of samples on the host, ``_axes`` are the array axes of
-    the entries of one component.
+    component and site. ``_host_chunk_bytes`` is the memory of a chunk of samples on the host, ``_axes`` are the array axes of the
+    entries of one component, ``title_words`` the symbols of parameters in titles.
     """
 
     tokens: int
@@ -33,7 +33,7 @@ class TokenModel(Model):
     _axes: int | tuple[int, int]  # axes of one component's entries
 
     def __post_init__(self) -> None:
-        """Check the number of tokens."""
+        """Check that the number of tokens is a whole number of at least 1."""
         check_whole("tokens", self.tokens, 1, MAX_TOKENS)
 
     @property
@@ -65,9 +65,9 @@ class TokenModel(Model):
         like: Array | None = None,
         streamed: bool = False,
     ) -> list[slice]:
-        """Consecutive slices that cover ``range(n)``, for one pass of forward, posterior and adjoint: their inputs and
-        latents fit the cache of the host, or the memory of the device of ``like``. ``itemsize`` is the bytes of a
-        number, ``streamed`` says whether inputs are copied to the device slice by slice.
+        """Consecutive slices that cover ``range(n)``, for one pass of forward, posterior and adjoint over n samples: inputs and
+        latents of a slice fit the cache of the host, or the memory of the device that holds the array ``like``. ``itemsize`` is
+        the bytes of a number, ``streamed`` says whether inputs are copied to the device slice by slice.
 
         On the host inputs and temporaries of one stay in the cache. An accelerator gains nothing from its cache and loses
         with every call: its slices are as large as its free memory allows.
@@ -126,11 +126,13 @@ class TokenModel(Model):
         return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
 
     def _unit(self, dimension: int) -> int:
-        """Number of samples that corresponds to a sample ratio of 1."""
+        """Number of samples that corresponds to a sample ratio of 1 in ``dimension`` d; each subclass with another unit than d
+        overrides it.
+        """
         return dimension
 
     def _minimum_samples(self, dimension: int) -> int:
-        """Smallest number of samples per chunk that is worth a call."""
+        """Smallest number of samples of a chunk, in ``dimension`` d, for which matrix products on chunks are fast."""
         return 1
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
@@ -196,8 +198,8 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
 
 
 def _best_symmetry(overlaps: Host, symmetry: str) -> tuple[Host, Host]:
-    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] overlaps[p, order[p]]``, from the
-    ``overlaps`` (P, P) of signal components (rows) with those of the estimate.
+    """Order and signs (P,) of the estimate's components that maximize ``sum_p signs[p] overlaps[p, order[p]]`` within the
+    ``symmetry`` group, from the ``overlaps`` (P, P) of signal components (rows) with those of the estimate.
     """
     component_numbers = np.arange(len(overlaps))
 

@@ -96,7 +96,7 @@ class SequenceMultiIndex(TokenModel):
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Cost of an iteration on n samples with numbers of ``itemsize`` bytes: operations on samples, bytes of inputs, and
-        operations of ``denoise``.
+        operations of the prior's ``denoise``.
 
         Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal.
         """
@@ -108,8 +108,9 @@ class SequenceMultiIndex(TokenModel):
         )
 
     def forward(self, inputs: Array, signal: Array) -> Array:
-        """Latents ``z_pm = w_p . x_m / sqrt(D)`` (..., n, P, T) of inputs x (n, T, D) for signals w (..., P, D), the leading
-        axes numbering students. A ``direction`` is a row of the signals.
+        """Latents ``z_pm = w_p . x_m / sqrt(D)`` (..., n, P, T) of inputs x (n, T, D) for signals w (..., P, D), the leading axes
+        numbering students. ``directions`` are the rows of all signals over ``sqrt(D)``, ``projections`` the products of tokens
+        with them.
 
         ``inputs`` (n, M, D), entries of variance 1, not divided by anything; ``signal`` (..., P, D), leading axes for
         several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
@@ -179,7 +180,7 @@ class SequenceMultiIndex(TokenModel):
         )
 
     def adjoint_scale(self, dimension: int) -> float:
-        """Ratio of ``adjoint`` to the transpose of ``forward``, 1 in any ``dimension`` >= 1."""
+        """Ratio of ``adjoint`` to the transpose of ``forward``, which is 1 in any ``dimension`` >= 1."""
         if dimension < 1:
             raise ValueError(f"dimension must be >= 1, got {dimension}")
         return 1.0
@@ -204,7 +205,7 @@ class SequenceMultiIndex(TokenModel):
 
 
 def _uses_mixed_kernels(inputs: Array, vectors: Array) -> bool:
-    """Whether to use the mixed-precision GPU kernels, for float32 inputs and a few float64 ``vectors`` (rows) that they are
+    """Whether to use the mixed-precision GPU kernels: for float32 ``inputs`` and a few float64 ``vectors`` (rows) that they are
     multiplied with.
     """
     fits_registers = vectors.shape[0] <= MAXIMUM_COMPONENTS
@@ -233,14 +234,16 @@ def cuda_source(components: int) -> str:
 
 @functools.cache
 def _kernel(name: str, components: int) -> Any:
-    """Compile the CUDA kernel of this name for a number of components, once."""
+    """Compile the CUDA kernel of this name for a number of components, once, and return it."""
     import cupy
 
     return cupy.RawKernel(cuda_source(components), name, options=("--std=c++14",))
 
 
 def project_mixed(tokens: Array, vectors: Array) -> Array:
-    """Products (k, P) of k ``tokens`` (k, D) in float32 with P ``vectors`` (P, D) in float64, on a GPU."""
+    """Products (k, P) of k ``tokens`` (k, D) in float32 with P ``vectors`` (P, D) in float64, by a kernel on a GPU; ``arguments``
+    are those of the kernel.
+    """
     import cupy
 
     (token_count, dimension), components = tokens.shape, vectors.shape[0]
@@ -260,8 +263,8 @@ def project_mixed(tokens: Array, vectors: Array) -> Array:
 
 
 def push_mixed(weights: Array, tokens: Array) -> Array:
-    """Weighted sums (P, D) of k ``tokens`` (k, D) in float32, with ``weights`` (P, k) in float64, on a GPU; ``block_sums``
-    holds the sums over blocks of ``tokens_per_block`` tokens.
+    """Weighted sums (P, D) of k ``tokens`` (k, D) in float32, with ``weights`` (P, k) in float64, by a kernel on a GPU;
+    ``arguments`` are those of the kernel, ``block_sums`` the sums over blocks of ``tokens_per_block`` tokens.
     """
     import cupy
 

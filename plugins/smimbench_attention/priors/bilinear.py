@@ -1,4 +1,5 @@
-r"""Bilinear prior: signals are the product of independent query and key matrices in attention of extensive rank.
+r"""Bilinear prior of attention-indexed models: signals ``S = Q K^T / sqrt(r D)`` of extensive rank, with independent query and
+key matrices Q and K.
 
 The file has the density of the singular values of such a product under Gaussian noise, the denoising map and the MMSE.
 
@@ -55,8 +56,8 @@ _LARGEST_NOISE = 1e16
 
 
 class _SingularBulks(NamedTuple):
-    """Ranges of the parameter p, the real part of the subordination function, where the density of singular values is
-    positive, for x > 0: ``[0, inner]`` and ``[outer, end]``, each (n,).
+    """Edges of the bulks of observed singular values x > 0 in the parameter p, the real part of the subordination function: the
+    density is positive in ``[0, inner]`` and ``[outer, end]``, each (n,) for n noise variances.
 
     They touch where the density has a dip but no gap.
     """
@@ -68,8 +69,8 @@ class _SingularBulks(NamedTuple):
 
 def _bulks(delta: Host, a: float) -> _SingularBulks:
     """Find the edges ``inner``, ``outer`` and ``end``, in p = Re w, of the bulks of singular values at noise variances delta
-    (n,): they solve ``G(p) = 1`` for the sum G over the poles 0 and ``+-a``, with ``a = rho^{-1/2}``. Where G is below 1 at
-    its minimum ``p = t^(3/2)`` between two poles, a gap separates two bulks.
+    (n,): they solve ``G(p) = 1`` for the sum G of ``_sum_over_poles`` over the poles 0 and ``+-a``, with ``a = rho^{-1/2}``.
+    Where G is below 1 at its minimum ``p = t^(3/2)`` (``G_minimizer``) between two poles, a gap separates two bulks.
 
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
@@ -130,10 +131,9 @@ def _sum_over_poles(p: Host, delta: Host, a: float) -> tuple[Host, Host]:
 
 
 def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, Host]:
-    """Singular values x, ``dx/dp``, v and the variance over Delta, ``1 - Delta / |w|^2``, at the real parts p (n, K) of
-    ``w = p + i v`` inside the bulks, for noise variances delta (n, 1). ``t = v^2`` solves
-    ``f = sum_s w_s / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a of weights w_s; A and B are ``-df/dt`` and
-    ``-(df/dp)/2``.
+    """Singular values x, ``dx/dp``, v and posterior variance over Delta, ``1 - Delta / |w|^2``, at the real parts p (n, K) of the
+    subordination function ``w = p + i v`` inside the bulks, for noise variances delta (n, 1). ``t = v^2`` solves ``f = sum_s w_s
+    / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a of weights w_s; A and B are ``-df/dt`` and ``-(df/dp)/2``.
     """
     pole_weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
     pole_distances = np.stack([p, p - a, p + a])
@@ -165,9 +165,10 @@ def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, H
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Weights, which sum to about 1, singular values x, posterior means xi and variances over Delta at nodes (n, K), for
-    noise variances delta (n,). Panels of nodes in ``p = Re w`` end at the edges of the bulks and at the singular values
-    ``breaks``; ``v = Im w``, with ``a = rho^{-1/2}``.
+    """Quadrature weights (of sum about 1), singular values x, posterior means xi (``mean``) and posterior variances over Delta at
+    nodes (n, K), for noise variances delta (n,). ``panels`` holds the arrays of all panels of nodes in ``p = Re w``, which end at
+    the edges of the bulks and at the singular values ``breaks``; w is the subordination function, ``v = Im w``, ``a =
+    rho^{-1/2}``.
     """
     a = rho**-0.5
     delta_column = delta[:, None]
@@ -319,13 +320,14 @@ def singular_map(
 
 @lru_cache(maxsize=32)
 def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
-    """Bulks of singular values at one noise variance, for the width ratio rho, cached."""
+    """Edges of the bulks of singular values at one noise variance, for the width ratio rho, cached."""
     return _bulks(np.array([noise]), rho**-0.5)
 
 
 def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
-    """Observed value x, denoised value xi, and slope of xi (at most 1) at an edge p = Re w of a bulk, for a noise variance
-    and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4 and 3, over the poles s of weights w_s.
+    """Observed singular value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk, p being the real part of
+    the subordination function, for a noise variance and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4 and
+    3, over the poles s of weights w_s.
     """
     poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
@@ -381,7 +383,7 @@ class Bilinear(ProductPrior):
     _denoise_spectrum = staticmethod(singular_map)
 
     def __post_init__(self) -> None:
-        """Refuse symmetric matrices, besides the checks of every product prior."""
+        """Refuse ``symmetric = true``, besides the checks of every product prior."""
         super().__post_init__()
         if self.symmetric:
             raise ParameterError(
@@ -391,7 +393,9 @@ class Bilinear(ProductPrior):
 
     @property
     def law(self) -> Law:  # type: ignore[override]
-        """Law of the singular values: means over the noisy spectrum, with both signs, and the size of overlap fluctuations."""
+        """Law of the singular values: means over the noisy spectrum, with both signs, and the relative size of overlap
+        fluctuations at finite dimension.
+        """
         return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
 
     def _fluctuation(self, dimension: int) -> float:
@@ -413,7 +417,7 @@ class Bilinear(ProductPrior):
         return np.zeros((components, components))
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Singular value decomposition of a matrix (D, D)."""
+        """Left singular vectors (columns), singular values, and right singular vectors (rows) of a matrix (D, D)."""
         left_vectors, singular_values, right_vectors = namespace(matrix).linalg.svd(
             matrix
         )
@@ -422,8 +426,8 @@ class Bilinear(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over singular values, with both signs, of ``S + sqrt(noise) Z``, with panels that end at ``breaks``:
-        weights, their sum 1, and arrays at the nodes (value, posterior mean and variance).
+        """Quadrature over singular values, with both signs, of ``S + sqrt(noise) Z``, with panels of nodes that end at
+        ``breaks``: weights (K,), their sum 1, and ``law``, arrays at the K nodes (singular value, posterior mean and variance).
         """
         quadrature_weights, *law = observed_law(noise, self.rho, breaks)
         return quadrature_weights, 1.0, law

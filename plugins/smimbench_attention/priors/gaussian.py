@@ -49,7 +49,7 @@ class Gaussian(Prior):
     def sample(
         self, rng: np.random.Generator, components: int, dimension: int
     ) -> Array:
-        """Draw a signal (P, D) on the host, float64."""
+        """Draw a signal (P, D) of P components in ``dimension`` D on the host, in float64."""
         return rng.standard_normal((components, dimension))
 
     def mean(self, components: int, dimension: int) -> Array:
@@ -89,7 +89,7 @@ class Gaussian(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """Factor that gradient methods train: the signal itself. Asking for a width raises ParameterError."""
+        """Factorization for gradient methods, which train the signal itself. Asking for a width raises ParameterError."""
         return Factor(
             self._draw,
             lambda factor: factor,
@@ -104,7 +104,7 @@ class Gaussian(Prior):
         dimension: int,
         width: int | None = None,
     ) -> Array:
-        """Draw a signal (P, D); ParameterError if a width is asked for."""
+        """Draw a signal (P, D) of P components; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError(
                 "width", f"must not be set with the prior 'gaussian', got {width}"

@@ -38,8 +38,8 @@ LARGEST_FACTOR = 1 << 28
 
 
 class ProductPrior(Prior):
-    """Base class of priors whose signals are products of Gaussian factors of width ``r = rho D``; subclasses have the
-    law of the spectrum. ``example`` holds parameters with which tests build the prior.
+    """Base class of priors whose signals are products of Gaussian factors of width ``r = rho D``; a spectrum is that of
+    eigenvalues or singular values, whose law subclasses define. ``example`` holds parameters with which tests build the prior.
 
     ``rho = 0`` stands for the limit of small width, for theory only. Several components are estimated one by one: from ``R_p``
     alone, whose noise has the variance ``Delta_p = [Qhat^{-1}]_pp``.
@@ -50,22 +50,22 @@ class ProductPrior(Prior):
     version = 1
     capabilities = Capabilities(models=("attention-indexed",))
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
-    _factors: int  # number of independent factors, one above the other
-    _spectrum: str  # what the numbers of the spectrum are called
-    _law_error: float  # relative error of means over it
-    _mmse: Callable[[Host, float], Host]  # (noise, rho) to the error F
+    _factors: int  # number of independent factors, stacked in one array
+    _spectrum: str  # "eigenvalues" or "singular values"
+    _law_error: float  # relative numerical error of means over the spectrum
+    _mmse: Callable[[Host, float], Host]  # MMSE at (noise, rho)
     _denoise_spectrum: Callable[
         ..., Host
     ]  # (spectrum, noise, rho) to that of the posterior mean
 
     def __post_init__(self) -> None:
-        """Check the width ratio ``rho``, and make it a float."""
+        """Check that the width ratio ``rho`` is a number from 0 to 1e6, and make it a float."""
         # beyond, the laws are those of the limit
         check_number("rho", self.rho, positive=False, maximum=1e6)
         object.__setattr__(self, "rho", float(self.rho))
 
     def _width(self, dimension: int) -> int:
-        """Width r of the factors; ParameterError if ``rho`` is 0."""
+        """Width r of the factors in ``dimension`` D; ParameterError if ``rho`` is 0."""
         if self.rho == 0:
             raise ParameterError(
                 "rho",
@@ -81,7 +81,7 @@ class ProductPrior(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """Factors of the signal, for gradient methods; their width defaults to r."""
+        """Factorization of the signal, for gradient methods; the width of factors defaults to r."""
         raise NotImplementedError
 
     def _draw_factor(
@@ -108,9 +108,9 @@ class ProductPrior(Prior):
         return self.mean_overlap(components) + np.eye(components)
 
     def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
-        """Posterior mean of the signal matrices S (P, D, D) given the observation ``R = S + Qhat^{-1/2} Z`` with information
-        Qhat (P, P), and its error V, at the width ratio rho of the matrices; ``noise`` are the variances ``[Qhat^{-1}]_pp``,
-        ``continued`` extends the map of the spectrum by straight lines outside the bulks.
+        """Posterior mean of the signal matrices S (P, D, D) given the observation ``R = S + Qhat^{-1/2} Z`` with information Qhat
+        (P, P), and its error V, by a map of the spectrum of each component; ``noise`` are the variances ``[Qhat^{-1}]_pp``,
+        ``continued`` extends the map by straight lines outside the bulks. rho is the width ratio of the matrices.
 
         Eigenvectors (or singular vectors) of ``R_p`` are kept, the spectrum is shrunk, and ``V_pp = F(Delta_p)``.
 
@@ -180,7 +180,7 @@ class ProductPrior(Prior):
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
         """Decompose a matrix (D, D) into left vectors (columns), spectrum (eigenvalues or singular values), and right vectors
-        (rows).
+        (rows); each subclass defines it.
         """
         raise NotImplementedError
 
@@ -212,8 +212,9 @@ class ProductPrior(Prior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over the spectrum of ``S + sqrt(noise) Z``, with panels that end at the points ``breaks`` of the
-        spectrum: weights (K,), their sum, and arrays at the K nodes.
+        """Quadrature over the spectrum of ``S + sqrt(noise) Z``, with panels of nodes that end at the points ``breaks`` of the
+        spectrum: weights (K,), their sum, and arrays at the K nodes (value, posterior mean and variance); each subclass defines
+        it.
 
         The arrays are the observed value, and the posterior mean and variance of S in its direction.
         """
@@ -225,9 +226,9 @@ class ProductPrior(Prior):
         noise: float,
         breaks: Sequence[float] = (),
     ) -> Uncertain:
-        """Means of a function ``(x, mean, variance)`` over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity,
-        where x are observed values, mean and variance those of the posterior of S there; ``breaks`` are points of the
-        spectrum where the function jumps or has a kink.
+        """Means of ``function(x, mean, variance)`` over the spectrum of ``S + sqrt(noise) Z``, in the limit D -> infinity, where
+        x are observed values, mean and variance those of the posterior of S there; ``breaks`` are points of the spectrum where
+        the function jumps or has a kink.
 
         Parameters
         ----------
@@ -303,8 +304,8 @@ def mmse_of_any_noise(
     smallest_noise: float,
     largest_noise: float,
 ) -> Host:
-    """Extend ``mmse``, which holds for noise between ``smallest_noise`` and ``largest_noise``, to noise of any size and
-    shape.
+    """Extend the function ``mmse``, which holds for noise variances between ``smallest_noise`` and ``largest_noise``, to noise of
+    any size and shape; NaN for negative noise.
 
     The error is proportional to the noise below and 1 above; negative numbers and NaN give NaN. ``mmse`` maps noise (n,) to
     errors (n,).
@@ -326,8 +327,8 @@ def mmse_of_any_noise(
 
 @lru_cache(maxsize=1)
 def double_exponential() -> tuple[Host, Host]:
-    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) rule ``t = 1/(1 + exp(-pi sinh u))``, at equidistant
-    u. ``decay`` is ``exp(-pi sinh u)``.
+    """Nodes and weights on (0, 1) of the double-exponential (tanh-sinh) quadrature rule ``t = 1/(1 + exp(-pi sinh u))``, at
+    equidistant u (``spacing`` apart). ``decay`` is ``exp(-pi sinh u)``.
 
     It does not care how sharp the corner of the density is at an end of a piece: the same few nodes serve soft edges, hard
     edges, and bulks that are about to merge. Errors are rounding; with half of the nodes they are 1e-10.

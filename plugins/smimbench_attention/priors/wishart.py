@@ -1,4 +1,5 @@
-r"""Wishart prior of attention-indexed models: signals are the product of key and query matrices of extensive rank.
+r"""Wishart prior of attention-indexed models: signals ``S = W W^T / sqrt(r D)`` of extensive rank, as of equal query and key
+matrices.
 
 The file has the density of its eigenvalues under Gaussian noise (a cubic equation), the denoising map and the MMSE.
 
@@ -54,8 +55,9 @@ _LARGEST_NOISE = 1e18
 
 
 class _WishartBulks(NamedTuple):
-    """Ranges of s, which parametrizes the eigenvalues (see the top of the file), where their density is positive:
-    ``[outer, turn]`` and ``[base + lower, base + upper]``, each (n,); ``gap`` says whether a gap separates the two bulks.
+    """Ranges of s, the parameter of the observed eigenvalues x(s), where their density is positive: ``[outer, turn]`` and ``[base
+    + lower, base + upper]``, each (n,) for n noise variances. ``base`` is the s of zero eigenvalues of the signal; ``gap`` says
+    whether a gap separates the two bulks.
 
     The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
     narrow window around it. Where ``gap`` is False the ranges touch, at the dip of the density if it has one.
@@ -69,21 +71,23 @@ class _WishartBulks(NamedTuple):
     gap: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def _curves(e: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
-    """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + e``, which parametrize the
-    eigenvalues of a noisy signal of width ratio rho, without cancellation in q; ``a = rho^{-1/2}``.
+def _curves(offset: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
+    """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + offset``, which parametrize the
+    eigenvalues of a noisy signal of width ratio rho, with ``a = rho^{-1/2}``. ``base`` is the s of zero eigenvalues of the
+    signal; the offset from it avoids cancellation in q.
     """
-    s = base + e
+    s = base + offset
     a = rho**-0.5
     m = np.sqrt(1 + s * s)
-    q = s * (e * (base + s) + (0.0 if base else 1 - 1 / rho)) / (m * (m + a))
+    q = s * (offset * (base + s) + (0.0 if base else 1 - 1 / rho)) / (m * (m + a))
     return s, m, q, s * (1 + a / m)
 
 
 def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Find the edges of the bulks of eigenvalues at the width ratio rho, with ``root = sqrt(Delta)`` (n,): ``outer`` solves
-    ``r(s) = root``, ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, ``turn`` is where the two
-    ranges of s meet. Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary point.
+    """Find the edges of the bulks of eigenvalues x(s) at the width ratio rho, with ``root = sqrt(Delta)`` (n,): ``outer`` solves
+    ``r(s) = root``, ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, with q and r of ``_curves``;
+    ``turn`` is where the two ranges of s meet. Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary
+    point ``stationary_s``.
 
     r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
     """
@@ -95,15 +99,15 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
         _, m, _, r_value = _curves(s, 0.0, rho)
         return r_value, 1 + a / m**3
 
-    def q(e: Host) -> tuple[Host, Host]:
-        """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + e``, with ``m = sqrt(1 + s^2)`` and
-        ``a = rho^{-1/2}``; ``base`` is the s of zero eigenvalues.
+    def q(offset: Host) -> tuple[Host, Host]:
+        """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + offset``, with ``m = sqrt(1 + s^2)`` and ``a =
+        rho^{-1/2}``; ``base`` is the s of zero eigenvalues.
         """
-        _, m, q_value, _ = _curves(e, base, rho)
+        _, m, q_value, _ = _curves(offset, base, rho)
         return q_value, 1 - a / m**3
 
     def minus_q(s: Host) -> tuple[Host, Host]:
-        """Function -q(s) and its derivative, for ``base = 0``; ``m = sqrt(1 + s^2)``."""
+        """Function ``-q(s) = s (a/m - 1)`` and its derivative, with ``m = sqrt(1 + s^2)`` and ``a = rho^{-1/2}``."""
         m = np.sqrt(1 + s * s)
         return s * (a / m - 1), a / m**3 - 1
 
@@ -131,8 +135,8 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
 @lru_cache(maxsize=32)
 def _cached_bulks(root: float, rho: float) -> _WishartBulks:
-    """Bulks of eigenvalues at one noise level ``root = sqrt(Delta)`` and width ratio rho, cached because denoiser and error
-    both need them.
+    """Bulks of eigenvalues (n = 1) at one noise level ``root = sqrt(Delta)`` and width ratio rho, cached because denoiser and
+    error both need them.
     """
     return _bulks(np.asarray([root]), rho)
 
@@ -157,9 +161,9 @@ def _newton(
 def observed_law(
     noise: Host | float, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
-    """Nodes of a quadrature rule for the eigenvalues x of ``S + sqrt(noise) Z`` at the width ratio rho: weights, x, and
-    posterior mean and variance of the signal's eigenvalue there. ``breaks`` are eigenvalues at which panels of nodes end,
-    ``qr`` is the product q r of functions of the parameter s.
+    """Nodes of a quadrature rule for the eigenvalues x of ``S + sqrt(noise) Z`` at the width ratio rho: weights, x, and posterior
+    mean and variance of the signal's eigenvalue there. ``breaks`` are eigenvalues at which panels of nodes end; s parametrizes x,
+    and ``qr`` is the product of the functions q and r of s.
 
     ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
     to one up to the error of the rule, then the eigenvalue, and mean and variance of the posterior of S in its direction.
@@ -206,9 +210,10 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host]:
-    """Quadrature weights, s and the product q r at the nodes of both ranges of s (from ``base`` on), (n, K) each, for noise
-    variances delta (n,) and ``root = sqrt(delta)``. Panels of nodes end at the edges of the bulks and at the eigenvalues x in
-    ``breaks``. ``qr`` holds the products, ``m = sqrt(1 + s^2)``, rho is the width ratio.
+    """Quadrature weights, s and the product q r (``qr``) at K nodes of both ranges of s, (n, K) each, for noise variances delta
+    (n,), ``root = sqrt(delta)`` and width ratio rho; s, m, q and r are the functions of ``_curves``. ``panels`` holds the arrays
+    of all panels of nodes, which end at the edges of the bulks and at the eigenvalues x in ``breaks``; an offset is s minus
+    ``base``.
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
@@ -273,14 +278,14 @@ def _nodes(
 def _break_offset(
     low: float, high: float, base: float, root: float, rho: float, x: float
 ) -> float | None:
-    """Value ``e = s - base`` between ``low`` and ``high`` at which the observed eigenvalue, a function of s, is x, for the
-    noise variance ``root^2`` and width ratio rho; None if x is outside the range.
+    """Value ``s - base`` between ``low`` and ``high`` at which the observed eigenvalue, a function of s, is x, for the noise
+    variance ``root^2`` and width ratio rho; None if x is outside the range. ``base`` is the s of zero eigenvalues.
     """
     from scipy.optimize import brentq
 
-    def excess(e: Array) -> float:
-        """Observed eigenvalue at ``s = base + e``, minus x; s, q and r are the functions of ``_curves``."""
-        s, _, q, r = _curves(e, base, rho)
+    def excess(offset: Array) -> float:
+        """Observed eigenvalue at ``s = base + offset``, minus x; s, q and r are the functions of ``_curves``."""
+        s, _, q, r = _curves(offset, base, rho)
         return float(math.sqrt(rho) * (root * root - q * r + (root / s) ** 2) - x)
 
     if not (low < high and excess(low) > 0 > excess(high)):
@@ -289,9 +294,9 @@ def _break_offset(
 
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
-    r"""Eigenvalues ``xi`` of the posterior mean where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``, for the
-    width ratio rho; s parametrizes them (see the top of the file), and the bulk of zero eigenvalues of S may be separate from
-    the other bulk.
+    r"""Eigenvalues ``xi`` of the posterior mean (``denoised``) where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``,
+    for the width ratio rho, from the parameter s of both; beyond an ``edge`` of a bulk the map is continued from that edge. The
+    bulk of zero eigenvalues of S may be separate from the other bulk.
 
     .. math:: \xi = \lambda - 2 \Delta\, \mathrm{Re}\, g(\lambda)
 
@@ -390,9 +395,9 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
-    """Edges of the density of observed eigenvalues, for a noise variance and width ratio rho: right and left end, then those
-    of the bulk of zeros and of the other bulk that face each other, if there are two; ``*_s`` and ``*_offset`` are their
-    parameters s and s - base.
+    """Edges of the bulks of observed eigenvalues, for a noise variance and width ratio rho: right and left end of the spectrum
+    and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. ``*_s`` are parameters s
+    of edges, ``*_offset`` the same minus ``base_s``, the s of zero eigenvalues.
     """
     base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer_s, turn_s, lower_offset, upper_offset = (
@@ -458,10 +463,9 @@ class _Edge:
         )
 
     def denoise_beyond(self, eigenvalues: Host) -> Host:
-        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w (the inverse Stieltjes transform) has moved
-        by d from its place at the edge: m1, m2 are its distances to the two poles there, c1, c2 the poles' terms in
-        ``dx/dw``, e1, e2 = +-1 say whether d adds to the distance; K is ``e1 c1/m1 + e2 c2/m2`` at the distances after the
-        move.
+        """Denoised eigenvalues for observed eigenvalues beyond this edge, where w (the inverse Stieltjes transform) has moved by
+        d from its value at the edge: m1, m2 are its distances to the two poles there, c1, c2 the poles' terms in ``dx/dw``, e1,
+        e2 = +-1 say whether d adds to the distance; K is ``e1 c1/m1 + e2 c2/m2`` at the distances after the move.
 
         With w at d from its place at the end, ``side * (lambda - x) = d^2 K(d)`` exactly,
         ``K = sum_i +-c_i/(m_i +- d)``: nothing cancels next to the end. ``d sqrt(K)`` is concave, so Newton's
@@ -500,9 +504,9 @@ class _Edge:
 
 
 def _real_root(ell: Host, noise: float, rho: float) -> Host:
-    """Real root ``y = s^2`` inside a bulk, by Cardano's formula (p, h, u, v), of the cubic
-    ``y^3 + (ell + 1 - 1/rho) y^2 + (ell - noise) y = noise``, whose other two roots are a complex pair; ``ell`` is
-    ``x / sqrt(rho) - noise`` for the observed eigenvalue x.
+    """Real root ``y = s^2`` inside a bulk, by Cardano's formula, of the cubic ``y^3 + (ell + 1 - 1/rho) y^2 + (ell - noise) y =
+    noise``, whose other two roots are a complex pair; ``ell`` is ``x / sqrt(rho) - noise`` for the observed eigenvalue x. The
+    cubic in the shifted root t is ``t^3 + 3 p t + 2 h = 0``, solved by ``t = +-(u - v)``.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
     ``t^3 + 3 p t + 2 h = 0`` for ``t = y + shift``.
@@ -597,7 +601,9 @@ class Wishart(ProductPrior):
 
     @property
     def law(self) -> Law:  # type: ignore[override]
-        """Law of the eigenvalues: means over the spectrum of noisy signals, and the size of overlap fluctuations."""
+        """Law of the eigenvalues: means over the spectrum of noisy signals, and the relative size of overlap fluctuations at
+        finite dimension.
+        """
         return Law(
             spectral_means=self._spectral_means,
             fluctuation=self._fluctuation,
@@ -634,7 +640,7 @@ class Wishart(ProductPrior):
         return np.full((components, components), self.rho)
 
     def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Eigendecomposition of a symmetric matrix (D, D)."""
+        """Eigenvectors (columns), eigenvalues, and eigenvectors (rows) of a symmetric matrix (D, D)."""
         xp = namespace(matrix)
         eigenvalues, vectors = xp.linalg.eigh(matrix)
         return vectors, eigenvalues, xp.matrix_transpose(vectors)
@@ -642,8 +648,8 @@ class Wishart(ProductPrior):
     def _observed_law(
         self, noise: float, breaks: Sequence[float]
     ) -> tuple[Host, float, list[Host]]:
-        """Quadrature over the eigenvalues of ``S + sqrt(noise) Z``, with panels that end at ``breaks``: weights, their sum,
-        and arrays at the nodes (eigenvalue, posterior mean and variance).
+        """Quadrature over the eigenvalues of ``S + sqrt(noise) Z``, with panels of nodes that end at the eigenvalues ``breaks``:
+        weights (K,), their sum, and ``law``, arrays at the K nodes (eigenvalue, posterior mean and variance).
         """
         quadrature_weights, *law = observed_law(noise, self.rho, breaks)
         return quadrature_weights, quadrature_weights.sum(), law

@@ -106,7 +106,7 @@ class Erm(Algorithm):
         require(self, "length", is_known_name, f"one of {', '.join(LENGTHS)}")
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a problem's labels have no loss that is convex in the latents, or None."""
+        """Reason why there is no loss of a problem's labels that is convex in the latents, or None if there is one."""
         return why_not_convex(problem, LOSSES.get(self.loss or ""))
 
     def _loss_penalty_length(

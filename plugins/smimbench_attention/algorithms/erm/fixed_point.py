@@ -51,8 +51,8 @@ PENALTIES = (1e-12, 1e12)
 
 
 class Minimum(NamedTuple):
-    """Overlaps of signal and estimate, mean training and test loss of a sample, and errors of the overlaps, at the minimum of
-    the risk in the limit.
+    """Minimum of the risk in the limit: overlaps of signal and estimate, mean training and test loss of a sample, and numerical
+    errors of the overlaps.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def best_length_factor(overlaps: Sequence[Overlaps]) -> float:
 
 
 def why_not_convex(problem: Problem, loss: Loss | None) -> str | None:
-    """Reason why convex risk minimization does not apply to a problem with this loss, or with any loss if None; None where it
+    """Reason why convex risk minimization does not apply to a problem with this loss (None: with any loss), or None where it
     applies.
     """
     if problem.model.rank != "low":
@@ -210,7 +210,7 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
 
         # Between the curves of equal features and of features that are all learned.
         def excess_susceptibility(log_stiffness: float) -> float:
-            """Susceptibility at this stiffness, minus v."""
+            """Susceptibility at this stiffness (given by its log), minus the given v."""
             stiffnesses = penalty + feature_variances * np.exp(log_stiffness)
             return float(np.mean(feature_variances / stiffnesses)) - v
 
@@ -307,7 +307,8 @@ class FixedPoints:
                 break
             parameters, last_relative_change = self._find_root(penalty, parameters)
         raise ValueError(
-            f"the fixed point of erm at penalty {penalty:g} was not found (last relative change {last_relative_change:.1e})"
+            f"the fixed point of erm at penalty {penalty:g} was not found (last relative change {last_relative_change:.1e}); "
+            "a larger penalty may converge"
         )
 
     def _iterate(self, penalty: float, parameters: Host) -> tuple[Host, float]:

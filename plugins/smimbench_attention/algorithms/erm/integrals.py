@@ -215,14 +215,14 @@ class RiskMoments(NamedTuple):
 
 
 def labels_of(problem: Problem) -> str | None:
-    """Type of a problem's labels y, of latents z: ``"signs"`` or ``"numbers"``; None if a label depends on more than one
-    site.
+    """Type of a problem's labels y as functions of latents z: ``"signs"`` (-1 or 1) or ``"numbers"``; None if a label depends on
+    more than one site.
     """
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
 
     def labels(z: Host) -> Host:
-        """Labels of latents z, always with the same noise."""
+        """Labels of latents z, always with the same noise (seed)."""
         rng = monte_carlo_rng("convex losses: noise of labels")
         return np.asarray(
             observable(problem.channel, problem.channel.forward(z, rng=rng))
@@ -256,8 +256,8 @@ def integrals_of(problem: Problem, loss: Loss) -> Sequence[Integrals]:
 
 
 def _sites_are_independent(problem: Problem) -> bool:
-    """Whether the posterior of one of C sites (of latents N(omega, 1), at labels y of signs) does not depend on the labels of
-    the other sites, which are flipped as a test.
+    """Whether the posterior of the latent at one of C sites (latents N(omega, 1), labels y of signs) does not depend on the
+    labels of the other sites, which are flipped as a test.
     """
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")

@@ -33,7 +33,7 @@ from smimbench.problem import Problem
 from smimbench_attention.algorithms.gamp.assumed import measured_variance
 from smimbench_attention.algorithms.gamp.assumed_theory import mismatched_theory
 from smimbench_attention.algorithms.gamp.message_pass import (
-    CONTROLS,
+    DAMPING_SETTINGS,
     SMALLEST_QHAT,
     SMALLEST_V,
     DampingState,
@@ -58,9 +58,9 @@ FAST_FALL = 0.5
 
 
 class GampState(NamedTuple):
-    """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping,
-    and the strengths of the samples. ``V_falls_fast`` says whether V shrank much in the last step, ``probe_noise`` measures
-    the slope of the denoiser under assumed priors.
+    """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping, and
+    the strengths of the samples, which measure the lengths of their tokens. ``V_falls_fast`` says whether V shrank much in the
+    last step, ``probe_noise`` measures the slope of the denoiser under assumed priors.
 
     Attributes
     ----------
@@ -155,8 +155,8 @@ class Gamp(Algorithm):
     arXiv:2502.00901, algorithm 1; arXiv:2506.01582, algorithm 1; derived independently, checked by tests/algorithms/test_gamp.py.
     """
 
-    damping: float | None = None  # weight of the old in every step
-    initial_overlap: float | None = None  # predicted one of a random start
+    damping: float | None = None  # weight of the previous values in every step
+    initial_overlap: float | None = None  # predicted overlap of a random start
 
     name = "gamp"
     version = 6
@@ -177,7 +177,8 @@ class Gamp(Algorithm):
         )
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """GAMP with other settings for a second attempt after a run with this outcome, or None.
+        """GAMP with other settings for a second attempt at a problem after a run that ended with this ``outcome`` (its status),
+        or None if no other settings are tried.
 
         After a failure: with damping moved half way to 1, or with another random start. After a run with adaptive damping that
         has not converged: the version that continues with all noise counted.
@@ -195,7 +196,7 @@ class Gamp(Algorithm):
         return None if self.damping is None else replace(self, damping=0.5)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a problem with a feature spectrum cannot be denoised by its prior, or None."""
+        """Reason why GAMP cannot solve a problem, namely that its prior cannot denoise features of unequal variances, or None."""
         if problem.variances is not None and not hasattr(problem.prior, "variances"):
             return "features with a spectrum need a Gaussian signal, which is denoised feature by feature"
         return None
@@ -411,13 +412,13 @@ class Gamp(Algorithm):
         return next_state, info
 
     def _initial_damping(self, rank: str, V: Host) -> DampingState:
-        """State of the damping before the first step, for a model of this rank, in the precision of V."""
+        """State of the damping before the first step, for a model of this rank, in the precision of V (an array)."""
         if self.damping is None:
-            return DampingState(V.dtype.type(CONTROLS[rank].initial_weight))
+            return DampingState(V.dtype.type(DAMPING_SETTINGS[rank].initial_weight))
         return DampingState(V.dtype.type(1 - self.damping))
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
-        """Reduce the information Qhat (P, P) of components where ``g_noise`` (P, P), the covariance of the noise of
+        """Information Qhat (P, P), reduced for components in which ``g_noise`` (P, P), the covariance of the noise of
         ``adjoint(X, g)``, exceeds it by more than a factor of ``largest_excess``.
         """
         excess_of_noise = np.diagonal(g_noise) / (
@@ -471,7 +472,7 @@ class Gamp(Algorithm):
 
 
 class _GampAllNoise(Gamp):
-    """GAMP whose effective noise always includes all the noise of the messages ``g``, for second attempts."""
+    """GAMP whose effective noise always includes all the noise of the messages ``g``; it is used in second attempts."""
 
     largest_excess = 1.0  # noise of g over its predicted size
 

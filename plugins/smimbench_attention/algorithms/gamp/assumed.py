@@ -70,7 +70,8 @@ def measured_variance(
     problem: Problem, R: Array, Qhat: Host, estimate: Array, probe: Host
 ) -> Host:
     """Mean posterior variance V (P, P) of an estimate under the assumptions of ``problem``, measured as the response of its
-    denoiser to a perturbation of the observation R, of information Qhat (P, P), along ``probe``, a draw of the model's noise.
+    denoiser to a small perturbation of the observation R, of information Qhat (P, P), along ``probe``, a draw of the model's
+    noise.
 
     It is ``E[d denoise / dR] Qhat^{-1}`` at what was observed.
 
@@ -85,8 +86,8 @@ def measured_variance(
         denoise_step(problem.prior, R + perturbation, send(Qhat, R)).estimate - estimate
     )
     response_overlap, perturbation_overlap = (
-        to_host(problem.model.inner(field, perturbation))
-        for field in (denoiser_response, perturbation)
+        to_host(problem.model.inner(change, perturbation))
+        for change in (denoiser_response, perturbation)
     )
     V: Host = symmetric(
         response_overlap @ np.linalg.inv(perturbation_overlap) @ np.linalg.inv(Qhat)
@@ -95,8 +96,8 @@ def measured_variance(
 
 
 class RecursionAccuracy(NamedTuple):
-    """Numerical settings of mismatched state evolution: random points and signal entries of its integrals, and start, damping
-    and end of its recursion.
+    """Numerical settings of mismatched state evolution: numbers of random points and signal entries of its integrals, and start,
+    damping and end of its recursion.
 
     Attributes
     ----------
@@ -160,7 +161,7 @@ class Conjugates(NamedTuple):
 
 
 class NoFixedPoint(ValueError):
-    """State evolution leaves the domain of its equations or does not converge."""
+    """Error that state evolution leaves the domain of its equations or does not converge."""
 
 
 class ObservedLabels(NamedTuple):
@@ -197,8 +198,9 @@ class DenoisedSpectrum(NamedTuple):
 
 
 class MismatchedRecursion:
-    """State evolution of GAMP on one problem while it assumes another, with expectations over one set of random points.
-    ``scale`` is ``kappa alpha``, ``T`` the signal's second moment, ``latents`` the white latents.
+    """State evolution of GAMP on one problem while it assumes another, with expectations over one set of random points. ``scale``
+    is kappa alpha, kappa being the model's factor (2 for symmetric matrices), ``T`` the signal's second moment, ``latents`` the
+    white Gaussian latents.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class MismatchedRecursion:
 
     def initial_orders(self, overlap: float) -> Orders:
         """Initial order parameters (overlap M with the signal, self-overlap Q, claimed error V) of P components: those of the
-        assumed prior mean, or of a given small overlap where that is a fixed point.
+        assumed prior mean or, where that is a fixed point, those of an estimate with the given small ``overlap``.
         """
         assumed_second_moment, mean_overlap = prior_moments(self.assumed)
         P = self.problem.components
@@ -243,8 +245,9 @@ class MismatchedRecursion:
     def sampled_labels(
         self, orders: Orders
     ) -> Iterator[tuple[ObservedLabels, ObservedLabels]]:
-        """Labels y of latents z twice, with the latent means omega of GAMP and with those of the true posterior, given order
-        parameters ``orders``; first at the random points, then at their negatives.
+        """Draw labels y of latents z at the order parameters ``orders`` and yield them twice: with the channel, latent means
+        omega and variance that GAMP assumes, and with those of the true posterior; first at the random points, then at their
+        negatives.
         """
         root_of_Q = symmetric_root(orders.Q)
         coefficients_of_true_mean = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
@@ -287,9 +290,9 @@ class MismatchedRecursion:
         return g, self.problem.model.sites * symmetric(information)
 
     def conjugates(self, orders: Orders) -> Conjugates:
-        """Conjugate order parameters Qhat, m and chi as a function of the order parameters M, Q and V, from products of
-        messages g under the assumptions and ``true_g`` under the truth, whose latents have ``true_covariance`` given the
-        estimate.
+        """Conjugate order parameters Qhat (from the ``information`` of the labels), m and chi as a function of the order
+        parameters M, Q and V, from products of messages g under the assumptions and ``true_g`` under the truth, whose latents
+        have ``true_covariance`` given the estimate.
         """
         averages_of_halves = []
         for assumed_labels, true_labels in self.sampled_labels(orders):
@@ -332,8 +335,9 @@ class MismatchedRecursion:
         )
 
     def denoised_orders(self, conjugates: Conjugates) -> Orders:
-        """Order parameters M, Q and V of the assumed prior's estimate, from observations R, as a function of the conjugates
-        Qhat, m and chi; only their difference to those of the true prior's estimate, which are known exactly, is sampled.
+        """Order parameters M, Q and V of the assumed prior's estimate, from observations R, as a function of the conjugates Qhat,
+        m and chi. Only their difference from those of the true prior's estimate at the same ``information``, which are known
+        exactly, is sampled.
         """
         Qhat, m, chi = conjugates
         if self.problem.model.rank == "extensive":
@@ -354,7 +358,7 @@ class MismatchedRecursion:
         )
 
     def _signal_and_noise_entries(self) -> tuple[Host, Host]:
-        """Sampled signal entries (P, size) with the exact second moment, and as many white-noise entries orthogonal to them."""
+        """Sampled signal entries (P, size) with the exact second moment T, and as many white-noise entries orthogonal to them."""
         P, entry_count = self.problem.components, ACCURACY.signal_entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
         signal = self.problem.prior.sample(rng, P, entry_count)
@@ -397,8 +401,9 @@ class MismatchedRecursion:
         )
 
     def _orders_of_matrix(self, conjugates: Conjugates) -> Orders:
-        """Order parameters M, Q and V of the assumed prior's estimate of a matrix of extensive rank at the conjugate ones,
-        from denoised eigenvalues f and means xi of the signal along the eigenvectors.
+        """Order parameters M, Q and V of the assumed prior's estimate of a matrix of extensive rank at the conjugate ones, from
+        denoised eigenvalues f and posterior means xi of the signal along the eigenvectors; V is the mean of ``response``, the
+        slope of f.
         """
         spectrum = self.denoised_spectrum(conjugates)
         f, xi = spectrum.denoised_eigenvalues, spectrum.signal_means
@@ -419,8 +424,8 @@ class MismatchedRecursion:
         )
 
     def denoised_spectrum(self, conjugates: Conjugates) -> DenoisedSpectrum:
-        """Spectrum of the observed noisy matrix at the conjugate order parameters Qhat, m and chi, before and after denoising
-        by the assumed prior.
+        """Spectrum of the observed noisy matrix ``m S + chi^{1/2} Z`` at the conjugate order parameters Qhat, m and chi, before
+        and after denoising by the assumed prior.
         """
         nodes_and_means: list[Host] = []
 
@@ -471,8 +476,8 @@ class MismatchedRecursion:
         return next_orders._replace(V=V)
 
     def fixed_point(self, orders: Orders) -> Orders:
-        """Fixed point of state evolution, its order parameters M, Q and V, by damped iterations from ``orders``; raises
-        NoFixedPoint where they do not converge.
+        """Fixed point of state evolution, its order parameters M, Q and V, by damped iterations from the order parameters
+        ``orders``; raises NoFixedPoint where they do not converge.
         """
         has_rough_information = offers_rough(self.problem)
         for _ in range(ACCURACY.max_iterations):
@@ -536,8 +541,8 @@ class MismatchedRecursion:
         return float(np.abs(np.linalg.eigvals(map_of_covariances)).max())
 
     def _squared_slopes(self, conjugates: Conjugates) -> Host:
-        """Mean products ``J_ab J_ef`` (a, e, b, f) of the derivatives J of the assumed denoiser at the conjugate order
-        parameters: at sampled observations R, or at pairs of eigenvalues of a matrix, denoised to f.
+        """Mean products ``J_ab J_ef`` (a, e, b, f), over components a, b, e and f, of the derivatives ``J_ab = df_a/dR_b`` of the
+        assumed denoiser f at the conjugate order parameters: at sampled observations R, or at pairs of eigenvalues of a matrix.
         """
         if self.problem.model.rank == "extensive":
             spectrum = self.denoised_spectrum(conjugates)

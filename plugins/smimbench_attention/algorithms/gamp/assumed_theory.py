@@ -34,9 +34,9 @@ Parameters = TypeVar("Parameters", Orders, Conjugates)
 def mismatched_theory(
     problem: Problem, assumed: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
-    """Predict GAMP that assumes the problem ``assumed`` on data of ``problem`` at sample ratio alpha, under the conditions of
-    the runs (start), or return the reason why there is no theory. T is the signal's second moment. ``orders`` and
-    ``conjugates`` are the order parameters and conjugate ones at the fixed point, for every set of points.
+    """Predict GAMP that assumes the problem ``assumed`` on data of ``problem`` at sample ratio alpha, under the conditions of the
+    runs (start), or return the reason why there is no theory. T is the signal's second moment; ``orders`` and ``conjugates`` list
+    the order parameters and their conjugates at the fixed point, one for every set of random points (``seed``).
     """
     if problem.features is not None or problem.mixing is not None:
         return "with wrong assumptions, theory exists for independent tokens only"
@@ -174,12 +174,14 @@ class MismatchedSolution(NamedTuple):
 
 
 def _mean_parameters(samples: Sequence[Parameters]) -> Parameters:
-    """Mean of order parameters over ``samples``, one for each independent set of random points."""
+    """Mean of order parameters, or of conjugates, over ``samples``, one for each independent set of random points."""
     return type(samples[0])(*(np.mean(matrices, axis=0) for matrices in zip(*samples)))
 
 
 def _standard_error(samples: Sequence[Parameters]) -> Parameters:
-    """Standard error of the mean of each order parameter over ``samples``, one for each independent set of points."""
+    """Standard error of the mean of order parameters, or of conjugates, over ``samples``, one for each independent set of random
+    points.
+    """
     deviations = (np.std(matrices, axis=0, ddof=1) for matrices in zip(*samples))
     root_of_count = len(samples) ** 0.5
     return type(samples[0])(*(deviation / root_of_count for deviation in deviations))

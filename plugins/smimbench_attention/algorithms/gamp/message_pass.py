@@ -55,9 +55,9 @@ def message_pass(
     onsager_factor: Host | None = None,
     damping_weights: float | Array = 1.0,
 ) -> Messages:
-    r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the
-    latents given prior N(omega, V): omega are the latents of the estimate less the Onsager term, ``onsager_factor`` rho (P,
-    P) scales that term. ``damping_weights`` are the weights of the new g against ``previous_g``.
+    r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the latents
+    given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term, which ``onsager_factor`` (P, P)
+    scales. ``damping_weights`` are the weights of the new g against ``previous_g``.
 
     .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
@@ -199,7 +199,7 @@ class DampingSettings(NamedTuple):
     growth_factor: float
 
 
-CONTROLS = {
+DAMPING_SETTINGS = {
     "extensive": DampingSettings(0.5, 0.95, 0.02, 0.5, 1.15),
     "low": DampingSettings(1.0, 1.0, 0.1, 0.7, 1.03),
 }
@@ -267,9 +267,9 @@ def next_damping(
     predicted_error: Host,
     relative_change: Number,
 ) -> DampingState:
-    """Choose the weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate or
-    from their sizes. ``squared_step`` and ``predicted_error`` (P,) are the squared change and predicted squared error of
-    every component, ``length_ratio`` is that of the current to the previous change. ``relative_change`` is the size of the
+    """Choose the damping weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate
+    or from their sizes. ``squared_step`` and ``predicted_error`` (P,) are the squared change and predicted squared error of every
+    component, ``length_ratio`` is the length of the current change over the previous one. ``relative_change`` is the size of the
     change in units of the predicted error.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
@@ -291,7 +291,7 @@ def next_damping(
         return damping._replace(
             estimate_change=estimate_change, relative_change=relative_change
         )
-    damping_settings = CONTROLS[problem.model.rank]
+    damping_settings = DAMPING_SETTINGS[problem.model.rank]
     extrapolation_factor: Number | float = 1.0
     slow_steps = 0
     if overlaps_of_changes:
@@ -339,7 +339,7 @@ def limit_damping(
     damping: DampingState, V: Host, Qhat: Host, strengths: Array | None
 ) -> DampingState:
     """Limit the damping weight of a step to the largest value that is stable for extensive-rank matrices, given error V and
-    information Qhat (P, P) and the ``strengths`` (n,) of the samples (None: all are strong); see ``Gamp``.
+    information Qhat (P, P) of the estimate and the ``strengths`` (n,) of the samples (None: all are strong).
     """
     largest_weight = (
         LARGEST_COMMON if strengths is None else 0.8 + 0.4 * mean_slope(V, Qhat)
@@ -357,7 +357,8 @@ def mean_slope(V: Host, Qhat: Host) -> float:
 
 
 def sample_strengths(problem: Problem, data: Data) -> Array | None:
-    """Strength (n,) of every sample: the squared largest eigenvalue of ``X X^T / D`` of its tokens X (T, D).
+    """Strength (n,) of every sample: the squared largest eigenvalue of the Gram matrix ``X X^T / D`` of its tokens X (T, D); None
+    if samples are strong on average.
 
     It is 1 in the limit.
 
@@ -376,8 +377,8 @@ def sample_strengths(problem: Problem, data: Data) -> Array | None:
 def sample_weights(
     weight: float, strengths: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Damping weights of the new messages: ``weight`` for all samples, or at most that for each (n,) if their ``strengths``
-    are given, smaller for strong samples; V and Qhat (P, P) are error and information of the estimate.
+    """Damping weights of the new messages: the same ``weight`` for all samples, or if their ``strengths`` (n,) are given, one for
+    each, at most ``weight`` and smaller for strong samples; V and Qhat (P, P) are error and information of the estimate.
     """
     if strengths is None or Qhat is None:
         return weight

@@ -42,7 +42,7 @@ UNRESOLVED = "the trajectory from a random start is not known: the numerical err
 
 
 class TrajectoryAccuracy(NamedTuple):
-    """Numerical settings of predicted GAMP trajectories.
+    """Numerical settings of predicted GAMP trajectories: sampled points, tolerated errors and the end of the iteration.
 
     Attributes
     ----------
@@ -114,15 +114,17 @@ def gamp_theory(
 
 
 def random_start_error(problem: Problem, information: float) -> Host:
-    """Error V (P, P) that the prior predicts for a random start, a draw observed with this information (times I)."""
+    """Error V (P, P) that the prior predicts for a random start, a draw of the signal observed with the information matrix
+    ``information`` times I.
+    """
     V: Host = overlap_at(problem, information * np.eye(problem.components))[1]
     return V
 
 
 def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None:
     r"""Finite-size coefficient b of ``MSE = limit + b / D`` per component at the sample ratio alpha, for Gaussian signals and
-    linear labels, from the Stieltjes transform S(z) of the inputs' covariance at z = -noise and the ratio r of rows (tokens
-    of all samples) to D.
+    linear labels (None for others), from the Stieltjes transform S(z) of the inputs' covariance at z = -noise and the ratio r of
+    rows (tokens of all samples) to D.
 
     None for other problems.
 

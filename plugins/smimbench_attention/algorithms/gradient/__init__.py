@@ -126,7 +126,7 @@ class Descent(Algorithm):
         """Check that every parameter is in its range and fits the others; set the default number of steps."""
 
         def require_parameter(key: str, is_valid: bool, requirement: str) -> None:
-            """Raise the error that the parameter ``key`` must be as the requirement says, unless ``is_valid``."""
+            """Raise the error that the parameter ``key`` must be as the ``requirement`` says, unless ``is_valid``."""
             require(self, key, is_valid, requirement)
 
         require_parameter("learning_rate", self.learning_rate > 0, "> 0")
@@ -201,8 +201,8 @@ class Descent(Algorithm):
     def _minimum(
         self, problem: Problem, alpha: float, conditions: Conditions, decay: float
     ) -> AlgorithmPrediction | str:
-        """Predict the minimum of the loss at sample ratio alpha with the penalty ``decay`` (that of the weights), for
-        full-batch descent, under the conditions of the runs (dimension), or return why there is no theory.
+        """Predict the minimum of the loss at sample ratio alpha with weight-decay penalty ``decay``, which full-batch descent
+        reaches, under the conditions of the runs (dimension), or return why there is no theory.
         """
         uses_full_batch = not self.online and self.batch is None and not self.spherical
         if not (decay and uses_full_batch and problem.model.rank == "extensive"):
@@ -287,7 +287,9 @@ class Descent(Algorithm):
     def step(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[DescentState, Info]:
-        """Take one gradient step; the residual is the relative change of the factor (largest over students)."""
+        """Take one gradient step; the residual in the returned ``Info`` is the relative change of the factor (largest over
+        students).
+        """
         xp = namespace(state.factor)
         factorization = factor_of(problem)
         component_axes = axes_of_component(problem, data)
@@ -301,8 +303,8 @@ class Descent(Algorithm):
         penalty = self.penalty(data)
 
         def objective(factor: Array) -> LossGradient:
-            """Loss of the batch at a factor, normalized and with the penalty of the weights added, and its gradient with
-            respect to the factor.
+            """Loss of the batch at a factor, normalized and with the weight-decay penalty added, and its gradient with respect to
+            the factor.
             """
             nonlocal processed_samples
             processed_samples += batch_size
@@ -487,8 +489,8 @@ class Descent(Algorithm):
     def _channel(
         self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
-        """Channel to differentiate at this fraction of the run, between 0 and 1 (in place of hardmax softmax of inverse
-        temperature beta, which rises), and warnings about it.
+        """Channel to differentiate at this fraction of the run, between 0 and 1, and warnings about it. In place of hardmax it is
+        softmax, whose inverse temperature beta rises during the run.
         """
         channel_warnings = []
         if self.online:
@@ -519,7 +521,7 @@ class Descent(Algorithm):
 
 
 def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Array axes, counted from the last, of the entries of one component, in the signal and in the factor."""
+    """Array axes, counted from the last one, of the entries of one component, in the signal and in the factor."""
     return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
@@ -535,7 +537,9 @@ def project_to_sphere(factor: Array, component_axes: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class MomentumDescent(Descent):
-    """Gradient descent along a velocity (momentum); the parameters are those of ``sgd``."""
+    """Gradient descent along a velocity (momentum); the parameters are those of ``sgd``. ``direction_kind`` says what a step
+    follows: the velocity, its signs or its polar factor.
+    """
 
     momentum: float = 0.0
     nesterov: bool = False  # step along the next velocity
@@ -557,7 +561,7 @@ class MomentumDescent(Descent):
         require(self, "weight_decay", self.weight_decay >= 0, ">= 0")
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """Initial velocity, if there is momentum."""
+        """Initial memory of the optimizer: a velocity of zero if there is momentum, else nothing."""
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
     def penalty(self, data: Data) -> float:
@@ -584,5 +588,5 @@ class MomentumDescent(Descent):
         return factor - rate * self.direction(search_direction), (velocity,)
 
     def direction(self, velocity: Array) -> Array:
-        """Direction of a step for a given velocity; by default the velocity itself."""
+        """Direction of a step for a given velocity; the velocity itself unless a subclass overrides it."""
         return velocity

@@ -164,7 +164,7 @@ def factor_of(problem: Problem) -> Factor:
 
 def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
     """Derivatives of a loss in the latents z, from ``cotangent``, its derivative in the channel's output, by the channel's
-    ``vjp`` (vector-Jacobian product).
+    ``vjp`` (vector-Jacobian product), which must exist.
     """
     assert channel.vjp is not None
     return channel.vjp(z, cotangent)
@@ -204,7 +204,7 @@ class _TemperedChannel(Channel):
         return self.channel.forward(self.inverse_temperature * z)
 
     def observable(self, y: Array) -> Array:
-        """Labels y as a user would measure them, those of the softmax channel."""
+        """Labels y as a user would measure them, like those of the softmax channel."""
         return observable(self.channel, y)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:

@@ -69,7 +69,8 @@ if TYPE_CHECKING:
 
 
 class MeanFieldAccuracy(NamedTuple):
-    """Numerical settings of mean-field dynamics.
+    """Numerical settings of mean-field dynamics: numbers of draws and largest costs. A row is a site of a sample, a direction
+    what a gradient adds.
 
     A row is a site of a sample.
 
@@ -145,7 +146,7 @@ class _GrowingColumns:
         )
 
     def append(self, vector: Host) -> None:
-        """Append a vector (rows,)."""
+        """Append a vector (rows,) as a new column."""
         if self.count == self._storage.shape[1]:
             if 2 * self._storage.size > ACCURACY.largest_memory:
                 raise TooExpensive(
@@ -158,8 +159,8 @@ class _GrowingColumns:
 
 
 class Directions:
-    """Orthonormal directions ``p_j`` in the space of samples, and images ``h_k = sqrt(D) X q_k`` under the data X of
-    orthonormal directions ``q_k`` of features; every new gradient adds one of each.
+    """Orthonormal directions ``p_j`` in the space of samples, and images ``h_k = sqrt(D) X q_k`` under the data X of orthonormal
+    directions ``q_k`` in the space of features; every new gradient adds one of each. p and h are stored as growing columns.
 
     ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
     """
@@ -185,7 +186,7 @@ class Directions:
 
     def add(self, g: Host, samples: slice | Host) -> bool:
         """Add the direction of a gradient g, given at some samples, as a new p_j, with the image h_k of the feature direction
-        that it adds; return False if it is not new or the features are exhausted.
+        that it adds; return False if g has no new direction or the features are exhausted.
         """
         g_norm = np.linalg.norm(g)
         orthogonal_part = self._orthogonal_part(g, samples)
@@ -201,7 +202,7 @@ class Directions:
         self.p.append(orthogonal_part / norm_of_orthogonal_part)
         if self.is_exact and self.basis.count >= self.rows:
             raise TooExpensive(
-                "the gradients span more directions than there are samples"
+                "the gradients of so many steps span more directions than there are rows of data; use fewer steps"
             )
         if not self.is_exact and self.h.count >= self.D:  # all features are used
             return False
@@ -244,10 +245,10 @@ def descend(
     system: SimulatedSystem,
     rng: np.random.Generator,
 ) -> tuple[Host, Host]:
-    """Simulate descent by a rule from the initial overlaps in a system of given size, with P components and C sites; return
-    Gram matrices (steps, R, R) of the R vectors of teacher, student, velocity, and the mean training loss (steps,) at the
-    recorded steps. ``vectors`` are coordinates in the feature directions, z latents of the student, g the loss's derivatives
-    in them (component k in column k).
+    """Simulate descent by an update rule from the initial overlaps in a ``system`` of given sizes, with P components and C sites;
+    return Gram matrices (steps, R, R) of the R vectors of teacher, student and velocity, and the mean training loss (steps,), at
+    the recorded steps. ``vectors`` are their coordinates in the feature directions, z latents of the student, g the loss's
+    derivatives in them (component k in column k).
 
     Parameters
     ----------
@@ -338,7 +339,9 @@ def descend(
             vectors[student_rows] /= norms
         total_work += sample_count * C * directions.p.count
         if total_work > ACCURACY.largest_work:
-            raise TooExpensive(f"{last_step} steps take more than a minute to solve")
+            raise TooExpensive(
+                f"{last_step} steps take more than a minute to solve; use fewer steps"
+            )
     return np.stack(grams), np.array(training_losses)
 
 
@@ -532,8 +535,8 @@ def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
 def _draws_of_limit(
     problem: Problem, alpha: float, loss: str, steps: int
 ) -> DrawPlan | None:
-    """Plan the draws that give the limit at sample ratio alpha after a number of steps: one exact system for linear labels,
-    else several large ones of dimension D; None if too costly. P components, C sites.
+    """Plan the draws that give the limit of large D at sample ratio alpha after a number of steps: one exact system for linear
+    labels, else several large ones of dimension D; None if too costly. P and C are the numbers of components and sites.
     """
     P, C = problem.components, problem.model.sites
     second_moment = np.asarray(problem.prior.second_moment(P))

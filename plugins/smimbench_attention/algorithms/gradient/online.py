@@ -74,17 +74,17 @@ DIVERGED_OVERLAP = 1e4
 
 
 class OverlapsDiverge(ValueError):
-    """The overlaps of teacher and student grow without bound at this learning rate."""
+    """Error that the overlaps of teacher and student grow without bound at this learning rate."""
 
 
 class TooExpensive(ValueError):
-    """Solving the equations takes more than a minute, or too much memory."""
+    """Error that solving the equations takes more than a minute, or too much memory."""
 
 
 @dataclass(frozen=True)
 class DescentRule:
-    """Update rule of the student: learning rate of a step, samples of a batch over D, weight decay, momentum, constraint, and
-    the ``direction`` that a velocity becomes (None: itself).
+    """Update rule of the student: learning rate as a function of the step, samples of a batch over D, weight decay, momentum,
+    constraint, and ``direction``, the function that turns a velocity into the direction of a step (None: the velocity itself).
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class DescentRule:
 
 
 def recorded_steps_of(steps: int) -> list[int]:
-    """Steps of a run at which a trajectory is recorded: 0, and a geometric series."""
+    """Steps at which the trajectory of a run with so many ``steps`` is recorded: 0, and a geometric series up to the last."""
     geometric_series = np.geomspace(
         1, steps, online_fields.ACCURACY.recorded_step_count
     )
@@ -189,9 +189,9 @@ def vectors_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Update the R vectors of teacher, student and velocity (..., R, K) of P components, in K coordinates, by one step with
-    this gradient (..., P, K), before the projection to a sphere; ``metric`` (K, K) holds the inner products of the coordinate
-    directions.
+    """Update the R vectors of teacher, student and velocity (..., R, K) of P components, in K coordinates, by one step (number
+    ``step``) with this gradient (..., P, K), before the projection to a sphere; ``metric`` (K, K) holds the inner products of the
+    coordinate directions (None: orthonormal).
 
     Parameters
     ----------
@@ -223,8 +223,9 @@ def gram_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Gram matrix (..., R, R) of the R vectors of teacher, student and velocity after one more step with this gradient (...,
-    P, K); ``metric`` (K, K) holds the inner products of the K coordinate directions; see ``vectors_after``.
+    """Gram matrix (..., R, R) of the R vectors of teacher, student and velocity after one more step with this gradient (..., P,
+    K), including the projection to a sphere; ``metric`` (K, K) holds the inner products of the K coordinate directions. See
+    ``vectors_after``.
     """
     P = gradient.shape[-2]
     next_vectors = vectors_after(rule, vectors, gradient, step, metric)
@@ -271,8 +272,9 @@ def iterate_grams(
     least_bounded_fraction: float,
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> OverlapPath:
-    """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with ``next_gram(gram, step)`` and
-    record at the given steps the overlaps in ``readout(gram)``; fail if fewer than ``least_bounded_fraction`` stay bounded.
+    """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with the function ``next_gram(gram,
+    step)`` and record at the given steps the overlaps in ``readout(gram)``; fail if fewer than the fraction
+    ``least_bounded_fraction`` of them stay bounded.
 
     Diverged ones are NaN. The path records ``readout(gram)``.
 
@@ -310,7 +312,9 @@ def iterate_grams(
 def cost_of_all_steps(
     problem: Problem, loss: str, steps: int, start_count: int
 ) -> float:
-    """Cost of computing all steps for ``start_count`` starts, in evaluated latents; every step counts as 500 more of them."""
+    """Cost of computing all steps for ``start_count`` starts, counted in latents that are evaluated; every step costs as much as
+    500 latents besides.
+    """
     return steps * (start_count * latents_of_a_step(problem, loss) + 500)
 
 
@@ -344,7 +348,9 @@ def solve(
             point_count, int(point_count * field_accuracy.largest_latents / latent_cost)
         )
     if point_count < field_accuracy.fewest_points:
-        raise TooExpensive(f"{last_step} steps take more than a minute to solve")
+        raise TooExpensive(
+            f"{last_step} steps take more than a minute to solve; use fewer steps"
+        )
     initial_grams = gram_of(starts, rule.momentum)
     field_averages = gradient_averages(
         problem, loss, initial_grams[:, :P, :P], point_count
@@ -382,8 +388,8 @@ def solve(
 def affordable_draws(
     problem: Problem, steps: int, batch_size: int, start_count: int, dimension: int
 ) -> int:
-    """Number of draws per start, for ``start_count`` starts and a number of steps on batches in ``dimension`` D, that the
-    time limit allows, counted in sampled latents; 0 if too few to estimate their error.
+    """Number of draws per start, for ``start_count`` starts and a number of steps on batches in ``dimension`` D, that the time
+    limit allows; 0 if too few to estimate their error. Costs are counted in sampled latents.
     """
     field_accuracy = online_fields.ACCURACY
     fewest_draws, most_draws = field_accuracy.draw_range
@@ -436,8 +442,8 @@ def draw_paths(
     degrees_of_freedom = dimension - R - np.arange(P)
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Gram matrix after one random step of every path, in a basis of the previous R vectors and P new directions of the
-        gradient; z are the student's latents, g the derivatives of the loss in them. The two vector sets are teacher and
+        """Gram matrix after one random step of every path, in a basis (frame) of the previous R vectors and P new directions of
+        the gradient; z are the student's latents, g the derivatives of the loss in them. ``vector_set`` runs over teacher and
         student.
         """
         vectors_in_frame = triangular_root(gram.reshape(path_count, R, R))

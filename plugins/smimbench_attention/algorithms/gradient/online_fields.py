@@ -35,8 +35,8 @@ from smimbench_attention.algorithms.least_squares import additive_noise
 
 
 class FieldAccuracy(NamedTuple):
-    """Numerical settings of the theory of online descent: numbers of integration points and draws, and the largest costs,
-    counted in latents that are sampled.
+    """Numerical settings of the theory of online descent: numbers of integration points and draws, and the largest costs, counted
+    in latents that are sampled. A set is one of several independent sets of random points.
 
     Attributes
     ----------
@@ -74,9 +74,9 @@ class FieldAccuracy(NamedTuple):
 
     scrambles: int = 4  # independent sets of random points
     points: int = 512  # random points per latent and set
-    single_latent_factor: int = 4  # factor of points for one noisy latent
+    single_latent_factor: int = 4  # times as many points if the only latent is noisy
     gauss_nodes: tuple[int, int] = (40, 56)  # two rules for one noiseless latent
-    label_draws: int = 2**22  # label draws of each set
+    label_draws: int = 2**22  # random labels of each set, over all points
     fewest_label_draws: int = 16  # label draws for each point
     point_variance: float = 1.3  # variance of the random points
     largest_latents: float = 1e8  # latents of all steps together
@@ -273,8 +273,8 @@ class _SampledFields:
     def _labels(
         self, points: _IntegrationPoints, set_index: int
     ) -> tuple[Host, Host | None]:
-        """Mean labels (starts, points, ...) at one set of points, and random vectors with the covariance of the label noise,
-        None without noise; ``label_deviation`` is counted from ``reference_labels``, one draw.
+        """Mean labels (starts, points, ...) at one set of points, and random vectors with the covariance of the label noise, None
+        without noise; ``label_deviation`` is the difference of labels from ``reference_labels``, one draw of them.
 
         Labels are those of the first copy of the points.
         """
@@ -288,7 +288,7 @@ class _SampledFields:
         rng = monte_carlo_rng("online descent: noise", set_index)
 
         def draw_labels() -> Host:
-            """Random labels of all points, with fresh noise, as a user would measure them."""
+            """Random labels of all points, with fresh noise, as a user would measure them (after ``observable``)."""
             labels = self.channel.forward(flat_latents, rng=rng)
             return np.asarray(observable(self.channel, labels), dtype=float)
 
@@ -347,8 +347,8 @@ def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
 def _points_of_fields(
     problem: Problem, points_per_latent: int
 ) -> list[_IntegrationPoints]:
-    """Sets of integration points for fields of P components at C sites: two Gauss rules, or several scrambled Sobol sets
-    whose points are mirrored in the student's own fields.
+    """Sets of integration points for the white fields of P components at C sites: two Gauss rules, or several scrambled Sobol
+    sets whose points are mirrored in the student's own fields. ``points_per_latent`` is their number per latent.
     """
     P, C = problem.components, problem.model.sites
     point_counts, point_sets = _point_counts(problem, points_per_latent), []

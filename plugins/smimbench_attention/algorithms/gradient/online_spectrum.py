@@ -61,7 +61,7 @@ FLUCTUATION = 0.08
 
 
 class StepLengthFluctuates(ValueError):
-    """Muon's step depends on so few features or samples that its length fluctuates at every dimension."""
+    """Error that a step of muon depends on so few features or samples that its length fluctuates at every dimension."""
 
 
 def solve_features(
@@ -76,8 +76,9 @@ def solve_features(
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
     """Solve the equations of single features for the overlaps of the latents (P components, ``sites`` tokens, label noise of
-    this variance) at given steps, from mean products of the R vectors of teacher, student and velocity. ``feature_fractions``
-    are the shares of the features that have each variance lambda, ``direction_kind`` what the student moves along.
+    variance ``noise``) at the recorded steps, from the mean products ``initial_grams`` (K, starts, R, R) of the R vectors of
+    teacher, student and velocity in features of each of K variances. ``feature_fractions`` are the shares of features that have
+    each variance, ``direction_kind`` says what the student moves along.
 
     Products of features k weigh ``lambda_k / D``.
 
@@ -114,8 +115,8 @@ def solve_features(
     step_fluctuations = [0.0]
 
     def polar_direction(velocity: Host, metric: Host | None) -> Host:
-        """Map the velocity, in coordinates of given inner products (``metric``), to its polar factor, both for the second
-        moments of features and, stacked behind on the axis of starts, for their means; record the fluctuation of the step
+        """Map the velocity, in coordinates of given inner products (``metric``), to its polar factor, both for the second moments
+        of features and for their means, which are stacked behind on the axis of starts; record the fluctuation of the step
         length.
         """
         assert metric is not None

@@ -44,8 +44,8 @@ Trajectory = dict[str, list[Any]]
 
 
 class OnlinePrediction(NamedTuple):
-    """Predicted overlaps along an online run from the method named, and draws of them at the dimension of the runs, None
-    where these are too costly.
+    """Prediction of an online run: the path of its overlaps, random draws of that path at the dimension of the runs (None where
+    these are too costly), and the name of the method.
 
     Attributes
     ----------
@@ -173,7 +173,8 @@ def _solve_overlaps(
     starts_are_of_runs: bool,
 ) -> OnlinePrediction:
     """Predicted overlaps at the recorded steps from the closed equations, or from draws at finite dimension D where these are
-    affordable, from the initial overlaps ``starts``, which are those of runs or random ones (``starts_are_of_runs``).
+    affordable. ``starts`` are the initial overlaps, those of runs if ``starts_are_of_runs``, else random ones; an evaluation is a
+    set of integration points or a draw.
     """
     start_count = len(starts) * (8 if labels_are_linear else 1)
     draw_count = affordable_draws(
@@ -258,8 +259,9 @@ def _add_ratio_errors(
     metrics: dict[str, Array],
     trajectory: Trajectory,
 ) -> None:
-    """Add to ``metrics`` (at the end) and ``trajectory`` the errors of predicted cosines, which are ratios of mean overlaps
-    in place of mean ratios, at dimension D; they are measured on ``drawn_metrics``, those of draws, where there are any.
+    """Add the errors of predicted cosines at dimension D to ``metrics`` (at the end of the run) and ``trajectory``: cosines are
+    ratios of mean overlaps in place of mean ratios. The difference is measured on ``drawn_metrics``, those of draws, where there
+    are any.
     """
     drawn_metrics = drawn_trajectory = None
     # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
@@ -324,7 +326,9 @@ def _solve_by_feature(
         mean_gram = gram_of([mean_start(problem)], rule.momentum)
         initial_grams = np.repeat(mean_gram[None], len(distinct_variances), axis=0)
     elif start_count < 4 * P:
-        raise TooExpensive(f"{last_step} steps take more than a minute to solve")
+        raise TooExpensive(
+            f"{last_step} steps take more than a minute to solve; use fewer steps"
+        )
     else:
         # Entries are N(0, 1); over the starts, the second moments of every feature are exact.
         rng = monte_carlo_rng("online descent: starts by feature", D)
@@ -375,7 +379,7 @@ def _draw_sign_steps(
     )
     if draw_count < fewest_draws:
         raise TooExpensive(
-            f"{recorded_steps[-1]} steps take more than a minute to solve"
+            f"{recorded_steps[-1]} steps take more than a minute to solve; use fewer steps"
         )
     rng, noise_variances = (
         monte_carlo_rng("online descent: signs", D),
@@ -408,7 +412,7 @@ def _signal_and_factor(
 
 
 def starts_as_evaluations(path: OverlapPath) -> OverlapPath:
-    """Exchange the axes of random starts (the third) and of evaluations (the first) of a path's overlaps, so that the spread
+    """Path of overlaps with the axes of random starts (the third) and of evaluations (the first) exchanged, so that the spread
     over starts counts as the error.
     """
     return OverlapPath(
@@ -468,8 +472,8 @@ def _ratio_error(
     drawn_metrics: dict[str, Array] | None,
     effective_dimension: float,
 ) -> list[Any]:
-    """Error of a ratio of mean overlaps (a cosine) in place of the mean ratio: its difference to ``drawn_metrics`` from draws
-    or, without them, its order 1 over ``effective_dimension``.
+    """Error of a ratio of mean overlaps (a cosine) in place of the mean ratio: its difference from ``drawn_metrics``, the mean
+    ratio over draws, or without draws its order of magnitude, 1 over ``effective_dimension``.
     """
     ratio = np.asarray(metrics_of_means[metric_name])
     if drawn_metrics is None:

@@ -174,7 +174,7 @@ class Nuclear(LinearRegression):
     def step(
         self, problem: Problem, data: Data, state: NuclearState
     ) -> tuple[NuclearState, Info]:
-        """Take one proximal gradient step from the extrapolated point."""
+        """Take one proximal gradient step from the extrapolated point and report its relative length and the duality gap."""
         next_state, _ = self._proximal_step(state)
         # The new slope is that of the estimate before the step: the certificate lags by one step.
         duality_gap, rounding_of_gap = self._duality_gap(
@@ -232,8 +232,8 @@ class Nuclear(LinearRegression):
         )
 
     def _proximal_step(self, state: NuclearState) -> tuple[NuclearState, Array]:
-        """Take one proximal gradient step from the extrapolated point, along the slope (minus the gradient) of the loss, and
-        compute its relative length; singular values or eigenvalues shrink by ``singular_value_shrinkage``.
+        """Take one proximal gradient step from the extrapolated point, along the slope (minus the gradient) of the loss; return
+        the new state and the relative length of the step. Singular values or eigenvalues shrink by ``singular_value_shrinkage``.
         """
         xp = namespace(state.extrapolated_point)
         slope_of_loss, _ = state.least_squares.normal_product(
@@ -242,7 +242,7 @@ class Nuclear(LinearRegression):
         singular_value_shrinkage = state.next_penalty / state.lipschitz
 
         def proximal_map(eigenvalues: Array) -> Array:
-            """Soft threshold of eigenvalues (symmetric matrices) or singular values."""
+            """Soft threshold of eigenvalues (of symmetric matrices) or singular values."""
             return soft_threshold(eigenvalues, singular_value_shrinkage, self.positive)
 
         apply_to_spectrum = apply_to_singular_values

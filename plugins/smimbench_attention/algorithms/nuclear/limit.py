@@ -56,7 +56,7 @@ from smimbench_attention.algorithms.nuclear.shrinkage import (
 RECOVERED = 1e-13
 """Delta, in units of the second moment, below which the error of a problem without noise or penalty is 0."""
 
-ENOUGH = 3e-3, 1e-8
+SMALL_GAIN, NEGLIGIBLE_ERROR = 3e-3, 1e-8
 """Where a vanishing penalty is best: gain of a penalty ten times smaller, and error in units of the second moment, that are
 too small to go on for. Doubled, the error is twice as far above its least value: 3e-4 of it."""
 
@@ -96,7 +96,7 @@ class Observations:
             return float(smallest_v)
 
         def excess_freedom(v: float) -> float:
-            """Degrees of freedom ``v Qhat(v)`` at the susceptibility v, minus the given ones."""
+            """Degrees of freedom ``v Qhat(v)`` at the susceptibility v, minus the given degrees of freedom."""
             return v * self.stiffness(v) - degrees_of_freedom
 
         smallest_v, largest_v = (1 - 1e-13) * smallest_v, (1 + 1e-13) * largest_v
@@ -132,7 +132,7 @@ class NuclearFixedPoint:
 
     @property
     def error_uncertainty(self) -> float:
-        """Numerical uncertainty of the predicted error, from the solver and from the means over the spectrum."""
+        """Numerical uncertainty of the predicted squared error, from the solver and from the means over the spectrum."""
         return 1e-8 * self.error + self.estimate.numerical_error
 
     @property
@@ -154,8 +154,8 @@ def why_no_theory(problem: Problem) -> str | None:
 def minimum_point(
     problem: Problem, alpha: float, minimum: NuclearFixedPoint, positive: bool
 ) -> AlgorithmPrediction:
-    """Prediction at the ``minimum`` (a fixed point) at sample ratio alpha, with the spectrum of the estimate, which has no
-    negative eigenvalues if ``positive``.
+    """Prediction of errors and overlaps at the ``minimum`` of the objective (a fixed point) at sample ratio alpha, with the
+    spectrum of the estimate, which has no negative eigenvalues if ``positive``.
     """
     second_moment = np.asarray(problem.prior.second_moment(1), dtype=float)
     signal_overlap = np.array([[minimum.estimate.signal_overlap]])
@@ -186,8 +186,8 @@ def minimum_point(
 def weighted_observations(
     problem: Problem, observation: LinearObservation, alpha: float
 ) -> Observations:
-    """Observations of nuclear-norm regression at sample ratio alpha from what labels observe, with the weights of
-    ``LeastSquares``: the smallest noise over that of the observation.
+    """Observations of nuclear-norm regression at sample ratio alpha from the linear ``observation`` that labels make, with
+    weights in the loss as in ``LeastSquares``: the smallest noise variance over that of the observation.
     """
     smallest_noise = float(observation.noise.min())
     weights = np.ones_like(observation.noise)
@@ -233,8 +233,8 @@ def fixed_point(
         )
 
     def log_noise_excess(log_noise: float) -> float:
-        """Log of the effective noise that the equations give at a trial value and its susceptibility v, minus the log of the
-        trial value.
+        """Log of the effective noise that the equations give at a trial noise and its susceptibility v, minus the log of the
+        trial noise.
         """
         _, v, estimate = solve_at_noise(log_noise)
         return math.log(observations.effective_noise(estimate.error, v)) - log_noise
@@ -362,8 +362,8 @@ def _threshold_of_penalty(
     observation_ratio = observations.kappa_alpha * len(observations.weights)
 
     def penalty_excess(threshold: float) -> float:
-        """Penalty that belongs to a threshold and its susceptibility v, minus the given one; at penalty 0 the number of
-        observations beyond the estimate's degrees of freedom.
+        """Penalty that belongs to a threshold and its susceptibility v, minus the given penalty; at penalty 0 the number of
+        observations minus the estimate's degrees of freedom.
         """
         degrees_of_freedom = shrunk_matrix(
             prior, noise, threshold, positive
@@ -433,8 +433,8 @@ def best_penalty(
         fixed_points[log_penalty] = minimum
         return minimum.error
 
-    log_decade, required_error_ratio = math.log(10), 1 - ENOUGH[0]
-    error_of_recovery = ENOUGH[1] * float(prior.second_moment(1)[0, 0])
+    log_decade, required_error_ratio = math.log(10), 1 - SMALL_GAIN
+    error_of_recovery = NEGLIGIBLE_ERROR * float(prior.second_moment(1)[0, 0])
     log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
     previous_error, lowest_error = math.inf, error_at(log_penalty)
     while error_of_recovery < lowest_error < required_error_ratio * previous_error:
@@ -454,9 +454,9 @@ def best_penalty(
 def perfect_recovery(
     prior: Prior, observation_count: int, kappa: float, positive: bool
 ) -> float:
-    r"""Sample ratio above which noiseless labels, ``observation_count`` observations a sample, and a vanishing penalty
-    recover the signal perfectly, by estimates that are positive semidefinite if ``positive``; kappa is 2 for symmetric
-    matrices, else 1.
+    r"""Sample ratio above which noiseless labels, ``observation_count`` observations a sample, and a vanishing penalty recover
+    the signal perfectly, by estimates that are positive semidefinite if ``positive``: the statistical dimension over ``kappa
+    observation_count``; kappa is 2 for symmetric matrices, else 1.
 
     With a fraction p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
 
@@ -471,12 +471,14 @@ def perfect_recovery(
     bulk_edge, sign_count = 2 * math.sqrt(zero_fraction), 1 if positive else 2
 
     def statistical_dimension(threshold: float) -> float:
-        """Upper bound, for a threshold t, of the statistical dimension of the cone in which the norm decreases; its minimum
-        over t is the dimension.
+        """Upper bound, for a threshold t, of the statistical dimension of the cone of directions in which the nuclear norm
+        decreases; its minimum over t is that dimension.
         """
 
         def integrand(angle: float) -> float:
-            """Squared excess of an eigenvalue above the threshold, weighted by the semicircle, at ``bulk_edge cos(angle)``."""
+            """Squared excess above the threshold of the eigenvalue ``bulk_edge cos(angle)`` of the semicircle law, weighted by
+            that law.
+            """
             squared_excess = (bulk_edge * math.cos(angle) - threshold) ** 2
             return squared_excess * math.sin(angle) ** 2 * 2 / math.pi
 
@@ -506,8 +508,8 @@ def perfect_recovery(
 
 
 def label_observations(problem: Problem, alpha: float) -> Observations | str:
-    """Observations of single latents z by labels y at sample ratio alpha, with the weights that they have in the squared
-    error of the label, or the reason why that loss is not convex. ``label_gains`` are the coefficients of the latents.
+    """Observations of single latents z by labels y at sample ratio alpha, with the weights that they have in the squared error of
+    the label, or the reason why that loss is not convex. ``label_gains`` are the coefficients of the latents in the labels.
 
     The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
     """
@@ -553,9 +555,9 @@ def wide_factor_point(
     dimension: int | None,
     width: int | None,
 ) -> AlgorithmPrediction | str:
-    r"""Predict the minimum over factors W (``width`` columns) of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, the loss
-    of labels y with weight decay, at sample ratio alpha, or return why there is no theory. ``gram_scale`` is s in
-    ``S = s W W^T``. ``penalty`` is tau of the norm of S.
+    r"""Predict the minimum over factors W (``width`` columns) of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]``, the loss of
+    labels y with weight decay, at sample ratio alpha, or return why there is no theory. ``gram_scale`` is s in ``S = s W W^T``,
+    ``penalty`` is tau, that of the nuclear norm of S.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
     factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the

@@ -14,8 +14,8 @@ from smimbench.numerics import symmetric
 
 
 class ShrunkMatrix(NamedTuple):
-    """Properties in the limit of the shrunk matrix f(R), an estimate of the signal S: squared error, overlap with S, norms,
-    degrees of freedom (divergence of f), rank over D.
+    """Properties in the limit of the shrunk matrix f(R), an estimate of the signal S from a noisy matrix R: squared error,
+    overlap with S, squared norm, nuclear norm, degrees of freedom (divergence of f), and rank over D.
 
     Attributes
     ----------
@@ -108,8 +108,8 @@ def shrunk_matrix(
     """
 
     def integrands(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
-        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x of R, with mean and variance of the
-        signal along their eigenvectors; f are the eigenvalues after the soft threshold.
+        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x (n,) of R, with posterior mean and variance
+        of the signal along their eigenvectors; f are the eigenvalues after the soft threshold.
         """
         f = soft_threshold(x, threshold, positive)
         is_nonzero = (f != 0).astype(float)
@@ -144,8 +144,8 @@ def shrunk_histogram(
     )
 
     def indicators(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
-        """Indicators (61, n), rows being the 60 bins and zero, of where the eigenvalues x of R fall after the soft threshold,
-        as f.
+        """Indicators (61, n) of the 60 bins of the histogram and of zero: whether an eigenvalue x of R (n,) falls there after the
+        soft threshold, as f.
         """
         f = soft_threshold(x, threshold, positive)
         bin_numbers = np.searchsorted(bin_edges, f, side="right") - 1
@@ -166,13 +166,13 @@ def shrunk_histogram(
 
 
 def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
-    """Upper edge (``sign`` 1) or negative lower edge (-1) of the spectrum of ``S + sqrt(noise) Z`` for signals S of this
-    prior, beyond which a mass of 1e-9 is left.
+    """Upper edge (``sign`` 1) or negative lower edge (``sign`` -1) of the spectrum of ``S + sqrt(noise) Z`` for signals S of this
+    prior, beyond which a fraction 1e-9 of the eigenvalues is left.
     """
     from scipy.optimize import brentq
 
     def excess_mass(trial_edge: float) -> float:
-        """Spectral mass beyond a trial edge, minus 1e-9."""
+        """Fraction of the eigenvalues beyond a trial edge, minus 1e-9."""
 
         def is_beyond(x: Host, *_: Host) -> Host:
             """Indicator (1, n) of eigenvalues x beyond the trial edge."""
@@ -195,12 +195,14 @@ def spectral_edge(prior: Prior, noise: float, sign: int) -> float:
 
 
 def zero_eigenvalue_fraction(prior: Prior) -> float:
-    """Fraction of zero eigenvalues of signals S of this prior, counted as eigenvalues that are tiny under a tiny noise."""
+    """Fraction of zero eigenvalues of signals S of this prior, counted as eigenvalues that stay tiny when S is observed with a
+    tiny noise.
+    """
     tiny_noise = 1e-18
     zero_tolerance = 3 * math.sqrt(tiny_noise)
 
     def counts_as_zero(x: Host, *_: Host) -> Host:
-        """Indicator (1, n) of eigenvalues x that are zero up to the tiny noise."""
+        """Indicator (1, n) of observed eigenvalues x (n,) that are zero up to the tiny noise."""
         return (np.abs(x) < zero_tolerance)[None, :].astype(float)
 
     break_points = (-zero_tolerance, zero_tolerance)

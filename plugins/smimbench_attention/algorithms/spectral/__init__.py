@@ -183,7 +183,7 @@ class Spectral(Algorithm):
             require(self, "regularisation", is_symmetric_kind, requirement)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Reason why a problem cannot be solved with these parameters (wrong rank or feature spectrum), or None."""
+        """Reason why a problem cannot be solved with these parameters (wrong rank or unequal feature variances), or None."""
         if problem.model.rank == "low":
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
@@ -196,7 +196,7 @@ class Spectral(Algorithm):
         return None
 
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
-        """Starting point for iterative algorithms: the spectral estimate and its error."""
+        """Starting point for iterative algorithms: the spectral estimate and its predicted error V."""
         if problem.model.rank == "low":
             spectral_start = spectral_estimate(
                 problem, data, rng, *self._matrix_settings()
@@ -289,7 +289,7 @@ class Spectral(Algorithm):
 
     @property
     def _origin(self) -> str:
-        """Starting point S_0 of the one step: the prior mean unless set."""
+        """Name of the starting point S_0 of the one step: the prior mean unless set."""
         return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:

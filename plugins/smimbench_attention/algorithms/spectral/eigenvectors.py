@@ -47,9 +47,9 @@ def spectral_estimate(
     kind: str = "symmetric",
     regularisation: float = REGULARISATION,
 ) -> SpectralEstimate:
-    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing: of the matrix
-    of this kind, made of label matrices ``G = E[z z^T | y] - I``, one for every mode of its theory. V is the predicted error.
-    C is the number of sites, alpha the sample ratio, ``direction`` that of a mode in the space of components,
+    r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing: of the matrix of
+    this kind, made of label matrices ``G = E[z z^T | y] - I``, one eigenvector for every mode of its theory. V is the predicted
+    error. C is the number of sites, alpha the sample ratio, ``direction`` that of a mode in the space of components,
     ``regularisation`` epsilon of the symmetric matrix.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
@@ -152,7 +152,7 @@ def _mode_of_same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
         return theory.modes[0]
 
     def alignment(candidate_mode: Mode) -> float:
-        """Absolute cosine between the directions of a candidate mode and the given one; 0 without a direction."""
+        """Absolute cosine between the direction of a candidate mode and that of the given one; 0 without a direction."""
         if candidate_mode.direction is None or mode.direction is None:
             return 0.0
         return abs(float(candidate_mode.direction @ mode.direction))
@@ -182,9 +182,9 @@ def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> A
 
 
 class LinearizedMatrices:
-    """The matrices ``T = sum_mu X_mu^T [I - (I + G_mu + epsilon I)^{-1}] X_mu`` and ``K = (X X^T - I) G`` of linearized
-    message passing as linear operators, for one direction or all components; ``X_mu`` maps a signal to the latents of sample
-    mu, G are the label matrices.
+    """Matrices ``T = sum_mu X_mu^T [I - (I + G_mu + epsilon I)^{-1}] X_mu`` and ``K = (X X^T - I) G`` of linearized message
+    passing as linear operators, for one direction or all components; ``X_mu`` maps a signal to the latents of sample mu, G are
+    the label matrices.
 
     Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """

@@ -90,9 +90,9 @@ def label_matrices(
     rng: np.random.Generator,
     array_like: Array,
 ) -> Array:
-    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of n labels y, from posteriors of the latents z (P components, C
-    sites) for priors N(omega = 0, V), after components are scaled to unit second moment by ``moment_root`` (P, P); arrays are
-    like ``array_like``.
+    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of n labels y, from posteriors of the latents z (P components, C sites)
+    for priors N(omega = 0, V), after components are scaled to unit second moment; ``moment_root`` (P, P) is the root of that
+    moment, arrays are like ``array_like``.
     """
     xp, device_and_dtype = namespace(array_like), matching(array_like)
     P = len(moment_root)
@@ -102,7 +102,7 @@ def label_matrices(
     second_moment = checked_posterior(posterior, omega).second_moment
     if second_moment is None:
         raise ValueError(
-            f"channel {channel.name!r} does not provide the second moment of its posterior"
+            f"channel {channel.name!r} does not provide the second moment of its posterior, which spectral methods need"
         )
     if not np.array_equal(moment_root, np.eye(P)):
         inverse_moment_root = xp.asarray(
@@ -119,9 +119,9 @@ def label_matrices(
 
 @dataclass(frozen=True)
 class Mode:
-    """Leading eigenvector ``U`` (P, D) of unit norm in the limit: its eigenvalue (NaN if it is no outlier), the direction e
-    of ``U = e v^T`` (None if it has all components), its overlap A with the signal, its Gram matrix, and the strength of the
-    signal in it.
+    """Leading eigenvector ``U`` (P, D) of unit norm in the limit: its eigenvalue (NaN if it is no outlier), the direction e of
+    ``U = e v^T`` (None if U has all components), its overlap A with the signal, its Gram matrix, and the strength of the signal
+    in it.
 
     ``U sqrt(D) = A W + noise``, where W is ``M^(-1/2)`` times the signal, M its second moment.
 
@@ -152,14 +152,14 @@ class Mode:
 
     @property
     def scale(self) -> float:
-        """Norm per ``sqrt(D)`` at which the rescaled eigenvector has the smallest squared error, ``tr A``."""
+        """Norm, in units of ``sqrt(D)``, to which the eigenvector is rescaled for the smallest squared error: ``tr A``."""
         return max(float(np.trace(self.A)), 0.0)
 
 
 @dataclass(frozen=True)
 class SpectralTheory:
-    """Predicted modes (leading eigenvectors) of the matrix, strongest first, and overlaps and errors of the spectral estimate
-    as D goes to infinity.
+    """Predicted modes (leading eigenvectors) of the matrix, strongest first, and overlaps and errors of the spectral estimate, as
+    D goes to infinity.
 
     Attributes
     ----------
@@ -249,8 +249,8 @@ def _sampled_labels(problem: Problem) -> Host:
 
 @functools.lru_cache(maxsize=8)
 def _common_eigenbasis(problem: Problem) -> Host | None:
-    """Basis (rows e_k) of the space of P components in which all label matrices G are diagonal up to 1%, or None if there is
-    none.
+    """Basis (rows e_k) of the space of P components in which all label matrices G (of ``problem``) are diagonal up to 1%, or None
+    if there is none.
     """
     G = _sampled_labels(problem)[0]
     P = G.shape[1]
@@ -314,9 +314,10 @@ def _solve_modes(
 def direction_mode(
     G: Host, e: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
-    """Predict the mode of the matrix of this kind at sample ratio alpha along a common eigenvector e of all label matrices G,
-    from the eigenvalues of ``e^T G e`` (C, C), their mean square F, and resolvents J at the susceptibility chi; q is the
-    squared overlap with the signal. ``regularisation`` is epsilon of the symmetric matrix.
+    """Predict the mode of the matrix of this kind (symmetric or asymmetric) at sample ratio alpha along a common eigenvector e of
+    all label matrices G, from the eigenvalues of ``e^T G e`` (C, C), their mean square F, and resolvents J at the susceptibility
+    chi; q is the squared overlap with the signal. ``regularisation`` is epsilon of the symmetric matrix, whose eigenvalues are
+    preprocessed to ``1 - 1/(1 + eigenvalue + epsilon)``.
     """
     projected_G = project_on_direction(G, e)[:, 0, :, 0]
     eigenvalues = np.linalg.eigvalsh(symmetric(projected_G))
@@ -389,9 +390,9 @@ def joint_eigenvector_mode(
     G: Host, alpha: float, kind: str, regularisation: float
 ) -> Mode:
     r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
-    alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the
-    overlap A with the signal. ``regularisation`` is epsilon of the symmetric matrix. Components and sites share one axis in
-    ``flat_G``. ``signal_strength`` is ``alpha F``, above 1 where there is an outlier without epsilon.
+    alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the overlap A
+    with the signal. ``regularisation`` is epsilon of the symmetric matrix; components and sites share one axis in ``flat_G``.
+    ``signal_strength`` is ``alpha F``, with F the mean square of G, above 1 where there is an outlier without epsilon.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -519,8 +520,8 @@ def _joint_outlier(
 
 
 def _gaussian_overlap(information: Host) -> Host:
-    """Overlap ``Qhat / (1 + Qhat)`` of the posterior mean of a Gaussian signal at the information Qhat, elementwise; 0 where
-    that is negative.
+    """Overlap ``Qhat / (1 + Qhat)`` of the posterior mean of a Gaussian signal with the signal, at the eigenvalues
+    ``information`` Qhat, elementwise; 0 where that is negative.
     """
     positive_information = np.clip(information, 0, None)
     return np.asarray(positive_information / (1 + positive_information))
