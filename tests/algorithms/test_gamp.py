@@ -278,7 +278,9 @@ def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
         for a in (Gamp(), Gamp(damping=0.5))
     )
     assert float(info.residual) < 1e-5
-    assert info.damping == pytest.approx(1 - DAMPING_SETTINGS["extensive"].largest_weight)
+    assert info.damping == pytest.approx(
+        1 - DAMPING_SETTINGS["extensive"].largest_weight
+    )
     assert_allclose(own, damped, atol=1e-4)
     _, alike = iterate(problem, instance, 150, algorithm=Gamp(damping=info.damping))
     assert float(alike.residual) > 0.1
