@@ -107,14 +107,17 @@ def measured(name: str, run: int) -> dict[str, np.ndarray]:
         instance.data(get_backend()),
     )
     object.__setattr__(algorithm, "losses", [])
-    state, course = algorithm.init(problem, data, np.random.default_rng([2, run])), []
+    state, overlaps_by_step = (
+        algorithm.init(problem, data, np.random.default_rng([2, run])),
+        [],
+    )
     start = cosine * instance.signal + math.sqrt(1 - cosine**2) * state.factor
     state = state._replace(factor=start, signal=start)
     for _ in range(STEPS + 1):
-        course.append(np.ravel(instance.overlaps(state.signal)))
+        overlaps_by_step.append(np.ravel(instance.overlaps(state.signal)))
         state, _ = algorithm.step(problem, data, state)
     return {
-        "overlaps": np.array(course),
+        "overlaps": np.array(overlaps_by_step),
         "train_error": np.array(algorithm.losses) / DIMENSION,
     }
 
@@ -182,27 +185,28 @@ def main() -> None:
         theory: Any = Sgd(learning_rate=rate, steps=STEPS).theory(
             problem_of(channel), alpha, Conditions(DIMENSION, starts=starts)
         )
-        at = np.array(theory.trajectory["iteration"])
+        steps = np.array(theory.trajectory["iteration"])
         for panel, names in zip(
             row, (("mse",), ("train_error", "test_error"), ("overlap",))
         ):
             for color, key in zip(("C0", "C1"), names):
                 values = metrics(name, runs)[key]
-                mean, spread = (
+                mean, standard_error = (
                     values.mean(axis=0),
                     values.std(axis=0, ddof=1) / np.sqrt(RUNS),
                 )
                 expected, error = (
-                    np.ravel(theory.trajectory[k]) for k in (key, f"{key}_error")
+                    np.ravel(theory.trajectory[quantity])
+                    for quantity in (key, f"{key}_error")
                 )
-                gap = np.abs(expected / mean[at] - 1)[1:]
-                k = at[1:][np.argmax(gap)]
-                z = (expected[at == k] - mean[k])[0] / np.hypot(
-                    spread[k], error[at == k][0]
-                )
+                relative_deviations = np.abs(expected / mean[steps] - 1)[1:]
+                worst_step = steps[1:][np.argmax(relative_deviations)]
+                z_score = (expected[steps == worst_step] - mean[worst_step])[
+                    0
+                ] / np.hypot(standard_error[worst_step], error[steps == worst_step][0])
                 print(  # noqa: T201
-                    f"| {name} | {key} | {gap.max():.2%}, step {k} | {z:.1f} | {mean[-1]:.4g}({spread[-1]:.1g}) "
-                    f"| {expected[-1]:.4g}({error[-1]:.1g}) |"
+                    f"| {name} | {key} | {relative_deviations.max():.2%}, step {worst_step} | {z_score:.1f} "
+                    f"| {mean[-1]:.4g}({standard_error[-1]:.1g}) | {expected[-1]:.4g}({error[-1]:.1g}) |"
                 )
                 panel.plot(
                     mean,
@@ -213,7 +217,7 @@ def main() -> None:
                     label=key.replace("_", " ") + f", {RUNS} runs",
                 )
                 panel.plot(
-                    at,
+                    steps,
                     expected,
                     "-",
                     color="black",

@@ -42,21 +42,28 @@ def posterior_error(cell: Cell, steps: int) -> float:
     chains = Hmc(samples=CHAINS, steps=steps, leapfrog=LEAPFROG)
     rng = np.random.default_rng([cell.dimension, cell.seed, cell.replicate])
     state: Any = chains.init(problem, data, rng)
-    total, count = 0.0, 0
+    mean_sum, count = 0.0, 0
     for step in range(1, steps + 1):
         state, _ = chains.step(problem, data, state)
         if step > steps // 2 and step % LEAPFROG == 0:
-            total, count = total + state.target.factor.compose(state.factor), count + 1
+            mean_sum, count = (
+                mean_sum + state.target.factor.compose(state.factor),
+                count + 1,
+            )
     if state.r_hat > MIXED:
         return math.nan
-    means: Any = np.asarray(total) / count
+    means: Any = np.asarray(mean_sum) / count
     half = CHAINS // 2
-    first = instance.signal - means[:half].mean(axis=0)
-    second = instance.signal - means[half:].mean(axis=0)
-    both = instance.signal - means.mean(axis=0)
+    error_of_first_half = instance.signal - means[:half].mean(axis=0)
+    error_of_second_half = instance.signal - means[half:].mean(axis=0)
+    error_of_all = instance.signal - means.mean(axis=0)
     # The metric's normalization, from the estimate that it measures.
     mse = instance.measure(["mse"], means.mean(axis=0), None).values["mse"][0]
-    return float(mse * np.sum(first * second) / np.sum(both**2))
+    return float(
+        mse
+        * np.sum(error_of_first_half * error_of_second_half)
+        / np.sum(error_of_all**2)
+    )
 
 
 def gamp_error(cell: Cell) -> float:
@@ -99,7 +106,11 @@ def main() -> None:
 def _inline(value: Any) -> str:
     """Write a value as TOML on one line, without versions of items."""
     if isinstance(value, dict):
-        entries = [f"{k} = {_inline(v)}" for k, v in value.items() if k != "version"]
+        entries = [
+            f"{key} = {_inline(entry)}"
+            for key, entry in value.items()
+            if key != "version"
+        ]
         return "{ " + ", ".join(entries) + " }"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
@@ -114,15 +125,17 @@ def _mean_and_error(
     optimal = np.array(
         [posterior_error(cell, options.steps) for cell in cells[: options.chains]]
     )
-    mixed = np.isfinite(optimal)
-    if mixed.sum() < 2:
+    is_mixed = np.isfinite(optimal)
+    if is_mixed.sum() < 2:
         raise SystemExit(
             f"fewer than two instances have mixed chains at alpha {cells[0].alpha}, dimension {cells[0].dimension}: raise --steps"
         )
-    paired = gamp[: options.chains][mixed]
-    ratio = optimal[mixed].mean() / paired.mean()
-    residuals = optimal[mixed] - ratio * paired
-    ratio_error = residuals.std(ddof=1) / math.sqrt(mixed.sum()) / paired.mean()
+    gamp_of_mixed = gamp[: options.chains][is_mixed]
+    ratio = optimal[is_mixed].mean() / gamp_of_mixed.mean()
+    residuals = optimal[is_mixed] - ratio * gamp_of_mixed
+    ratio_error = (
+        residuals.std(ddof=1) / math.sqrt(is_mixed.sum()) / gamp_of_mixed.mean()
+    )
     mean = gamp.mean()
     error = math.hypot(
         ratio * gamp.std(ddof=1) / math.sqrt(len(gamp)), mean * ratio_error

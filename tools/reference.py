@@ -123,7 +123,7 @@ def smimbench(*words: str) -> None:
     )
     if process.returncode not in (0, 1):
         raise SystemExit(
-            f"smimbench {shlex.join(words)} ended with {process.returncode}"
+            f"smimbench {shlex.join(words)} ended with exit code {process.returncode}"
         )
 
 
@@ -212,7 +212,7 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a contender on a problem in the table of a suite, by title of the column."""
     from smimbench.report.columns import optimum_at_size_words, ratio_words
 
-    near = contender["near_fraction"]
+    near_fraction = contender["near_fraction"]
     ratio = ratio_words(contender["ratio_to_limit"], contender["ratio_to_limit_error"])
     optimum = [
         contender[f"optimum_{key}"] for key in ("to_limit", "to_limit_error", "source")
@@ -224,7 +224,9 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
         "optimum / limit at this D": optimum_at_size_words(*optimum),
         "error where optimum is 0": contender["where_zero"],
         "agrees with theory": contender["prediction"] or "none",
-        "runs at 1.05x optimum": "" if near is None else f"{near:.0%}",
+        "runs at 1.05x optimum": ""
+        if near_fraction is None
+        else f"{near_fraction:.0%}",
         "time per run (s)": contender["seconds"],
         "status": contender["status_counts"],
     }

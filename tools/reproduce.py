@@ -51,7 +51,7 @@ def smimbench(*words: str) -> Any:
     command = [sys.executable, "-m", "smimbench", *words, "--json", "--quiet"]
     process = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     if process.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
+        raise SystemExit(f"{' '.join(words)} ended with exit code {process.returncode}")
     return json.loads(process.stdout)
 
 

@@ -56,10 +56,10 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         if record is None or not record.iterations:
             continue
         axis = cell.problem_label.partition(":")[0]
-        n = record.samples
+        sample_count = record.samples
         sizes = {
             "d": cell.dimension,
-            "n": n,
+            "n": sample_count,
             "T": cell.problem["model"]["tokens"],
             "D": cell.dimension,
             "P": cell.problem["channel"].get("components", 1),
@@ -69,22 +69,25 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.backend.machine import peak_fraction
 
         seconds = timing.cpu_seconds / record.iterations
-        reached = np.nan
+        fraction = np.nan
         if timing.ceilings and timing.cost:
             cost, dtype = asdict(timing.cost), cell.run.dtype
-            share = peak_fraction(seconds, cost, timing.ceilings, dtype)
-            if share:
-                bounds[axis], reached = share.bound, share.value
-        inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
+            rate_fraction = peak_fraction(seconds, cost, timing.ceilings, dtype)
+            if rate_fraction:
+                bounds[axis], fraction = rate_fraction.bound, rate_fraction.value
+        inputs = 8 * sample_count * cell.problem["model"]["tokens"] * cell.dimension
         timings.setdefault(axis, []).append(
-            (sizes[axis], seconds, timing.peak_memory, inputs, reached)
+            (sizes[axis], seconds, timing.peak_memory, inputs, fraction)
         )
     curves = {}
     for axis, points in timings.items():
         x, seconds, memory, inputs, fractions = (
             np.array(values) for values in zip(*sorted(points))
         )
-        shares = [None if np.isnan(share) else float(share) for share in fractions]
+        shares = [
+            None if np.isnan(rate_fraction) else float(rate_fraction)
+            for rate_fraction in fractions
+        ]
         bound = bounds.get(axis)
         curves[axis] = Curve(x, seconds, memory, inputs, shares, bound)
     return curves, store.read_run_json()
@@ -174,11 +177,11 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         memory.set_ylabel("peak memory, MB", fontsize=8, color="C1")
         panel.legend(fontsize=7, frameon=False, loc="upper left")
         memory.set_ylim(50, 2000)
-        for side, axes in (
+        for side_axis, axes in (
             (panel, (panel.xaxis, panel.yaxis)),
             (memory, (memory.yaxis,)),
         ):
-            side.tick_params(labelsize=7, which="both")
+            side_axis.tick_params(labelsize=7, which="both")
             for scaled_axis in axes:
                 scaled_axis.set_major_formatter(
                     FuncFormatter(lambda value, _: f"{value:g}")
@@ -197,15 +200,17 @@ def main() -> None:
     options = parser.parse_args()
     curves, shared = read(options.results)
     if not curves:
-        raise SystemExit(f"{options.results}: no results of the suite scaling")
+        raise SystemExit(
+            f"{options.results}: no results of the suite scaling; run 'smimbench run scaling' first"
+        )
     draw(curves, DOCS / "scaling.png")
     page = DOCS / "scaling.md"
     text = page.read_text(encoding="utf-8")
-    block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
+    generated_block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
     page.write_text(
         re.sub(
             f"{re.escape(BEGIN)}.*{re.escape(END)}",
-            lambda _: block,
+            lambda _: generated_block,
             text,
             flags=re.DOTALL,
         ),

@@ -88,27 +88,31 @@ def split(
     return the size of the vocabulary too: words that are found twice in the first part.
     """
     order = rng.permutation(len(names))
-    learned = order[len(names) // 5 :]
-    counts = Counter(word for i in learned for word in sentences[i])
-    number = {
-        word: k
-        for k, word in enumerate(
+    training_indices = order[len(names) // 5 :]
+    counts = Counter(word for index in training_indices for word in sentences[index])
+    number_of_word = {
+        word: position
+        for position, word in enumerate(
             sorted(word for word in counts if counts[word] > 1), UNKNOWN + 1
         )
     }
     words = np.full((len(names), max(1, *map(len, sentences))), PADDING)
     for row, sentence in zip(words, sentences):
-        row[: len(sentence)] = [number.get(word, UNKNOWN) for word in sentence]
+        row[: len(sentence)] = [number_of_word.get(word, UNKNOWN) for word in sentence]
     classes = np.unique(names, return_inverse=True)[1]
-    learn, held = (
-        Questions(words[half], classes[half])
-        for half in (learned, order[: len(names) // 5])
+    training, held_out = (
+        Questions(words[indices], classes[indices])
+        for indices in (training_indices, order[: len(names) // 5])
     )
-    return learn, held, len(number) + UNKNOWN + 1
+    return training, held_out, len(number_of_word) + UNKNOWN + 1
 
 
 def loss_and_gradient(
-    weights: Weights, data: Questions, skip: float, mask: str, want: bool = True
+    weights: Weights,
+    data: Questions,
+    skip: float,
+    mask: str,
+    with_gradient: bool = True,
 ) -> tuple[float, np.ndarray, Weights | None]:
     r"""Compute the mean cross-entropy of a network with these weights, the scores (n, K) of the classes and, if wanted, the
     gradient; ``skip`` is the weight c of the skip connection, ``mask`` names the attention mask.
@@ -134,7 +138,7 @@ def loss_and_gradient(
     scores = mean @ weights.readout + weights.bias
     logs = log_softmax(scores, axis=1)
     loss = -float(logs[np.arange(n), classes].mean())
-    if not want:
+    if not with_gradient:
         return loss, scores, None
     error = (np.exp(logs) - np.eye(logs.shape[1])[classes]) / n
     readout, bias = mean.T @ error, error.sum(axis=0)
@@ -165,7 +169,7 @@ def attention(weights: Weights) -> np.ndarray:
 
 def train(
     data: Questions,
-    held: Questions,
+    held_out: Questions,
     vocabulary: int,
     skip: float,
     mask: str,
@@ -173,14 +177,14 @@ def train(
     seed: int,
 ) -> History:
     """Train a network by Adam on batches of shuffled questions (``data``), and measure its course on the held-out ones
-    (``held``).
+    (``held_out``).
     """
     rng = np.random.default_rng(seed)
     weights = start = Weights.drawn(
-        rng, vocabulary, int(max(data.classes.max(), held.classes.max())) + 1
+        rng, vocabulary, int(max(data.classes.max(), held_out.classes.max())) + 1
     )
-    moments = [[np.zeros_like(w), np.zeros_like(w)] for w in weights]
-    accuracy, loss_increase, path, step = [], [], [], 0
+    moments = [[np.zeros_like(weight), np.zeros_like(weight)] for weight in weights]
+    accuracy, loss_increase, attentions, step = [], [], [], 0
     for epoch in range(epochs + 1):
         order = rng.permutation(len(data.classes)) if epoch else np.zeros(0, dtype=int)
         for begin in range(0, len(order), BATCH):
@@ -189,33 +193,40 @@ def train(
                 weights, Questions(data.words[batch], data.classes[batch]), skip, mask
             )[2]
             step += 1
-            moved = []
-            for w, g, m in zip(weights, gradient, moments):
-                m[0] += 0.1 * (g - m[0])
-                m[1] += 0.001 * (g * g - m[1])
-                moved.append(
-                    w
-                    - RATE
-                    * m[0]
-                    / (1 - 0.9**step)
-                    / (np.sqrt(m[1] / (1 - 0.999**step)) + 1e-8)
+            new_weights = []
+            for weight, gradient_of_weight, moment in zip(weights, gradient, moments):
+                moment[0] += 0.1 * (gradient_of_weight - moment[0])
+                moment[1] += 0.001 * (
+                    gradient_of_weight * gradient_of_weight - moment[1]
                 )
-            weights = Weights(*moved)
-        loss, scores, _ = loss_and_gradient(weights, held, skip, mask, want=False)
-        accuracy.append(np.mean(np.argmax(scores, axis=1) == held.classes))
-        without = (
+                new_weights.append(
+                    weight
+                    - RATE
+                    * moment[0]
+                    / (1 - 0.9**step)
+                    / (np.sqrt(moment[1] / (1 - 0.999**step)) + 1e-8)
+                )
+            weights = Weights(*new_weights)
+        loss, scores, _ = loss_and_gradient(
+            weights, held_out, skip, mask, with_gradient=False
+        )
+        accuracy.append(np.mean(np.argmax(scores, axis=1) == held_out.classes))
+        weights_without_layer = (
             weights._replace(first=start.first),
             weights._replace(second=start.second),
         )
         loss_increase.append(
             [
-                loss_and_gradient(changed, held, skip, mask, want=False)[0] - loss
-                for changed in without
+                loss_and_gradient(
+                    changed_weights, held_out, skip, mask, with_gradient=False
+                )[0]
+                - loss
+                for changed_weights in weights_without_layer
             ]
         )
-        path.append(attention(weights))
-    lengths = np.linalg.norm(path, axis=(2, 3))
-    cosine = np.einsum("elij,lij->el", path, path[-1]) / (lengths * lengths[-1])
+        attentions.append(attention(weights))
+    norms = np.linalg.norm(attentions, axis=(2, 3))
+    cosine = np.einsum("elij,lij->el", attentions, attentions[-1]) / (norms * norms[-1])
     return History(
         np.array(accuracy),
         (cosine - cosine[0]) / (1 - cosine[0]),
@@ -229,8 +240,10 @@ def half_way(overlap: np.ndarray) -> np.ndarray:
     """
     epochs = []
     for column in overlap.T:
-        k = int(np.argmax(column >= 0.5))
-        epochs.append(k - (column[k] - 0.5) / (column[k] - column[k - 1]))
+        epoch = int(np.argmax(column >= 0.5))
+        epochs.append(
+            epoch - (column[epoch] - 0.5) / (column[epoch] - column[epoch - 1])
+        )
     return np.array(epochs)
 
 
@@ -241,11 +254,11 @@ def table(histories: dict[tuple[float, str], list[History]]) -> str:
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for (skip, mask), runs in histories.items():
-        half = np.array([half_way(run.overlap) for run in runs])
+        half_way_epochs = np.array([half_way(run.overlap) for run in runs])
         columns = np.column_stack(
             [
                 [run.accuracy[-1] for run in runs],
-                half,
+                half_way_epochs,
                 [run.loss_increase[-1] for run in runs],
             ]
         )
@@ -255,12 +268,14 @@ def table(histories: dict[tuple[float, str], list[History]]) -> str:
             else np.full(5, np.nan)
         )
         cells = [
-            f"{value:.2f} ± {wide:.2f}"
-            for value, wide in zip(columns.mean(axis=0), error)
+            f"{value:.2f} ± {standard_error:.2f}"
+            for value, standard_error in zip(columns.mean(axis=0), error)
         ]
-        lead = f"layer 2: {int(np.sum(half[:, 1] < half[:, 0]))} of {len(runs)}"
+        layer_order = f"layer 2: {int(np.sum(half_way_epochs[:, 1] < half_way_epochs[:, 0]))} of {len(runs)}"
         lines.append(
-            "| " + " | ".join([f"{skip:g}", mask, *cells[:3], lead, *cells[3:]]) + " |"
+            "| "
+            + " | ".join([f"{skip:g}", mask, *cells[:3], layer_order, *cells[3:]])
+            + " |"
         )
     return "\n".join(lines)
 
@@ -269,7 +284,9 @@ def draw(histories: dict[tuple[float, str], list[History]], file: Path) -> None:
     """Draw overlaps of both layers with their final weights, and accuracy, over epochs; a panel for each skip and mask."""
     import matplotlib.pyplot as plt
 
-    skips, masks = (list(dict.fromkeys(key[k] for key in histories)) for k in (0, 1))
+    skips, masks = (
+        list(dict.fromkeys(key[position] for key in histories)) for position in (0, 1)
+    )
     size = 2.6 * len(masks) + 0.6, 2.2 * len(skips) + 0.3
     figure, panels = plt.subplots(
         len(skips),
@@ -302,18 +319,23 @@ def generated(count: int, rng: np.random.Generator) -> str:
     names = np.array([["ABBR", "DESC"], ["ENTY", "HUM"], ["LOC", "NUM"]])
     lines = []
     for _ in range(count):
-        topic, a, b = (int(k) for k in rng.integers(0, (3, 2, 2)))
-        fill = [
-            f"filler{chr(97 + k)}" for k in rng.integers(0, 20, int(rng.integers(0, 4)))
+        topic, first_bit, second_bit = (
+            int(number) for number in rng.integers(0, (3, 2, 2))
+        )
+        filler_words = [
+            f"filler{chr(97 + number)}"
+            for number in rng.integers(0, 20, int(rng.integers(0, 4)))
         ]
         words = [
             ("city", "river", "king")[topic],
-            ("warm", "cold")[a],
-            ("day", "night")[b],
-            *fill,
+            ("warm", "cold")[first_bit],
+            ("day", "night")[second_bit],
+            *filler_words,
         ]
         lines.append(
-            f"{names[topic, a ^ b]}:made " + " ".join(rng.permutation(words)) + " ?"
+            f"{names[topic, first_bit ^ second_bit]}:made "
+            + " ".join(rng.permutation(words))
+            + " ?"
         )
     return "\n".join(lines) + "\n"
 

@@ -72,26 +72,34 @@ def measure(only: list[str]) -> list[dict[str, object]]:
     """
     rows = []
     with tempfile.TemporaryDirectory() as top:
-        names = set()
+        finished_commands = set()
         for command, name in commands():
             if only and not any(word in command for word in only):
                 continue
             folder = Path(top) / name
             folder.mkdir(exist_ok=True)
-            title = command + (" (again)" if (command, name) in names else "")
-            names.add((command, name))
-            unit = calibration()
-            took = typed(command, folder)
+            title = command + (
+                " (again)" if (command, name) in finished_commands else ""
+            )
+            finished_commands.add((command, name))
+            calibration_seconds = calibration()
+            usage = typed(command, folder)
             numbers = (
-                f"{took.wall:.2f}",
-                f"{took.cpu:.2f}",
-                f"{took.peak:.0f}",
-                took.lines,
-                took.wide,
-                took.status,
+                f"{usage.wall:.2f}",
+                f"{usage.cpu:.2f}",
+                f"{usage.peak:.0f}",
+                usage.lines,
+                usage.wide,
+                usage.status,
             )
             rows.append(
-                dict(zip(FIELDS, (title, *numbers, f"{unit:.3f}"), strict=True))
+                dict(
+                    zip(
+                        FIELDS,
+                        (title, *numbers, f"{calibration_seconds:.3f}"),
+                        strict=True,
+                    )
+                )
             )
             sys.stdout.write("  ".join(map(str, rows[-1].values())) + "\n")
             sys.stdout.flush()
@@ -100,21 +108,26 @@ def measure(only: list[str]) -> list[dict[str, object]]:
 
 def page(rows: list[dict[str, object]], earlier: dict[str, dict[str, str]]) -> str:
     """Return the table of commands and times as Markdown; ``earlier`` are rows of another version, by command."""
-    unit = statistics.median(float(str(row["calibration"])) for row in rows)
-    extra = " before, s | before, CPU s |" if earlier else ""
+    median_calibration = statistics.median(
+        float(str(row["calibration"])) for row in rows
+    )
+    extra_columns = " before, s | before, CPU s |" if earlier else ""
     lines = [
         "# What people type, and how long it takes",
         "",
         "`python tools/typed.py`: every command in a process and an empty folder of its own; (again): with its results there.",
-        f"{platform.machine()}, {len(rows)} commands, calibration {unit:.2f} s (one thread). Peak: largest process.",
+        f"{platform.machine()}, {len(rows)} commands, calibration {median_calibration:.2f} s (one thread). "
+        "Peak: largest process.",
         "",
-        f"| command | s | CPU s | peak, MB | lines |{extra}",
+        f"| command | s | CPU s | peak, MB | lines |{extra_columns}",
         "|---|---|---|---|---|" + ("---|---|" if earlier else ""),
     ]
     for row in rows:
-        wide = f" ({row['wide']} over 80 characters)" if int(str(row["wide"])) else ""
+        wide_lines_text = (
+            f" ({row['wide']} over 80 characters)" if int(str(row["wide"])) else ""
+        )
         status = "" if str(row["status"]) == "0" else f", exit {row['status']}"
-        numbers = f"{row['seconds']} | {row['cpu_seconds']} | {row['peak_mb']} | {row['lines']}{wide}"
+        numbers = f"{row['seconds']} | {row['cpu_seconds']} | {row['peak_mb']} | {row['lines']}{wide_lines_text}"
         line = f"| `{row['command']}`{status} | {numbers} |"
         if earlier:
             earlier_row = earlier.get(str(row["command"]), {})

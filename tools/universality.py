@@ -61,8 +61,8 @@ def equivalence(logarithms: np.ndarray) -> Equivalence:
         float(np.mean(logarithms)),
         float(np.std(logarithms, ddof=1) / math.sqrt(n)),
     )
-    reach = float(stats.t(n - 1).ppf(0.95)) * error
-    return Equivalence(mean, error, mean - reach, mean + reach)
+    half_width = float(stats.t(n - 1).ppf(0.95)) * error
+    return Equivalence(mean, error, mean - half_width, mean + half_width)
 
 
 def trend(
@@ -139,9 +139,12 @@ def statistics(suite: Suite) -> str:
     for plan in suite.plans:
         channel, _, arm = plan.label.partition(": ")
         for D in plan.dimensions if channel == "softmax" else ():
-            instance, entries = design(plan.problem, plan.alphas[0], D), D * (D + 1) / 2
-            ratio = (1 - instance.equations / entries) / (
-                1 - 2 * instance.samples / entries
+            instance, entry_count = (
+                design(plan.problem, plan.alphas[0], D),
+                D * (D + 1) / 2,
+            )
+            ratio = (1 - instance.equations / entry_count) / (
+                1 - 2 * instance.samples / entry_count
             )
             numbers = (
                 instance.length,
@@ -167,8 +170,8 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
     """Compute logarithms of the ratios of errors to those on Gaussian tokens, by channel, token distribution (arm),
     algorithm and dimension, for the seeds that both have in the results of a folder.
     """
-    frame = smimbench.load(folder).values
-    rows = frame if isinstance(frame, list) else frame.to_dict("records")
+    values = smimbench.load(folder).values
+    rows = values if isinstance(values, list) else values.to_dict("records")
     keys = {cell.key for cell in suite.cells()}
     errors_of_arm: dict[tuple[str, str, str, int], dict[int, float]] = {}
     for row in rows:
@@ -178,14 +181,14 @@ def paired(suite: Suite, folder: Path) -> dict[tuple[str, str, str, int], np.nda
                 (channel, arm, row["algorithm"], row["dimension"]), {}
             )[row["replicate"]] = row["value"]
     ratios = {}
-    for (channel, arm, *place), errors in sorted(
+    for (channel, arm, *algorithm_and_dimension), errors in sorted(
         errors_of_arm.items(), key=lambda pair: (pair[0][0], pair[0][2], pair[0][1])
     ):
-        base = errors_of_arm.get((channel, BASE, *place), {})
-        common = sorted(set(errors) & set(base))
+        base_errors = errors_of_arm.get((channel, BASE, *algorithm_and_dimension), {})
+        common = sorted(set(errors) & set(base_errors))
         if arm != BASE and len(common) > 1:
-            ratios[channel, arm, *place] = np.array(
-                [math.log(errors[seed] / base[seed]) for seed in common]
+            ratios[channel, arm, *algorithm_and_dimension] = np.array(
+                [math.log(errors[seed] / base_errors[seed]) for seed in common]
             )
     return ratios
 
@@ -201,15 +204,15 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
     for channel, arm, algorithm in dict.fromkeys(key[:3] for key in ratios):
         sizes = sorted(key[3] for key in ratios if key[:3] == (channel, arm, algorithm))
         tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
-        line = ["", ""]
+        trend_cells = ["", ""]
         if len(sizes) > 1:
             means, errors = np.array([(test.mean, test.error) for test in tests]).T
-            (limit, wide), (slope, steep) = trend(
+            (limit, limit_error), (slope, slope_error) = trend(
                 np.array(sizes, dtype=float), means, errors
             )
-            line = [
-                f"{math.exp(limit):.3f} ± {math.exp(limit) * wide:.3f}",
-                f"{slope:.2f} ± {steep:.2f}",
+            trend_cells = [
+                f"{math.exp(limit):.3f} ± {math.exp(limit) * limit_error:.3f}",
+                f"{slope:.2f} ± {slope_error:.2f}",
             ]
         for D, test in zip(sizes, tests):
             interval = f"{math.exp(test.mean):.3f} ({math.exp(test.low):.3f} to {math.exp(test.high):.3f})"
@@ -225,7 +228,7 @@ def results(ratios: dict[tuple[str, str, str, int], np.ndarray]) -> str:
             ]
             lines.append(
                 "| "
-                + " | ".join([*cells, *(line if sizes[-1] == D else ["", ""])])
+                + " | ".join([*cells, *(trend_cells if sizes[-1] == D else ["", ""])])
                 + " |"
             )
     return "\n".join(lines)
@@ -259,7 +262,7 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
                 )
                 tests = [equivalence(ratios[channel, arm, algorithm, D]) for D in sizes]
                 ratios_of_tests = np.exp([test.mean for test in tests])
-                reach = np.abs(
+                half_widths = np.abs(
                     np.exp(
                         [[test.low for test in tests], [test.high for test in tests]]
                     )
@@ -268,7 +271,7 @@ def draw(ratios: dict[tuple[str, str, str, int], np.ndarray], file: Path) -> Non
                 panel.errorbar(
                     [1 / D for D in sizes],
                     ratios_of_tests,
-                    reach,
+                    half_widths,
                     marker="o",
                     markersize=3,
                     label=arm,

@@ -37,7 +37,7 @@ def curve(
     from smimbench_attention.algorithms.gamp import Gamp, assumed, assumed_theory
 
     plan = next(plan for plan in suite.plans if plan.label == label)
-    best = float(competing(plan.problem, plan.alphas)[0][0].V[0, 0])
+    optimal_error = float(competing(plan.problem, plan.alphas)[0][0].V[0, 0])
     assumed.ACCURACY = assumed_theory.ACCURACY = assumed.ACCURACY._replace(
         latent_points=2**10, point_sets=2, stationary_change=1e-6
     )  # enough for a line
@@ -48,7 +48,7 @@ def curve(
         ratios.append(
             np.nan
             if isinstance(point, str)
-            else float(np.atleast_1d(point.mse)[0]) / best
+            else float(np.atleast_1d(point.mse)[0]) / optimal_error
         )
     return np.array(ratios)
 
@@ -81,10 +81,13 @@ def runs(
         key = (cell.problem_label, *(changes[0] if changes else ("", 0.0)))
         errors.setdefault(key, {})[cell.replicate] = record.metrics["mse"][0]
     means = {}
-    for key, arm in errors.items():
+    for key, errors_of_setting in errors.items():
         reference = errors.get((key[0], "", 0.0), {})
         ratios = np.array(
-            [arm[k] / reference[k] for k in arm.keys() & reference.keys()]
+            [
+                errors_of_setting[replicate] / reference[replicate]
+                for replicate in errors_of_setting.keys() & reference.keys()
+            ]
         )
         if key[1] and len(ratios) > 1:
             means[key] = (
@@ -109,21 +112,21 @@ def main() -> None:
     )
     for axis, (name, (kind, (low, high))) in zip(axes, PANELS.items()):
         for color, plan in zip(("tab:blue", "tab:orange", "tab:green"), suite.plans):
-            true = plan.problem.spec[kind].get(name)
-            if true is None:
+            true_value = plan.problem.spec[kind].get(name)
+            if true_value is None:
                 continue
-            values = np.unique(np.append(np.geomspace(low, high, POINTS), true))
+            values = np.unique(np.append(np.geomspace(low, high, POINTS), true_value))
             axis.plot(
                 values,
                 curve(suite, plan.label, kind, name, values),
                 color=color,
                 label=plan.label,
             )
-            axis.axvline(true, color="0.8", zorder=0)
+            axis.axvline(true_value, color="0.8", zorder=0)
             points = [
-                (v, *y)
-                for (label, n, v), y in measured.items()
-                if (label, n) == (plan.label, name)
+                (value, *y)
+                for (label, parameter, value), y in measured.items()
+                if (label, parameter) == (plan.label, name)
             ]
             if points:
                 x, y, error = np.array(sorted(points)).T

@@ -78,8 +78,8 @@ def main() -> int:
     """Run cells on a cluster whose workers, client and scheduler are killed, and compare their records with a serial run;
     return 1 if a cell is missing or differs.
     """
-    chosen = options(__doc__, pause=5.0, seeds=250)
-    pause = chosen.pause
+    arguments = options(__doc__, pause=5.0, seeds=250)
+    pause = arguments.pause
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -89,30 +89,35 @@ def main() -> int:
         folder = Path(temporary)
         file = write_suite(
             folder / "fire.toml",
-            chosen.seeds,
+            arguments.seeds,
             'name = "sgd"\nsteps = 40',
             'name = "gamp"',
         )
         cells = load_suite(file).cells()
         begin = time.monotonic()
-        calm = Store(folder / "calm")
-        run_cells(cells, calm)
+        serial_store = Store(folder / "calm")
+        run_cells(cells, serial_store)
         print(
             f"{len(cells)} cells in series: {time.monotonic() - begin:.0f} s",
             flush=True,
         )
 
         begin = time.monotonic()
-        local = ["--host", "127.0.0.1", "--no-dashboard"]
-        place = {
+        host_options = ["--host", "127.0.0.1", "--no-dashboard"]
+        environment = {
             "PYTHONPATH": paths,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
         scheduler = Service(
-            "-m", "distributed.cli.dask_scheduler", *local, "--port", str(port), **place
+            "-m",
+            "distributed.cli.dask_scheduler",
+            *host_options,
+            "--port",
+            str(port),
+            **environment,
         )
-        work = (
+        worker_command = (
             "-m",
             "distributed.cli.dask_worker",
             address,
@@ -121,9 +126,9 @@ def main() -> int:
             "--no-nanny",
             "--no-dashboard",
         )
-        work = (*work, "--local-directory", str(folder / "scratch"))
-        workers = [Service(*work, **place) for _ in range(2)]
-        run = (
+        worker_command = (*worker_command, "--local-directory", str(folder / "scratch"))
+        workers = [Service(*worker_command, **environment) for _ in range(2)]
+        run_command = (
             "run",
             str(file),
             "--dask",
@@ -133,25 +138,25 @@ def main() -> int:
             "--quiet",
             "--no-figure",
         )
-        client = Service("-m", "smimbench", *run, **place)
-        store, turns = Store(folder / "rough" / "fire"), itertools.cycle(workers)
-        shots = [(share, client) for share in CLIENT] + [
+        client = Service("-m", "smimbench", *run_command, **environment)
+        store, next_workers = Store(folder / "rough" / "fire"), itertools.cycle(workers)
+        planned_kills = [(share, client) for share in CLIENT] + [
             (share, scheduler) for share in SCHEDULER
         ]
-        moments = sorted(
-            ((share * len(cells), service) for share, service in shots),
-            key=lambda moment: moment[0],
+        kills_by_count = sorted(
+            ((share * len(cells), service) for share, service in planned_kills),
+            key=lambda kill: kill[0],
         )
-        shot = time.monotonic()
+        last_kill_time = time.monotonic()
         try:
             while not client.ended():
                 time.sleep(0.1)
                 stored = sum(1 for _ in store.folder.glob("*.json")) - 1
-                if moments and stored >= moments[0][0]:
-                    moments.pop(0)[1].kill()
-                if time.monotonic() - shot > pause:
-                    next(turns).kill()
-                    shot = time.monotonic()
+                if kills_by_count and stored >= kills_by_count[0][0]:
+                    kills_by_count.pop(0)[1].kill()
+                if time.monotonic() - last_kill_time > pause:
+                    next(next_workers).kill()
+                    last_kill_time = time.monotonic()
                 for service in (scheduler, *workers):
                     service.look()
                 if not client.ended():
@@ -159,22 +164,23 @@ def main() -> int:
         finally:
             for service in (client, *workers, scheduler):
                 service.end()
-        stored_records, expected = store.load(), calm.load()
-        aside = [path.name for path in (store.folder / "set-aside").glob("*")]
-    unlike = sum(
+        stored_records, expected = store.load(), serial_store.load()
+        set_aside_files = [path.name for path in (store.folder / "set-aside").glob("*")]
+    different_count = sum(
         key not in stored_records or differ(stored_records[key], record)
         for key, record in expected.items()
     )
     print(f"{len(stored_records)} of {len(expected)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
-          f"{sum(w.killed for w in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
+          f"{sum(worker.killed for worker in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
           f"the client was started {client.starts} times; "
-          f"{unlike} cells unlike the serial run, {len(store.complaints)} complaints, {len(aside)} set aside")  # fmt: skip
+          f"{different_count} cells unlike the serial run, {len(store.complaints)} complaints, "
+          f"{len(set_aside_files)} set aside")  # fmt: skip
     all_killed = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
     return (
         0
         if all_killed
         and len(stored_records) == len(expected)
-        and not (unlike or store.complaints or aside)
+        and not (different_count or store.complaints or set_aside_files)
         else 1
     )
 

@@ -60,19 +60,19 @@ def random_suite(rng):
     """Draw a random case with ``rng``: its group of algorithms, and its suite as text."""
     group = str(rng.choice(list(GROUPS), p=[0.25, 0.25, 0.4, 0.1]))
     kind = str(rng.choice(GROUPS[group]))
-    matrices, gamp = group.startswith("matrices"), group.endswith("gamp")
+    is_matrix, is_gamp = group.startswith("matrices"), group.endswith("gamp")
     tokens = int(rng.integers(1, 4))
     noise, penalty = between(rng, 0.05, 1), between(rng, 0.1, 2)
     algorithm = 'name = "gamp"'
-    if matrices:
+    if is_matrix:
         tokens = (
             tokens if kind in ("linear", "ridge", "nuclear", "adam") else max(tokens, 2)
         )
-        channel = {
+        channel_of_kind = {
             "softmax": f'name = "softmax", beta = {between(rng, 0.5, 2)}',
             "hardmax": 'name = "hardmax"',
         }
-        label = channel.get(kind, f'name = "linear", noise = {noise}')
+        channel_text = channel_of_kind.get(kind, f'name = "linear", noise = {noise}')
         alpha = between(rng, *{"nuclear": (0.15, 0.5)}.get(kind, (0.08, 0.8))) / (
             tokens * (tokens + 1) / 2
         )
@@ -82,15 +82,17 @@ def random_suite(rng):
             kind, tokens
         )
         probit = f'name = "probit", noise = {between(rng, 0.2, 1)}'
-        channel = {"sign": 'name = "sign"', "logistic": 'name = "sign"', "probit": probit, "hinge": probit, "online": probit,
-                   "hardmax": 'name = "hardmax"', "spectral": 'name = "softmax", layers = 1'}  # fmt: skip
-        label = channel.get(kind, f'name = "linear", noise = {noise}')
-        wide = {"hardmax": (1.2, 6), "spectral": (0.4, 1)}
+        channel_of_kind = {"sign": 'name = "sign"', "logistic": 'name = "sign"', "probit": probit, "hinge": probit,
+                   "online": probit, "hardmax": 'name = "hardmax"', "spectral": 'name = "softmax", layers = 1'}  # fmt: skip
+        channel_text = channel_of_kind.get(kind, f'name = "linear", noise = {noise}')
+        ratio_ranges = {"hardmax": (1.2, 6), "spectral": (0.4, 1)}
         alpha = (
-            between(rng, *wide[kind]) if kind in wide else between(rng, 0.3, 4) / tokens
+            between(rng, *ratio_ranges[kind])
+            if kind in ratio_ranges
+            else between(rng, 0.3, 4) / tokens
         )
         prior = 'name = "gaussian"'
-    if not gamp:
+    if not is_gamp:
         losses = {"erm": "square", "logistic": "logistic", "hinge": "squared-hinge"}
         rate, batch, steps = (
             between(rng, 0.02, 0.1),
@@ -103,20 +105,26 @@ def random_suite(rng):
             "ridge": f'name = "ridge"\nregularisation = {penalty}', "nuclear": 'name = "nuclear"\nregularisation = "optimal"',
             "spectral": 'name = "spectral"', "online": online, "adam": adam,
         }.get(kind) or f'name = "erm"\nloss = "{losses[kind]}"\npenalty = {penalty}'  # fmt: skip
-    smallest = between(rng, *((15, 30) if matrices else (40, 130)))
+    smallest = between(rng, *((15, 30) if is_matrix else (40, 130)))
     growth = rng.uniform(1.3, 2.2, rng.choice([2, 3, 4], p=[0.7, 0.2, 0.1]))
     sizes = (
-        np.minimum(smallest * np.cumprod([1, *growth]), 64 if matrices else 400)
+        np.minimum(smallest * np.cumprod([1, *growth]), 64 if is_matrix else 400)
         .round()
         .astype(int)
     )
     sizes = sorted(set(sizes.tolist()))
-    slow = kind in ("hardmax", "nuclear", "adam") or (kind == "softmax" and tokens == 3)
-    fewer, largest = rng.choice([1, 0.7, 0.5]), between(rng, 4, 6 if slow else 20)
+    is_slow = kind in ("hardmax", "nuclear", "adam") or (
+        kind == "softmax" and tokens == 3
+    )
+    count_factor, largest_count = (
+        rng.choice([1, 0.7, 0.5]),
+        between(rng, 4, 6 if is_slow else 20),
+    )
     return group, SUITE.format(
-        kind=kind, model="attention-indexed" if matrices else "sequence-multi-index", tokens=tokens, channel=label, prior=prior,
-        alpha=f"{alpha:.4g}", sizes=sizes, seeds=[max(2, round(largest * fewer**k)) for k in range(len(sizes))],
-        algorithm=algorithm, metrics='["mse", "overlap", "nishimori"]' if gamp else '["mse", "overlap"]',
+        kind=kind, model="attention-indexed" if is_matrix else "sequence-multi-index", tokens=tokens, channel=channel_text,
+        prior=prior, alpha=f"{alpha:.4g}", sizes=sizes,
+        seeds=[max(2, round(largest_count * count_factor**size_index)) for size_index in range(len(sizes))],
+        algorithm=algorithm, metrics='["mse", "overlap", "nishimori"]' if is_gamp else '["mse", "overlap"]',
     )  # fmt: skip
 
 
@@ -140,10 +148,10 @@ def case(folder, number):
     ]
     if not predicted:
         return None
-    chosen = predicted[
+    chosen_limit = predicted[
         np.random.default_rng([ROOT, number, 1]).integers(len(predicted))
     ]
-    return {**chosen, "group": stored["group"]}
+    return {**chosen_limit, "group": stored["group"]}
 
 
 def interval(limit):
@@ -159,13 +167,18 @@ def line(name, cases):
     """Return a row of the table for a group of cases: how many have an extrapolated value, and how often theory lies in the
     interval.
     """
-    shown = [limit for limit in cases if not limit["refusal"]]
-    if not shown:
+    extrapolated = [limit for limit in cases if not limit["refusal"]]
+    if not extrapolated:
         return f"| {name} | {len(cases)} | 0 | | | |"
-    inside = sum(abs(limit["difference"]) <= interval(limit) for limit in shown)
-    far = sum(abs(limit["z"]) > 3 for limit in shown)
-    width = np.median([limit["error"] / abs(limit["value"]) for limit in shown])
-    return f"| {name} | {len(cases)} | {len(shown)} | {inside} ({100 * inside / len(shown):.1f}%) | {far} | {100 * width:.1f}% |"
+    inside_count = sum(
+        abs(limit["difference"]) <= interval(limit) for limit in extrapolated
+    )
+    far_count = sum(abs(limit["z"]) > 3 for limit in extrapolated)
+    median_error = np.median(
+        [limit["error"] / abs(limit["value"]) for limit in extrapolated]
+    )
+    inside_text = f"{inside_count} ({100 * inside_count / len(extrapolated):.1f}%)"
+    return f"| {name} | {len(cases)} | {len(extrapolated)} | {inside_text} | {far_count} | {100 * median_error:.1f}% |"
 
 
 def main():

@@ -34,13 +34,13 @@ DIGIT = re.compile(rb"[0-9]")
 
 def command(*words: object) -> tuple[int, str]:
     """Run a command of smimbench and return its exit code and output."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()):
         try:
             smimbench([str(word) for word in words])
         except SystemExit as ended:
-            return int(ended.code or 0), out.getvalue()
-    return 0, out.getvalue()
+            return int(ended.code or 0), output.getvalue()
+    return 0, output.getvalue()
 
 
 def prepare(folder: Path) -> Path:
@@ -71,7 +71,9 @@ def flipped(data: bytes, dice: random.Random) -> bytes:
     """Return the bytes of a file with one random digit changed (of an ``.npz``: one byte)."""
     places = [match.start() for match in DIGIT.finditer(data)]
     place = dice.choice(places)
-    digit = dice.choice([d for d in b"0123456789" if d != data[place]])
+    digit = dice.choice(
+        [other_digit for other_digit in b"0123456789" if other_digit != data[place]]
+    )
     return data[:place] + bytes([digit]) + data[place + 1 :]
 
 
@@ -93,22 +95,26 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
         ]
     else:
         return None
-    holder, name = dice.choice(numbers)
-    text = json.dumps(holder[name])
+    numbers_by_name, name = dice.choice(numbers)
+    text = json.dumps(numbers_by_name[name])
     places = [
-        m.start(1)
-        for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", text)
+        match.start(1)
+        for match in re.finditer(
+            r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", text
+        )
     ]
     if not places:
         return None
     for place in dice.sample(
         places, min(len(places), 100)
     ):  # most digits are beyond what another computation gives
-        digit = dice.choice([d for d in "0123456789" if d != text[place]])
+        digit = dice.choice(
+            [other_digit for other_digit in "0123456789" if other_digit != text[place]]
+        )
         with contextlib.suppress(ValueError):
             changed = json.loads(text[:place] + digit + text[place + 1 :])
-            if not is_rounding(holder[name], changed):
-                holder[name] = changed
+            if not is_rounding(numbers_by_name[name], changed):
+                numbers_by_name[name] = changed
                 if kind == "record":
                     return indented_json(with_digest(document)).encode()
                 if kind == "pack":
@@ -142,9 +148,9 @@ def is_rounding(original: object, changed: object) -> bool:
 def state_of(results: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a results folder."""
     return {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(results.rglob("*"))
-        if p.is_file()
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(results.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -157,13 +163,13 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
     if data is None:
         return "skipped"
     path.write_bytes(data)
-    state = state_of(folder.parent)
-    place = path if kind == "pack" and seal else folder
+    state_before = state_of(folder.parent)
+    verified_path = path if kind == "pack" and seal else folder
     cells = 99 if seal and kind in ("record", "pack") else 0
     options = () if seal and kind != "record" else ("--no-theory",)
-    code, out = command(
+    exit_code, output = command(
         "verify",
-        place,
+        verified_path,
         "--results",
         folder.parent,
         "--cells",
@@ -173,19 +179,26 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
     )
     state_after = state_of(folder.parent)
     path.write_bytes(original)
-    if state_after != state:
+    if state_after != state_before:
         return f"{path.name}: verify wrote something"
     try:
-        named = any(path.name in line for line in json.loads(out)["wrong"])
+        is_named = any(path.name in line for line in json.loads(output)["wrong"])
     except ValueError:
-        named = False
-    if kind == "run" and code == 2:  # the folder is refused for it
-        named = True
-    at = next((i for i, (a, b) in enumerate(zip(original, data)) if a != b), 0)
-    context = f"{original[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
+        is_named = False
+    if kind == "run" and exit_code == 2:  # the folder is refused for it
+        is_named = True
+    position = next(
+        (
+            i
+            for i, (old_byte, new_byte) in enumerate(zip(original, data))
+            if old_byte != new_byte
+        ),
+        0,
+    )
+    context = f"{original[max(0, position - 30) : position + 10]!r} to {data[max(0, position - 30) : position + 10]!r}"
     return (
         None
-        if named and code
+        if is_named and exit_code
         else f"{path.name} ({kind}{', new digest' if seal else ''}): {context} not named"
     )
 
@@ -193,15 +206,15 @@ def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | 
 def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[str]]:
     """Change ``count`` digits, over all kinds of files; return how many of each kind, and the changes that were not named."""
     files = [
-        p
-        for p in sorted(folder.parent.rglob("*"))
-        if p.is_file() and p.suffix in (".json", ".npz")
+        file_path
+        for file_path in sorted(folder.parent.rglob("*"))
+        if file_path.is_file() and file_path.suffix in (".json", ".npz")
     ]
     kinds: dict[str, list[Path]] = {}
     for path in files:
         kinds.setdefault(kind_of(path, folder), []).append(path)
     counts: Counter = Counter()
-    missed, sealed_ones = [], 0
+    failures, sealed_count = [], 0
     while sum(counts.values()) < count:
         for kind, paths in kinds.items():
             seal = counts[kind] % 2 == 1 and kind not in ("trajectory", "run", "rows")
@@ -212,29 +225,29 @@ def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[
                 outcome = flip(dice.choice(paths), folder, dice, seal=seal)
                 if outcome != "skipped":
                     break
-            sealed_ones += seal and outcome != "skipped"
+            sealed_count += seal and outcome != "skipped"
             if outcome == "skipped":
                 outcome = flip(dice.choice(paths), folder, dice, seal=False)
             counts[kind] += 1
             if outcome:
-                missed.append(outcome)
+                failures.append(outcome)
                 print(outcome, flush=True)
-    print(f"{sealed_ones} under a digest that fits")
-    return counts, missed
+    print(f"{sealed_count} under a digest that fits")
+    return counts, failures
 
 
 def main() -> int:
     """Make all changes and print the outcome; return 1 if ``verify`` did not name one."""
-    chosen = options(__doc__, flips=500, seed=0)
+    arguments = options(__doc__, flips=500, seed=0)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = prepare(Path(temporary))
-        counts, missed = flips(folder, chosen.flips, random.Random(chosen.seed))
+        counts, failures = flips(folder, arguments.flips, random.Random(arguments.seed))
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     print(
-        f"{sum(counts.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named"
+        f"{sum(counts.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(failures)} not named"
     )
-    return 1 if missed else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ PARTS = {
 }
 
 
-def problems(quarter):
+def problems(part):
     """Return the tables ``[[problems]]`` of a part of the grid, by the part's name."""
-    if quarter.startswith("layers"):
+    if part.startswith("layers"):
         return [
             '[[problems]]\nlabel = "two layers"\nmodel = { name = "sequence-multi-index", tokens = 2 }\n'
             'channel = { name = "softmax", layers = 2, skip = 1.0 }\nprior = { name = "gaussian" }\n'
@@ -46,21 +46,21 @@ def problems(quarter):
     ]
 
 
-def suite(folder, quarter):
+def suite(folder, part):
     """Write the suite of a part of the grid to the folder, and return its path."""
-    path = folder / f"{quarter}.toml"
-    text = f'[suite]\ntitle = "GAMP on a plain grid: {quarter}"\n\n' + "\n".join(
-        problems(quarter)
+    path = folder / f"{part}.toml"
+    text = f'[suite]\ntitle = "GAMP on a plain grid: {part}"\n\n' + "\n".join(
+        problems(part)
     )
     path.write_text(
-        f'{text}\n[grid]\ndimension = [{PARTS[quarter]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n'
+        f'{text}\n[grid]\ndimension = [{PARTS[part]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n'
     )
     return path
 
 
-def records(folder, quarter):
+def records(folder, part):
     """Return the stored records of a part of the grid."""
-    paths = sorted((folder / "results" / quarter).glob("*.json"))
+    paths = sorted((folder / "results" / part).glob("*.json"))
     return [
         record for path in paths if "status" in (record := json.loads(path.read_text()))
     ]
@@ -69,8 +69,8 @@ def records(folder, quarter):
 def table(folder):
     """Print how many runs ended in which way, and every grid point where not all runs are ``ok``."""
     counts, points = defaultdict(Counter), defaultdict(Counter)
-    for quarter, size in PARTS.items():
-        for record in records(folder, quarter):
+    for part, size in PARTS.items():
+        for record in records(folder, part):
             name, status = record["problem"], record["status"]
             counts[name.split(", rho")[0], size][status] += 1
             points[name, record["cell"]["alpha"], size][status] += 1
@@ -78,12 +78,13 @@ def table(folder):
         "| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|"
     )
     for (name, size), errors in counts.items():
-        n, shown = (
-            sum(errors.values()),
-            [errors[k] for k in ("ok", "not-converged", "diverged")],
+        run_count = sum(errors.values())
+        ok, not_converged, diverged = (
+            errors[status] for status in ("ok", "not-converged", "diverged")
         )
+        other = run_count - ok - not_converged - diverged
         print(
-            f"| {name} | {size} | {n} | {shown[0]} ({100 * shown[0] / n:.1f}%) | {shown[1]} | {shown[2]} | {n - sum(shown)} |"
+            f"| {name} | {size} | {run_count} | {ok} ({100 * ok / run_count:.1f}%) | {not_converged} | {diverged} | {other} |"
         )
     print(
         "\nPoints where not every run ended `ok`:\n\n| problem | alpha | D | runs | ok |\n|---|---|---|---|---|"
@@ -99,6 +100,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     if "--table" not in sys.argv:
-        for quarter in PARTS:
-            smimbench.run(suite(folder, quarter), results=folder / "results")
+        for part in PARTS:
+            smimbench.run(suite(folder, part), results=folder / "results")
     table(folder)

@@ -67,28 +67,30 @@ def table(folder):
                 for row in smimbench.show(path, results=folder / "results")
                 if row["metric"] == "mse"
             ]
-            for end in smimbench.extrapolate(rows):
-                shown = {
+            for extrapolation in smimbench.extrapolate(rows):
+                mean_by_dimension = {
                     row["dimension"]: f"{row['mean']:.4f}"
                     + (f"({row['sem']:.4f})" if row["sem"] is not None else "")
                     for row in rows
-                    if abs(row["nominal_alpha"] / end["alpha"] - 1) < 0.01
+                    if abs(row["nominal_alpha"] / extrapolation["alpha"] - 1) < 0.01
                 }
-                if end["refusal"]:
+                if extrapolation["refusal"]:
                     continue
                 ratio = (
-                    f"{end['value'] / end['theory']:.3f}"
-                    if end["theory"] > 1e-6
+                    f"{extrapolation['value'] / extrapolation['theory']:.3f}"
+                    if extrapolation["theory"] > 1e-6
                     else ""
                 )
-                limit = f"{end['value']:.4f}({end['error']:.4f})"
-                words = [shown.get(size, "") for size in SEEDS] + [
+                limit = f"{extrapolation['value']:.4f}({extrapolation['error']:.4f})"
+                cells = [mean_by_dimension.get(size, "") for size in SEEDS] + [
                     limit,
-                    f"{end['theory']:.4f}",
+                    f"{extrapolation['theory']:.4f}",
                     ratio,
-                    f"{end['z']:+.1f}",
+                    f"{extrapolation['z']:+.1f}",
                 ]
-                print(f"| {end['problem']} | {end['alpha']:g} | {' | '.join(words)} |")
+                print(
+                    f"| {extrapolation['problem']} | {extrapolation['alpha']:g} | {' | '.join(cells)} |"
+                )
 
 
 if __name__ == "__main__":

@@ -47,15 +47,15 @@ def killed_child(cells, store: Store, dice: random.Random) -> bool:
             run_cells(cells, store)
         finally:
             os._exit(0)
-    skip, was_unfinished = dice.randrange(8), False
-    end = time.monotonic() + dice.uniform(0.0, 0.5)
-    aimed = dice.random() < 0.5
+    writes_to_skip, was_unfinished = dice.randrange(8), False
+    kill_time = time.monotonic() + dice.uniform(0.0, 0.5)
+    is_aimed_at_write = dice.random() < 0.5
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if aimed:  # at the write number ``skip``
+        if is_aimed_at_write:  # at the write number ``skip``
             is_unfinished = bool(unfinished(store.folder))
-            skip -= is_unfinished and not was_unfinished
+            writes_to_skip -= is_unfinished and not was_unfinished
             was_unfinished = is_unfinished
-        if skip < 0 if aimed else time.monotonic() > end:
+        if writes_to_skip < 0 if is_aimed_at_write else time.monotonic() > kill_time:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return True
@@ -64,58 +64,61 @@ def killed_child(cells, store: Store, dice: random.Random) -> bool:
 
 def main() -> int:
     """Kill runs again and again, and compare what they stored with an undisturbed run; return 1 if anything was lost."""
-    chosen = options(__doc__, kills=300, seed=0)
-    dice = random.Random(chosen.seed)
-    kills = cut = lost_files = torn = unlike = compared = 0
+    arguments = options(__doc__, kills=300, seed=0)
+    dice = random.Random(arguments.seed)
+    kills = cut_count = lost_count = torn_count = different_count = compared_count = 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         algorithms = ('name = "adam"\nsteps = 2400', 'name = "sgd"\nsteps = 40')
         file = write_suite(Path(temporary) / "kills.toml", 25, *algorithms)
         cells = load_suite(file).cells()
-        calm = Store(Path(temporary) / "calm")
-        run_cells(cells, calm)
-        expected = calm.load()
+        undisturbed_store = Store(Path(temporary) / "calm")
+        run_cells(cells, undisturbed_store)
+        expected = undisturbed_store.load()
         number = 0
-        while kills < chosen.kills:
+        while kills < arguments.kills:
             number += 1
             store = Store(Path(temporary) / f"rough-{number}")
             store.folder.mkdir()
             complete: dict[str, bytes] = {}
-            while kills < chosen.kills and killed_child(
+            while kills < arguments.kills and killed_child(
                 missing_cells(cells, store.load()), store, dice
             ):
                 kills += 1
-                cut += bool(unfinished(store.folder))
+                cut_count += bool(unfinished(store.folder))
                 files = files_of(store.folder)
                 finished = {name for name in complete if name.endswith(".json")}
                 finished |= {name.replace(".json", ".npz") for name in finished} & set(
                     complete
                 )
-                lost_files += sum(
+                lost_count += sum(
                     files.get(name) != complete[name] for name in finished
                 )
                 store.load()
-                torn += len(store.complaints)
+                torn_count += len(store.complaints)
                 complete = files
             run_cells(missing_cells(cells, store.load()), store)
             records = store.load()
-            torn += len(store.complaints)
+            torn_count += len(store.complaints)
             for key, record in expected.items():
-                compared += 1
-                paths = [
-                    source.trajectory(r)
-                    for source, r in ((store, records[key]), (calm, record))
+                compared_count += 1
+                trajectories = [
+                    store_of_record.trajectory(record_of_store)
+                    for store_of_record, record_of_store in (
+                        (store, records[key]),
+                        (undisturbed_store, record),
+                    )
                 ]
-                same = (
-                    paths[0] is not None
-                    and paths[1] is not None
-                    and (paths[0]["mse"] == paths[1]["mse"]).all()
+                is_same = (
+                    trajectories[0] is not None
+                    and trajectories[1] is not None
+                    and (trajectories[0]["mse"] == trajectories[1]["mse"]).all()
                 )
-                unlike += not same or differ(records[key], record)
-    print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: "
-          f"{lost_files} finished files lost or changed, {torn} torn ones believed or complained of; "
-          f"{compared} cells, {unlike} unlike the calm run")  # fmt: skip
-    return 1 if lost_files or torn or unlike else 0
+                different_count += not is_same or differ(records[key], record)
+    print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut_count} of them while a file was being written: "
+          f"{lost_count} finished files lost or changed, {torn_count} torn ones believed or complained of; "
+          f"{compared_count} cells, {different_count} unlike the calm run")  # fmt: skip
+    return 1 if lost_count or torn_count or different_count else 0
 
 
 if __name__ == "__main__":

@@ -100,50 +100,56 @@ def compare(folder, name):
     """Run a case (by ``name``) where runs are missing in the folder, and print its rows of the table: runs, theory, largest
     difference.
     """
-    make, overlap, parameters = CASES[name]
-    problem, algorithm, curves = (
-        make(),
+    make_problem, overlap, parameters = CASES[name]
+    problem, algorithm, stored_runs = (
+        make_problem(),
         Sgd(online=True, loss="squared", **parameters),
         [],
     )
     for run in range(RUNS):
-        path = folder / f"{name.replace(' ', '-')}-{run}.json"
-        if not path.exists():
-            began = time.process_time()
+        run_path = folder / f"{name.replace(' ', '-')}-{run}.json"
+        if not run_path.exists():
+            start_time = time.process_time()
             text = json.dumps(one_run(problem, algorithm, overlap, run))
-            path.write_text(text)
-            print(f"{path.name}: {time.process_time() - began:.0f} s", flush=True)
-        curves.append(json.loads(path.read_text()))
-    runs = np.array([run["mse"] for run in curves])
-    starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in curves)
+            run_path.write_text(text)
+            print(
+                f"{run_path.name}: {time.process_time() - start_time:.0f} s", flush=True
+            )
+        stored_runs.append(json.loads(run_path.read_text()))
+    runs = np.array([run["mse"] for run in stored_runs])
+    starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in stored_runs)
     point = algorithm.theory(
         problem,
         algorithm.steps * algorithm.batch / D,
         Conditions(dimension=D, starts=starts),
     )
-    path = point.trajectory
-    moments, theory, error = (
-        np.array(path[key]) for key in ("iteration", "mse", "mse_error")
+    trajectory = point.trajectory
+    iterations, theory, error = (
+        np.array(trajectory[key]) for key in ("iteration", "mse", "mse_error")
     )
     draws = int(point.method.split()[2]) // RUNS
     predicted = (
         error * np.sqrt(draws) / theory
     )  # standard deviation of the mean of 16 runs
-    mean, sem = runs.mean(0)[moments], runs.std(0, ddof=1)[moments] / np.sqrt(RUNS)
+    mean, sem = (
+        runs.mean(0)[iterations],
+        runs.std(0, ddof=1)[iterations] / np.sqrt(RUNS),
+    )
     for layer in range(mean.shape[1]):
         layer_theory = theory[:, layer]
-        off = np.abs(mean[:, layer] / layer_theory - 1)
-        worst = int(np.argmax(off))
+        deviations = np.abs(mean[:, layer] / layer_theory - 1)
+        worst_index = int(np.argmax(deviations))
         z = (
-            off
+            deviations
             * layer_theory
             / np.maximum(np.hypot(sem[:, layer], error[:, layer]), 1e-300)
         )
-        which = f", layer {layer + 1}" if mean.shape[1] > 1 else ""
-        chance = predicted[:, layer].max()
+        layer_text = f", layer {layer + 1}" if mean.shape[1] > 1 else ""
+        largest_chance = predicted[:, layer].max()
         print(
-            f"| {name}{which} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} | {mean[0, layer]:.3f} to "
-            f"{mean[-1, layer]:.4f} | {100 * chance:.1f}% | {100 * off[worst]:.2f}%, at {layer_theory[worst]:.3f} "
+            f"| {name}{layer_text} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} "
+            f"| {mean[0, layer]:.3f} to {mean[-1, layer]:.4f} | {100 * largest_chance:.1f}% "
+            f"| {100 * deviations[worst_index]:.2f}%, at {layer_theory[worst_index]:.3f} "
             f"| {z[1:].max():.1f} | # {point.method}",
             flush=True,
         )

@@ -318,29 +318,31 @@ def lines(name, row, path):
             if online:  # theory knows these very teachers: what is left to chance is less, the mean is what it is
                 controls -= controls.mean(0)
             mean, error = corrected(values, controls)
-            theory, its_error = predictions[metric]
+            theory, theory_error = predictions[metric]
             errors[metric].append(
-                (mean - theory, np.hypot(error, its_error if online else 0))
+                (mean - theory, np.hypot(error, theory_error if online else 0))
             )
     lines = []
     counts = ", ".join(f"{len(runs_of(path, size))}" for size in sizes)
-    for k in range(len(errors["mse"][0][0])):
+    for component in range(len(errors["mse"][0][0])):
         shown = []
         for metric in METRICS:
-            theory = predictions[metric][0][k]
+            theory = predictions[metric][0][component]
             fit = extrapolate(
                 sizes,
-                [theory + d[k] for d, _ in errors[metric]],
-                [e[k] for _, e in errors[metric]],
+                [theory + difference[component] for difference, _ in errors[metric]],
+                [error_of_size[component] for _, error_of_size in errors[metric]],
             )
             theory_errors = predictions[metric][1]
-            its_error = 0 if online else theory_errors[min(k, len(theory_errors) - 1)]
-            error = np.hypot(fit.error, its_error)
+            theory_error = (
+                0 if online else theory_errors[min(component, len(theory_errors) - 1)]
+            )
+            error = np.hypot(fit.error, theory_error)
             shown.append(
                 f"{fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
                 f"| {(fit.limit - theory) / error:+.1f}"
             )
-        layer = f", {k + 1}" if problem.components > 1 else ""
+        layer = f", {component + 1}" if problem.components > 1 else ""
         lines.append(
             f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |"
         )
@@ -360,8 +362,8 @@ def main():
     for name, rows in ROWS.items():
         if not name.startswith(tuple(arguments.only)):
             continue
-        for k, row in enumerate(rows):
-            path = arguments.folder / f"{name.replace(' ', '-')}-{k}.jsonl"
+        for row_number, row in enumerate(rows):
+            path = arguments.folder / f"{name.replace(' ', '-')}-{row_number}.jsonl"
             if arguments.table:
                 print("\n".join(lines(name, row, path)), flush=True)
                 continue

@@ -82,21 +82,28 @@ def true_deviation(rows, intact):
         *(sorted(side, key=lambda row: row["dimension"]) for side in (rows, intact)),
         strict=True,
     ):
-        a, b = row["values"], control["values"]
-        common = [key for key in a if key in b]
-        gaps = np.array([a[key] - b[key] for key in common])
-        mean_ratio = np.mean([b[key] for key in common])
+        values_by_run, control_by_run = row["values"], control["values"]
+        common = [key for key in values_by_run if key in control_by_run]
+        differences = np.array(
+            [values_by_run[key] - control_by_run[key] for key in common]
+        )
+        control_mean = np.mean([control_by_run[key] for key in common])
         sizes.append(row["dimension"])
-        values.append(gaps.mean() / mean_ratio)
-        errors.append(max(gaps.std(ddof=1) / math.sqrt(len(gaps)) / mean_ratio, 1e-6))
+        values.append(differences.mean() / control_mean)
+        errors.append(
+            max(
+                differences.std(ddof=1) / math.sqrt(len(differences)) / control_mean,
+                1e-6,
+            )
+        )
     if not any(values):
         return 0.0, 0.0
-    law = (
+    design = (
         np.stack([np.ones(len(sizes)), 1 / np.array(sizes)], axis=1)
         / np.array(errors)[:, None]
     )
-    covariance = np.linalg.inv(law.T @ law)
-    coefficient = covariance @ law.T @ (np.array(values) / np.array(errors))
+    covariance = np.linalg.inv(design.T @ design)
+    coefficient = covariance @ design.T @ (np.array(values) / np.array(errors))
     return float(coefficient[0]), float(covariance[0, 0] ** 0.5)
 
 
@@ -148,7 +155,7 @@ def sabotage_table(rows):
             for name, errors_of_case in errors.items():
                 if name.partition(",")[0] not in errors:
                     continue  # the intact algorithm is still to be run
-                true, error = true_deviation(
+                true_difference, difference_error = true_deviation(
                     errors_of_case, errors[name.partition(",")[0]]
                 )
                 keys = (
@@ -165,8 +172,8 @@ def sabotage_table(rows):
                         "algorithm": name,
                         "part": "all" if step == 1 else f"{start + 1} of {step}",
                         "runs": runs,
-                        "true": true,
-                        "true_error": error,
+                        "true": true_difference,
+                        "true_error": difference_error,
                     }
                     | {key: verdict_of[name].get(key) for key in keys}
                 )
@@ -200,43 +207,54 @@ def print_sabotages(folder):
         writer = csv.DictWriter(file, list(entries[0]))
         writer.writeheader()
         for entry in entries:
-            floats = {k: f"{x:.4g}" for k, x in entry.items() if isinstance(x, float)}
+            floats = {
+                field_name: f"{number:.4g}"
+                for field_name, number in entry.items()
+                if isinstance(number, float)
+            }
             writer.writerow(entry | floats)
-    full = [entry for entry in entries if entry["part"] == "all"]
+    entries_of_all_runs = [entry for entry in entries if entry["part"] == "all"]
     print(
         "| problem | algorithm | true deviation, % | agrees with theory | would have been detected, % "
         "| largest deviation, % | metric | z |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    for entry in full:
-        true = "intact"
+    for entry in entries_of_all_runs:
+        true_text = "intact"
         if is_sabotage(entry):
             error = percent(entry["true_error"], ".2f")
-            true = f"{percent(entry['true'], '+.2f')} ± {error}"
+            true_text = f"{percent(entry['true'], '+.2f')} ± {error}"
             if entry["true_error"] > 1:
-                true = "unknown"
-        below = ", below the optimum" if entry["below_optimum"] else ""
+                true_text = "unknown"
+        optimum_text = ", below the optimum" if entry["below_optimum"] else ""
         z = "" if entry["deviation_z"] is None else f"{entry['deviation_z']:+.1f}"
         print(
-            f"| {entry['problem']} | {entry['algorithm']} | {true} | {entry['prediction']}{below} "
+            f"| {entry['problem']} | {entry['algorithm']} | {true_text} | {entry['prediction']}{optimum_text} "
             f"| {percent(entry['would_have_seen'], '.1f')} | {percent(entry['deviation'])} | {entry['deviation_of']} | {z} |"
         )
-    for words, chosen in (
-        ("all runs", full),
-        ("half of the runs", [entry for entry in entries if entry not in full]),
+    for part_name, entries_of_part in (
+        ("all runs", entries_of_all_runs),
+        (
+            "half of the runs",
+            [entry for entry in entries if entry not in entries_of_all_runs],
+        ),
     ):
         detectable = [
-            entry for entry in chosen if is_sabotage(entry) and entry["would_have_seen"]
+            entry
+            for entry in entries_of_part
+            if is_sabotage(entry) and entry["would_have_seen"]
         ]
-        above = [
+        above_detectable = [
             entry
             for entry in detectable
             if abs(entry["true"]) - 2 * entry["true_error"] > entry["would_have_seen"]
         ]
         caught = sum(entry["prediction"] == "no" for entry in detectable)
-        detected = sum(entry["prediction"] == "no" for entry in above)
-        intact = [entry["prediction"] for entry in chosen if not is_sabotage(entry)]
-        print(f"\n{words}: detected {detected} of {len(above)} whose true deviation is above "
+        detected = sum(entry["prediction"] == "no" for entry in above_detectable)
+        intact = [
+            entry["prediction"] for entry in entries_of_part if not is_sabotage(entry)
+        ]
+        print(f"\n{part_name}: detected {detected} of {len(above_detectable)} whose true deviation is above "
               f"what would have been detected, {caught} of "
               f"{len(detectable)} in all; intact: {dict(Counter(intact))}")  # fmt: skip
     detectable = [
@@ -270,8 +288,8 @@ def power_curve(folder, entries):
     ratio = np.array(
         [abs(entry["true"]) / entry["would_have_seen"] for entry in entries]
     )
-    caught = np.array([entry["prediction"] == "no" for entry in entries])
-    of_error = np.array(
+    is_detected = np.array([entry["prediction"] == "no" for entry in entries])
+    is_detected_in_error = np.array(
         [
             entry["prediction"] == "no" and entry["deviation_of"] == "mse"
             for entry in entries
@@ -282,30 +300,48 @@ def power_curve(folder, entries):
     )
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for values, label, marker in (
-        (caught, "any number", "o"),
-        (of_error, "the error itself", "s"),
+        (is_detected, "any number", "o"),
+        (is_detected_in_error, "the error itself", "s"),
     ):
-        x, share, low, high = [], [], [], []
+        median_ratios, shares, lower_errors, upper_errors = [], [], [], []
         for lower, upper in pairwise(EDGES):
-            inside = (ratio >= lower) & (ratio < upper)
-            n, k = int(inside.sum()), int(values[inside].sum())
-            if not n:
+            is_in_bin = (ratio >= lower) & (ratio < upper)
+            bin_count, detected_count = (
+                int(is_in_bin.sum()),
+                int(values[is_in_bin].sum()),
+            )
+            if not bin_count:
                 continue
-            x.append(float(np.median(ratio[inside])))
-            share.append(k / n)
-            spread = 1.96 * math.sqrt(
-                (k + 2) / (n + 4) * (1 - (k + 2) / (n + 4)) / (n + 4)
+            median_ratios.append(float(np.median(ratio[is_in_bin])))
+            shares.append(detected_count / bin_count)
+            half_width = 1.96 * math.sqrt(
+                (detected_count + 2)
+                / (bin_count + 4)
+                * (1 - (detected_count + 2) / (bin_count + 4))
+                / (bin_count + 4)
             )  # Agresti and Coull
-            low.append(max(share[-1] - max((k + 2) / (n + 4) - spread, 0), 0))
-            high.append(max(min((k + 2) / (n + 4) + spread, 1) - share[-1], 0))
-            if values is caught:
+            lower_errors.append(
+                max(
+                    shares[-1]
+                    - max((detected_count + 2) / (bin_count + 4) - half_width, 0),
+                    0,
+                )
+            )
+            upper_errors.append(
+                max(
+                    min((detected_count + 2) / (bin_count + 4) + half_width, 1)
+                    - shares[-1],
+                    0,
+                )
+            )
+            if values is is_detected:
                 print(
-                    f"| {lower:g} to {upper:g} | {n} | {k} | {int(of_error[inside].sum())} |"
+                    f"| {lower:g} to {upper:g} | {bin_count} | {detected_count} | {int(is_detected_in_error[is_in_bin].sum())} |"
                 )
         axes.errorbar(
-            x,
-            share,
-            (low, high),
+            median_ratios,
+            shares,
+            (lower_errors, upper_errors),
             marker=marker,
             capsize=2,
             lw=1,
@@ -330,7 +366,7 @@ def print_honest(folder):
     counts = defaultdict(Counter)
     for name, rows in rows_of(folder, "honest").items():
         for contender in contenders(rows).values():
-            of = {
+            name_of_label = {
                 row["algorithm"]: row["identity"]["algorithm"]["name"] for row in rows
             }[contender["algorithm"]]
             rank = (
@@ -339,14 +375,14 @@ def print_honest(folder):
                 else "low rank"
             )
             answer = contender["prediction"] or "no prediction"
-            counts[of, rank][answer] += 1
+            counts[name_of_label, rank][answer] += 1
             if answer == "no" or contender["below_optimum"]:
-                size = percent(contender["deviation"])
+                deviation_text = percent(contender["deviation"])
                 z = contender["deviation_z"] or 0
-                reason = f"{size}% in {contender['deviation_of']}, z {z:+.1f}"
+                reason = f"{deviation_text}% in {contender['deviation_of']}, z {z:+.1f}"
                 label = f"{rows[0]['problem']}, {contender['algorithm']}"
-                below = contender["below_optimum"]
-                print(f"refused {name}: {label}: {reason}, below {below}")
+                is_below_optimum = contender["below_optimum"]
+                print(f"refused {name}: {label}: {reason}, below {is_below_optimum}")
     if not counts:
         return
     answers = ("yes", "no", "finite size", "too few runs", "no prediction")
@@ -366,7 +402,7 @@ def print_gamp(folder):
     root and of another.
     """
     rows_by_case = rows_of(folder, "gamp")
-    yes = inside = apart = tested = 0
+    agreeing_count = optimal_count = other_optimal_count = other_count = 0
     cases = sorted({name[:2] for name in rows_by_case})
     if not cases:
         return
@@ -377,40 +413,41 @@ def print_gamp(folder):
     for case in cases:
         rows = rows_by_case[f"{case}-0"]
         (contender,) = contenders(rows).values()
-        yes += contender["prediction"] == "yes"
+        agreeing_count += contender["prediction"] == "yes"
         ratio, error = contender["ratio_to_bayes"], contender["ratio_error"]
         last_row = max(
             (row for row in rows if row["metric"] == "mse"),
             key=lambda row: row["dimension"],
         )
-        half = float(
+        quantile = float(
             stdtrit(last_row["n"] - 1, 0.975)
         )  # of the 95% interval, in standard errors
-        within = ratio is None or abs(ratio - 1) <= half * error
-        inside += within
-        second, words = None, ""
+        is_optimal = ratio is None or abs(ratio - 1) <= quantile * error
+        optimal_count += is_optimal
+        other_row, other_text = None, ""
         if rows_by_case.get(f"{case}-1") and ratio is not None:
-            (second,) = (
+            (other_row,) = (
                 row
                 for row in rows_by_case[f"{case}-1"]
                 if row["metric"] == "mse" and row["dimension"] == last_row["dimension"]
             )
-            second_ratio = second["mean"] / last_row["optimum"]
-            spread = (
+            other_ratio = other_row["mean"] / last_row["optimum"]
+            other_error = (
                 math.hypot(
-                    second["sem"] / second["mean"],
+                    other_row["sem"] / other_row["mean"],
                     (last_row["optimum_error"] or 0.0) / last_row["optimum"],
                 )
-                * second_ratio
+                * other_ratio
             )
-            tested += 1
-            apart += abs(second_ratio - 1) <= half * spread
-            words = f"{second_ratio:.3f} ± {spread:.3f}"
-        shown = "optimum 0" if ratio is None else f"{ratio:.3f} ± {error:.3f}"
+            other_count += 1
+            other_optimal_count += abs(other_ratio - 1) <= quantile * other_error
+            other_text = f"{other_ratio:.3f} ± {other_error:.3f}"
+        ratio_text = "optimum 0" if ratio is None else f"{ratio:.3f} ± {error:.3f}"
         print(f"| {rows[0]['problem']}, alpha {rows[0]['nominal_alpha']:g} | {contender['prediction']} "
-              f"| {percent(contender['would_have_seen'], '.1f')} | {shown} | {words} |")  # fmt: skip
+              f"| {percent(contender['would_have_seen'], '.1f')} | {ratio_text} | {other_text} |")  # fmt: skip
     print(
-        f"\nyes: {yes} of {len(cases)}; 1 within the 95% interval: {inside} of {len(cases)}; of other seeds: {apart} of {tested}"
+        f"\nyes: {agreeing_count} of {len(cases)}; 1 within the 95% interval: {optimal_count} of {len(cases)}; "
+        f"of other seeds: {other_optimal_count} of {other_count}"
     )
 
 

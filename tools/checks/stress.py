@@ -102,18 +102,22 @@ def point(
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     points = list(zip(optimum.mse.tolist(), optimum.mse_error.tolist(), strict=True))
-    sound = all(
-        e <= KNOWN and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in points
+    is_plausible = all(
+        error <= KNOWN and -1e-9 <= mse <= 1 + 1e-6 + 4 * error for mse, error in points
     )  # an error that is not a number is not below
-    falls = all(
-        v <= high + 1e-9 + 4 * math.hypot(e, ehigh)
-        for (v, e), (high, ehigh) in zip(points, upper_bounds or points, strict=True)
+    is_below_bounds = all(
+        mse <= upper_mse + 1e-9 + 4 * math.hypot(error, upper_error)
+        for (mse, error), (upper_mse, upper_error) in zip(
+            points, upper_bounds or points, strict=True
+        )
     )
-    z = max((abs(check.z) for check in checks), default=0.0)
-    prefix = "" if sound and falls and z <= MOST_Z else "WRONG: "
-    few = "" if all(check.has_enough_draws for check in checks) else " (few)"
-    errors = ", ".join(f"{v:.5g} ± {e:.1g}" for v, e in points)
-    return f"{prefix}{errors} | {z:.1f}{few}", points
+    largest_z = max((abs(check.z) for check in checks), default=0.0)
+    prefix = (
+        "" if is_plausible and is_below_bounds and largest_z <= MOST_Z else "WRONG: "
+    )
+    draws_text = "" if all(check.has_enough_draws for check in checks) else " (few)"
+    errors = ", ".join(f"{mse:.5g} ± {error:.1g}" for mse, error in points)
+    return f"{prefix}{errors} | {largest_z:.1f}{draws_text}", points
 
 
 def late(*_):

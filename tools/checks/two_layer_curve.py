@@ -37,25 +37,27 @@ def information(
     """Estimate ``E sum_c g_a^2`` of every layer a (2,) at this overlap (2,), and the covariance of that mean (2, 2), from so
     many chunks of draws.
     """
-    total, squares = np.zeros(2), np.zeros((2, 2))
-    root, noise, V = (
+    weight_sum, square_sum = np.zeros(2), np.zeros((2, 2))
+    overlap_root, noise_root, V = (
         np.sqrt(overlap)[:, None],
         np.sqrt(1 - overlap)[:, None],
         np.diag(1 - overlap),
     )
     for chunk in range(chunks):
         rng = np.random.default_rng([seed, chunk])
-        omega = root * rng.standard_normal((CHUNK, 2, problem.model.sites))
+        omega = overlap_root * rng.standard_normal((CHUNK, 2, problem.model.sites))
         labels = problem.channel.forward(
-            omega + noise * rng.standard_normal(omega.shape), rng=rng
+            omega + noise_root * rng.standard_normal(omega.shape), rng=rng
         )
         posterior = problem.channel.posterior(labels, omega, V, rng=rng)
-        weight = np.sum(((posterior.mean - omega) / noise**2) ** 2, axis=-1)
-        total += weight.sum(0)
-        squares += weight.T @ weight
+        squared_messages = np.sum(
+            ((posterior.mean - omega) / noise_root**2) ** 2, axis=-1
+        )
+        weight_sum += squared_messages.sum(0)
+        square_sum += squared_messages.T @ squared_messages
     count = chunks * CHUNK
-    mean = total / count
-    return mean, (squares / count - np.outer(mean, mean)) / count
+    mean = weight_sum / count
+    return mean, (square_sum / count - np.outer(mean, mean)) / count
 
 
 def drawn_overlap(
@@ -64,35 +66,43 @@ def drawn_overlap(
     """Find the fixed point at this sample ratio near the overlap (2,) by one Newton step on drawn information, and its
     standard error.
     """
-    layers = [a for a in range(2) if overlap[a] > 1e-9]
-    log = np.log(overlap / (1 - overlap), where=overlap > 1e-9, out=np.zeros(2))[layers]
-    mean, covariance = information(problem, overlap, chunks, seed)
+    layers = [layer for layer in range(2) if overlap[layer] > 1e-9]
+    log_snr = np.log(overlap / (1 - overlap), where=overlap > 1e-9, out=np.zeros(2))[
+        layers
+    ]
+    mean_information, covariance = information(problem, overlap, chunks, seed)
 
     def moved(step: Host) -> Host:
         """Return the overlaps (2,) after a step of the log signal-to-noise ratios of the learned layers."""
         full = overlap.copy()
-        full[layers] = 1 / (1 + np.exp(-(log + step)))
+        full[layers] = 1 / (1 + np.exp(-(log_snr + step)))
         return full
 
     jacobian = -np.eye(len(layers))
-    for k in range(len(layers)):
-        ends = [
+    for direction in range(len(layers)):
+        informations = [
             information(
                 problem,
-                moved(s * np.eye(len(layers))[k]),
+                moved(shift * np.eye(len(layers))[direction]),
                 max(1, chunks // SLOPE),
                 seed,
             )[0]
-            for s in (STEP, -STEP)
+            for shift in (STEP, -STEP)
         ]
-        jacobian[:, k] += (np.log(ends[0]) - np.log(ends[1]))[layers] / (2 * STEP)
-    residual = (np.log(problem.model.kappa * alpha * mean))[layers] - log
-    relative = (covariance / np.outer(mean, mean))[np.ix_(layers, layers)]
+        jacobian[:, direction] += (np.log(informations[0]) - np.log(informations[1]))[
+            layers
+        ] / (2 * STEP)
+    residual = (np.log(problem.model.kappa * alpha * mean_information))[
+        layers
+    ] - log_snr
+    relative = (covariance / np.outer(mean_information, mean_information))[
+        np.ix_(layers, layers)
+    ]
     inverse = np.linalg.inv(jacobian)
     moved_overlap = moved(-inverse @ residual)
-    spread = np.sqrt(np.diagonal(inverse @ relative @ inverse.T))
+    log_snr_error = np.sqrt(np.diagonal(inverse @ relative @ inverse.T))
     error = np.zeros(2)
-    error[layers] = (moved_overlap * (1 - moved_overlap))[layers] * spread
+    error[layers] = (moved_overlap * (1 - moved_overlap))[layers] * log_snr_error
     return moved_overlap, error
 
 
@@ -101,36 +111,40 @@ def main(draws: int, index: int = 1, count: int = 1) -> int:
     ``WITHIN`` by more than twice its standard error.
     """
     alphas = ALPHAS[index - 1 :: count].tolist()
-    solved = theory("smi-two-layers", alphas, results="results", thresholds=False)
-    points = solved.problems[0].points
+    theory_table = theory("smi-two-layers", alphas, results="results", thresholds=False)
+    points = theory_table.problems[0].points
     model = {"name": "sequence-multi-index", "tokens": 2}
     problem = Problem(
         model,
         {"name": "softmax", "layers": 2, "skip": 1.0, "accuracy": 1e-3},
         "gaussian",
     )
-    worst, failed = 0.0, False
+    largest_difference, has_failed = 0.0, False
     print("alpha    layer  overlap  drawn    error of the draws  difference  z")
     for point in points:
-        printed = np.diagonal(point.overlap)
+        theory_overlap = np.diagonal(point.overlap)
         overlap, error = drawn_overlap(
             problem,
             point.alpha,
-            printed,
+            theory_overlap,
             math.ceil(draws / CHUNK),
             round(1e4 * point.alpha),
         )
         for layer in np.flatnonzero(error):
-            gap, stated = printed[layer] - overlap[layer], point.mse_error[layer]
-            worst = max(worst, abs(gap))
-            failed = failed or abs(gap) > WITHIN + 2 * error[layer]
+            difference, theory_error = (
+                theory_overlap[layer] - overlap[layer],
+                point.mse_error[layer],
+            )
+            largest_difference = max(largest_difference, abs(difference))
+            has_failed = has_failed or abs(difference) > WITHIN + 2 * error[layer]
             print(
-                f"{point.alpha:.4f}   {layer + 1}      {printed[layer]:.4f}   {overlap[layer]:.4f}   "
-                f"{error[layer]:.4f}              {gap:+.4f}     {gap / math.hypot(error[layer], stated):+.2f}",
+                f"{point.alpha:.4f}   {layer + 1}      {theory_overlap[layer]:.4f}   {overlap[layer]:.4f}   "
+                f"{error[layer]:.4f}              {difference:+.4f}     "
+                f"{difference / math.hypot(error[layer], theory_error):+.2f}",
                 flush=True,
             )
-    print(f"largest difference {worst:.4f}, {draws} draws of each point")
-    return int(failed)
+    print(f"largest difference {largest_difference:.4f}, {draws} draws of each point")
+    return int(has_failed)
 
 
 if __name__ == "__main__":
