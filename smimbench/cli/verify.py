@@ -108,7 +108,9 @@ class _Recomputation(NamedTuple):
 def _verify_folder(
     request: Request, recomputation: _Recomputation
 ) -> dict[str, Verification]:
-    """Verify stored records, trials, scores, tables and packs in a results folder, and recompute a sample."""
+    """Verify stored records, trials, scores, tables and packs in a results folder, and recompute a sample; ``request`` holds
+    the suite and options of the command, ``recomputation`` how much is recomputed.
+    """
     from smimbench.report.packed import packed_under, read_packed, verified_files
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
@@ -228,7 +230,7 @@ def _recompute(
 def _verify_pack(
     request: Request, recomputation: _Recomputation
 ) -> dict[str, Verification]:
-    """Verify a packed file, and recompute a sample of its cells."""
+    """Verify a packed file (that of the command's ``request``), and recompute a sample of its cells."""
     from smimbench.report import stored_table
     from smimbench.report.packed import (
         read_pack,

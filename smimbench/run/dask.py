@@ -172,7 +172,7 @@ class _ClusterMonitor:
 
     def require_workers(self, needs_gpu: set[bool]) -> None:
         """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long; ``needs_gpu``
-        says for each kind of unfinished cell whether it needs a GPU.
+        holds, for the unfinished cells, whether they need a GPU (True, False or both).
         """
         workers = self.workers()
         worker_resources = [

@@ -147,7 +147,7 @@ class Executor:
         BLAS threads of each.
     registry : Registry
         Anything with its ``paths`` and ``foreign_path``.
-    module : str
+    answering_module : str
         Name of the module that answers tasks: its ``task_handler(setup, report)`` is called once in each process and returns a
         function of the arguments of a task; ``report`` sends an event to the parent.
     setup : dict

@@ -213,7 +213,9 @@ class ClaimFiles:
         return printable(owner, 200) or "another run"
 
     def renew(self) -> None:
-        """Renew the claims of this run from time to time, to show that its cells are still running."""
+        """Renew the claims of this run (``_own``, by key of the cell) from time to time, to show that its cells are still
+        running.
+        """
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()
             for cell_key in self._own:

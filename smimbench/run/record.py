@@ -193,9 +193,6 @@ class RunJson(Changes, total=False):
     """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
     A submission adds its author (``by``), third-party ``packages``, ``searches``, and labels of rows that were
     ``left_out``.
-
-    A submission says ``by`` whom, with the versions of ``packages`` of third parties, all ``searches``, and the labels of
-    problem and algorithm of rows that were ``left_out``.
     """
 
     suite: Required[str]

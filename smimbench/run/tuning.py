@@ -73,7 +73,7 @@ class Search:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Labels of the problem and algorithm of the search."""
+        """Labels of the problem and algorithm that are searched, as tables show them."""
         return self.plan.label, self.algorithm.label
 
     @cached_property

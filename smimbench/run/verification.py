@@ -279,7 +279,9 @@ class StoredAnswer:
 
 
 def _without_reason_texts(answer: Any) -> Any:
-    """Replace the texts that say why an answer lacks a threshold or a trajectory, whose words may change."""
+    """Return a theory result (``answer``, as JSON) without the texts that say why it lacks a threshold or a trajectory,
+    whose words may change.
+    """
     if not isinstance(answer, dict):
         return answer
     answer = dict(answer)

@@ -44,13 +44,10 @@ from smimbench.suite.schema import (
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a suite, with the sample ratios and dimensions that it is run on.
-    ``seeds`` are the numbers of replicates at each dimension, ``theory_only`` is the reason why it cannot be run, ``key``
-    where the suite defines it, ``tables`` its items as the suite writes them.
-
-    ``seeds`` are the numbers of replicates at each dimension, ``key`` is where the suite defines the problem, ``references`` are
-    the published values and ``optima`` the optimal errors at finite dimension of exactly this problem, and ``theory_only`` is the
-    reason why it cannot be run, or None.
+    """One problem of a suite, with its label and the sample ratios (``alphas``) and dimensions that it is run on. ``seeds``
+    are the numbers of replicates at each dimension, ``theory_only`` is the reason why it cannot be run, ``key`` where the
+    suite defines it, ``tables`` its items as the suite writes them, ``references`` published values and ``optima`` optimal
+    errors at finite dimension of this problem.
     """
 
     key: str
@@ -77,15 +74,15 @@ class FailedProblem(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmPlan:
-    """One algorithm of a suite with one setting of its parameters.
-    ``spec`` is its name, version and all parameters, ``origin`` where the setting is from, ``table_label`` the label that
-    all settings of its table share.
+    """One algorithm of a suite with one setting of its parameters. ``label`` and ``table_label`` are its name in tables and
+    that of all settings of its table, ``spec`` its name, version and all parameters, ``search_space`` what tuning searches,
+    ``origin`` where the setting is from, ``start`` is ``"informed"`` if it starts near the teacher.
 
     Attributes
     ----------
     label : str
         Name in tables, with the setting if the ``[[algorithms]]`` table lists several values.
-    entry : str
+    table_label : str
         Label of its ``[[algorithms]]`` table, which several settings may share.
     name : str
         As written in the suite, maybe with a distribution.
@@ -93,7 +90,7 @@ class AlgorithmPlan:
         As written in the suite, with this setting.
     spec : dict
         Name, version and all parameters, as in keys.
-    tune : SearchSpace or None
+    search_space : SearchSpace or None
         What ``smimbench tune`` searches.
     origin : str
         Where the setting is from: ``default``, ``by hand``, ``as published`` or ``ORACLE``.
@@ -356,12 +353,10 @@ def _version_text(spec: Specification) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Suite:
-    """A validated suite: problems with their grids, algorithms, run options, and how the user changed or restricted it.
-    ``plans`` are its problems, ``overrides`` the ``--set`` assignments, ``only`` the ``--only`` conditions, ``choices`` the
-    tuned settings, ``item_failures`` errors of items whose code fails, ``plugins`` says whether ./plugins are loaded.
-
-    ``choices`` are the settings chosen by ``smimbench tune``, by the labels of problem and algorithm; ``overrides`` the ``--set``
-    assignments; ``only`` the ``--only`` conditions; ``item_failures`` the errors of items whose code fails.
+    """A validated suite: problems with their grids (``plans``), algorithms, run options, root ``seed``, and how the user
+    changed or restricted it. ``overrides`` are the ``--set`` assignments, ``only`` the ``--only`` conditions, ``choices``
+    the settings chosen by tuning, by the labels of problem and algorithm, ``failed_problems`` and ``item_failures`` what
+    cannot be built, ``figure`` the figure of a paper that it reproduces, ``plugins`` says whether ./plugins are loaded.
     """
 
     name: str

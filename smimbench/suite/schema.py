@@ -98,7 +98,7 @@ def require_distinct(values: Sequence[object], file: str, key: str) -> None:
 def _require_one_value_per_alpha(
     values: tuple[T, ...], validation: pydantic.ValidationInfo
 ) -> tuple[T, ...]:
-    """Check that values are as many as the sample ratios of their table, and return them."""
+    """Check that values are as many as the sample ratios of their table (in ``validation``), and return them."""
     alpha_count = len(validation.data.get("alpha", values))
     if len(values) != alpha_count:
         raise ValueError(
@@ -110,7 +110,9 @@ def _require_one_value_per_alpha(
 def _require_overlap_entry(
     entry: tuple[int, ...], validation: pydantic.ValidationInfo
 ) -> tuple[int, ...]:
-    """Check that ``entry`` gives row and column of the overlap matrix and is used with the metric ``overlap``; return it."""
+    """Check that ``entry`` gives row and column of the overlap matrix and is used with the metric ``overlap`` (read from
+    ``validation``); return it.
+    """
     if entry and (len(entry) != 2 or validation.data.get("metric") != "overlap"):
         raise ValueError(
             'must be a row and a column of the overlap matrix, and is allowed with metric = "overlap" only'
@@ -143,7 +145,7 @@ class Table(pydantic.BaseModel):
 
 
 class SuiteTable(Table):
-    """``[suite]``: title, description, source (``reference``) and duration of the suite."""
+    """``[suite]``: title, description, source (``reference``) and duration of the suite, and whether it loads ./plugins."""
 
     title: str = ""
     """Heading of tables and figures; default: the name of the file."""
@@ -174,7 +176,9 @@ class Axes(Table):
 
 
 class GridTable(Axes):
-    """``[grid]``: sample ratios, dimensions and replicates that every problem is run on, and the root seed."""
+    """``[grid]``: sample ratios, dimensions and replicates that every problem is run on, the root seed, and the largest
+    number of cells.
+    """
 
     seed: int = Field(default=0, ge=0, le=2**63)
     """Root of all randomness. Another one gives other teachers, data and starts."""
@@ -251,7 +255,8 @@ class OpenTable(Table):
 
 
 class TuneTable(OpenTable):
-    """``[algorithms.tune]``: parameters that ``smimbench tune`` searches for the ``[[algorithms]]`` table above it.
+    """``[algorithms.tune]``: parameters that ``smimbench tune`` searches for the ``[[algorithms]]`` table above it, and the
+    number of settings to try (``trials``).
 
     Each further key is a parameter of the algorithm, with a list of values or the ends of a range, as
     ``learning_rate = { low = 0.01, high = 3.0, log = true }`` (a range of integers if the parameter is one). What the algorithm
@@ -267,6 +272,8 @@ class TuneTable(OpenTable):
 
 class AlgorithmTable(OpenTable):
     """``[[algorithms]]``: one algorithm; additional keys are its parameters, as ``smimbench info NAME`` lists them.
+    ``published`` names the source of its settings, ``start`` puts it near the teacher, ``tune`` is what tuning searches,
+    ``assumed`` the channel or prior that it assumes instead of the true one.
 
     A list, where the algorithm takes none, runs each of its values (``learning_rate = [0.1, 0.3, 1.0]``). One of them is chosen
     by ``smimbench tune`` if the list is in ``[algorithms.tune]``.
@@ -382,6 +389,8 @@ class Correction(Table):
 
 class CurveTable(Table):
     """``[[figure.curves]]``: a published curve, or one for each problem, and the theory or run that it is compared with.
+    ``table`` is the file of its points, ``columns`` and ``table_x`` what it holds, ``x_factor`` the figure's x over alpha,
+    ``band`` the accuracy, ``corrections`` where it is known to be wrong.
 
     `{rho}` in `label`, `table` and `filter` stands for that parameter of the problem.
     """
@@ -439,7 +448,9 @@ class FigureTable(Table):
 
 
 class RunOptions(Table):
-    """``[run]``: how cells are run and what is reported."""
+    """``[run]``: how cells are run (stopping ``tolerance``, limits, precision, start) and what is reported (metrics,
+    published values in ``reference``). ``target`` is the error that counts as reached where theory says 0.
+    """
 
     tolerance: Annotated[float, InKey()] = Field(default=1e-4, gt=0)
     """An algorithm without a number of steps of its own stops when its undamped relative residual is below this."""
@@ -502,7 +513,9 @@ def options_in_key() -> dict[str, InKey]:
 
 
 class Document(Table):
-    """All tables of a suite file, merged with those of the suite that it extends."""
+    """All tables of a suite file (problems, grid, algorithms, run options, figure, optimal errors), merged with those of the
+    suite that it extends.
+    """
 
     extends: str = ""
     """Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this one says nothing.
