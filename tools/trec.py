@@ -123,33 +123,40 @@ def loss_and_gradient(
     words, classes = data
     n, T = words.shape
     is_word = words != PADDING if mask != "none" else np.ones((n, T), dtype=bool)
-    blocked = np.zeros((n, T, T), dtype=bool) | ~is_word[:, None, :]
+    is_blocked = np.zeros((n, T, T), dtype=bool) | ~is_word[:, None, :]
     if mask == "causal":
-        blocked |= np.triu(np.ones((T, T), dtype=bool), 1)
-    blocked &= is_word.any(axis=1)[:, None, None]  # a question without a word
-    share = is_word / np.maximum(is_word.sum(axis=1, keepdims=True), 1)
-    X, layers, root = weights.embedding[words], [], np.sqrt(WIDTH)
+        is_blocked |= np.triu(np.ones((T, T), dtype=bool), 1)
+    is_blocked &= is_word.any(axis=1)[:, None, None]  # a question without a word
+    word_share = is_word / np.maximum(is_word.sum(axis=1, keepdims=True), 1)
+    X, layers, width_root = weights.embedding[words], [], np.sqrt(WIDTH)
     for W, c in ((weights.first, skip), (weights.second, 0.0)):
         Z = X @ W.T
-        A = softmax(np.where(blocked, -np.inf, Z @ Z.swapaxes(1, 2) / root), axis=-1)
+        A = softmax(
+            np.where(is_blocked, -np.inf, Z @ Z.swapaxes(1, 2) / width_root), axis=-1
+        )
         layers.append((W, c, X, Z, A))
         X = A @ X + c * X
-    mean = np.einsum("nt,ntd->nd", share, X)
+    mean = np.einsum("nt,ntd->nd", word_share, X)
     scores = mean @ weights.readout + weights.bias
-    logs = log_softmax(scores, axis=1)
-    loss = -float(logs[np.arange(n), classes].mean())
+    log_probabilities = log_softmax(scores, axis=1)
+    loss = -float(log_probabilities[np.arange(n), classes].mean())
     if not with_gradient:
         return loss, scores, None
-    error = (np.exp(logs) - np.eye(logs.shape[1])[classes]) / n
-    readout, bias = mean.T @ error, error.sum(axis=0)
-    dX, gradients = share[:, :, None] * (error @ weights.readout.T)[:, None, :], []
+    dscores = (
+        np.exp(log_probabilities) - np.eye(log_probabilities.shape[1])[classes]
+    ) / n
+    readout, bias = mean.T @ dscores, dscores.sum(axis=0)
+    dX, gradients = (
+        word_share[:, :, None] * (dscores @ weights.readout.T)[:, None, :],
+        [],
+    )
     for W, c, X, Z, A in reversed(layers):
         dA = dX @ X.swapaxes(1, 2)
-        logits = A * (dA - np.sum(A * dA, axis=-1, keepdims=True))
-        dZ = (logits + logits.swapaxes(1, 2)) @ Z / root
+        dlogits = A * (dA - np.sum(A * dA, axis=-1, keepdims=True))
+        dZ = (dlogits + dlogits.swapaxes(1, 2)) @ Z / width_root
         gradients.append(np.einsum("nth,ntd->hd", dZ, X, optimize=True))
         dX = A.swapaxes(1, 2) @ dX + c * dX + dZ @ W
-    rows = csr_array(
+    rows_of_words = csr_array(
         (np.ones(n * T), (words.ravel(), np.arange(n * T))),
         shape=(len(weights.embedding), n * T),
     )
@@ -157,7 +164,11 @@ def loss_and_gradient(
         loss,
         scores,
         Weights(
-            rows @ dX.reshape(n * T, -1), gradients[1], gradients[0], readout, bias
+            rows_of_words @ dX.reshape(n * T, -1),
+            gradients[1],
+            gradients[0],
+            readout,
+            bias,
         ),
     )
 

@@ -39,48 +39,62 @@ POINTS = 180
 
 def psi(V: float, q: float, *, published: bool) -> float:
     """Compute ``Psi(V)`` of the paper's section "output channel" at posterior variance V and overlap q, by the midpoint rule
-    in the pair kappa (k1, k2); ``published`` chooses the published output function.
+    in the pair kappa (k1, k2) on a grid of ``nodes``; ``published`` chooses the published output function, the other takes
+    the derivatives of Phi2.
     """
     spread = np.sqrt(q / V)
     # Either kappa may run out to its own spread while the other stays of order one.
-    reach = 9.0 * spread if spread < 1 else max(9.0, 6.0 * spread)
+    largest_kappa = 9.0 * spread if spread < 1 else max(9.0, 6.0 * spread)
     total = 0.0
     for sign in (1, -1):
-        r = sign / 3
+        correlation = sign / 3
         if q == 0:
             k1 = k2 = np.zeros(1)
             weight = np.ones(1)
         else:
-            side = (np.arange(POINTS) + 0.5) / POINTS * 2 * reach - reach
-            k1, k2 = (k.ravel() for k in np.meshgrid(side, side, indexing="ij"))
-            cell = (side[1] - side[0]) ** 2
-            weight = cell * multivariate_normal.pdf(
-                np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]])
+            nodes = (
+                np.arange(POINTS) + 0.5
+            ) / POINTS * 2 * largest_kappa - largest_kappa
+            k1, k2 = (k.ravel() for k in np.meshgrid(nodes, nodes, indexing="ij"))
+            cell_area = (nodes[1] - nodes[0]) ** 2
+            weight = cell_area * multivariate_normal.pdf(
+                np.stack([k1, k2], -1),
+                cov=spread**2 * np.array([[1, correlation], [correlation, 1]]),
             )
         cdf = np.maximum(
             multivariate_normal.cdf(
-                np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10
+                np.stack([k1, k2], -1),
+                cov=[[1, correlation], [correlation, 1]],
+                abseps=1e-10,
             ),
             1e-300,
         ).reshape(-1)
-        root = np.sqrt(1 - r * r)
-        density = np.exp(-(k1**2 - 2 * r * k1 * k2 + k2**2) / (2 * root**2)) / (
-            2 * np.pi * root
-        )
+        root = np.sqrt(1 - correlation * correlation)
+        density = np.exp(
+            -(k1**2 - 2 * correlation * k1 * k2 + k2**2) / (2 * root**2)
+        ) / (2 * np.pi * root)
         if published:
-            first_factor = second = density
+            derivative_1 = derivative_2 = density
         else:
-            first_factor = (
-                np.exp(-(k1**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k2 - r * k1) / root)
+            derivative_1 = (
+                np.exp(-(k1**2) / 2)
+                / np.sqrt(2 * np.pi)
+                * ndtr((k2 - correlation * k1) / root)
             )
-            second = (
-                np.exp(-(k2**2) / 2) / np.sqrt(2 * np.pi) * ndtr((k1 - r * k2) / root)
+            derivative_2 = (
+                np.exp(-(k2**2) / 2)
+                / np.sqrt(2 * np.pi)
+                * ndtr((k1 - correlation * k2) / root)
             )
-        square = 3 * first_factor**2 + 3 * second**2 + 2 * sign * first_factor * second
-        keep = (
+        weighted_square = (
+            3 * derivative_1**2
+            + 3 * derivative_2**2
+            + 2 * sign * derivative_1 * derivative_2
+        )
+        is_reliable = (
             cdf > 1e-9
         )  # below, the library routine returns rounding noise; its weight is nothing
-        total += 2 * float(np.sum((weight * square / cdf)[keep]))
+        total += 2 * float(np.sum((weight * weighted_square / cdf)[is_reliable]))
     return 2 / (3 * V) * total
 
 
@@ -113,14 +127,15 @@ def main() -> None:
     for rho, points in PUBLISHED.items():
         for alpha, value in points:
             published, corrected = (
-                mmse(rho, alpha, published=flag) for flag in (True, False)
+                mmse(rho, alpha, published=is_published)
+                for is_published in (True, False)
             )
             print(
                 f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {published:15.4f} {corrected:19.4f}"
             )
-    for flag, name in ((True, "phi2/Phi2"), (False, "grad log Phi2")):
+    for is_published, name in ((True, "phi2/Phi2"), (False, "grad log Phi2")):
         print(
-            f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}"
+            f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=is_published):.5f}"
         )
 
 

@@ -34,9 +34,11 @@ def moment(u: np.ndarray, skip: float, rng: np.random.Generator) -> np.ndarray:
 
     The label fixes u up to a sign, which the second moment does not see.
     """
-    a = attention(rng.standard_normal((DRAWS, 2)), skip)
-    z2 = np.linalg.solve(a, np.broadcast_to(u[:, None], (DRAWS, 2, 1)))[..., 0]
-    log_weight = -np.sum(z2**2, 1) / 2 - np.log(np.abs(np.linalg.det(a)))
+    attention_matrix = attention(rng.standard_normal((DRAWS, 2)), skip)
+    z2 = np.linalg.solve(attention_matrix, np.broadcast_to(u[:, None], (DRAWS, 2, 1)))[
+        ..., 0
+    ]
+    log_weight = -np.sum(z2**2, 1) / 2 - np.log(np.abs(np.linalg.det(attention_matrix)))
     weight = np.exp(log_weight - log_weight.max())
     return np.einsum("k,ka,kb->ab", weight / weight.sum(), z2, z2)
 
@@ -51,8 +53,10 @@ def main() -> None:
             z = rng.standard_normal((2, 2))
             u = attention(z[0], skip) @ z[1]
             truth = np.outer(z[1], z[1])
-            estimate, second = (truth - moment(u, skip, rng) for _ in range(2))
-            terms[i] = 6 - np.sum(estimate * second)
+            first_deviation, second_deviation = (
+                truth - moment(u, skip, rng) for _ in range(2)
+            )
+            terms[i] = 6 - np.sum(first_deviation * second_deviation)
         F, error = terms.mean(), terms.std(ddof=1) / np.sqrt(SAMPLES)
         print(
             f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}"

@@ -98,7 +98,7 @@ def one_run(problem, algorithm, overlap, run):
 
 def compare(folder, name):
     """Run a case (by ``name``) where runs are missing in the folder, and print its rows of the table: runs, theory, largest
-    difference.
+    difference, and what chance alone does to the mean of the runs (``relative_chance``).
     """
     make_problem, overlap, parameters = CASES[name]
     problem, algorithm, stored_runs = (
@@ -128,7 +128,7 @@ def compare(folder, name):
         np.array(trajectory[key]) for key in ("iteration", "mse", "mse_error")
     )
     draws = int(point.method.split()[2]) // RUNS
-    predicted = (
+    relative_chance = (
         error * np.sqrt(draws) / theory
     )  # standard deviation of the mean of 16 runs
     mean, sem = (
@@ -145,7 +145,7 @@ def compare(folder, name):
             / np.maximum(np.hypot(sem[:, layer], error[:, layer]), 1e-300)
         )
         layer_text = f", layer {layer + 1}" if mean.shape[1] > 1 else ""
-        largest_chance = predicted[:, layer].max()
+        largest_chance = relative_chance[:, layer].max()
         print(
             f"| {name}{layer_text} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} "
             f"| {mean[0, layer]:.3f} to {mean[-1, layer]:.4f} | {100 * largest_chance:.1f}% "

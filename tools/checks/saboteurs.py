@@ -204,9 +204,9 @@ class Gradient:
 
     def move(self, factor, gradient, memory, rate, count):
         """Make a step along the gradient with flipped signs."""
-        flip = np.random.default_rng(count).random(gradient.shape) < self.flipped
+        is_flipped = np.random.default_rng(count).random(gradient.shape) < self.flipped
         return super().move(
-            factor, np.where(flip, -gradient, gradient), memory, rate, count
+            factor, np.where(is_flipped, -gradient, gradient), memory, rate, count
         )
 
 
@@ -274,16 +274,16 @@ def named(cls, *bases):
     base = next(
         base_class for base_class in (cls, *bases) if hasattr(base_class, "reference")
     )
-    changed = bases[0] if bases else cls
-    about = {
-        "name": f"{base.name}-{changed.__name__.lower()}",
+    sabotage = bases[0] if bases else cls
+    attributes = {
+        "name": f"{base.name}-{sabotage.__name__.lower()}",
         "version": 1,
-        "reference": f"{base.name}, sabotaged: {changed.__doc__}",
-        "__doc__": changed.__doc__,
+        "reference": f"{base.name}. {sabotage.__doc__}",
+        "__doc__": sabotage.__doc__,
         "__module__": __name__,
     }
     return dataclass(frozen=True)(
-        type(changed.__name__ + base.__name__, (*bases, cls), about)
+        type(sabotage.__name__ + base.__name__, (*bases, cls), attributes)
     )
 
 

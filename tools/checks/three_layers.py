@@ -59,7 +59,9 @@ def posterior(
 
 
 def main() -> None:
-    """Print the sample ratios at which both shallower layers become unstable and that of the last layer, with standard errors."""
+    """Print the sample ratios at which both shallower layers become unstable and that of the last layer, with standard
+    errors, from two independent posterior estimates (a, b) for each draw.
+    """
     rng = np.random.default_rng(3)
     print("skip   overlap of layer 3   alpha_3             alpha_1             alpha_2")
     for skip, q in CROSSINGS.items():
@@ -74,11 +76,11 @@ def main() -> None:
             )
             a, b, c, d = product(z, skip)
             u = np.array([a * z[2, 0] + b * z[2, 1], c * z[2, 0] + d * z[2, 1]])
-            (moment_1, shift), (two, second_shift) = (
+            (moments_a, mean_shift_a), (moments_b, mean_shift_b) = (
                 posterior(u, omega, 1 - q, skip, rng) for _ in range(2)
             )
-            terms[i, :2] = (moment_1 * two).sum((1, 2))
-            terms[i, 2] = shift @ second_shift / (1 - q) ** 2
+            terms[i, :2] = (moments_a * moments_b).sum((1, 2))
+            terms[i, 2] = mean_shift_a @ mean_shift_b / (1 - q) ** 2
         mean, error = terms.mean(0), terms.std(0, ddof=1) / np.sqrt(SAMPLES)
         cells = [
             f"{q / (1 - q) / mean[2]:.3f} +- {q / (1 - q) * error[2] / mean[2] ** 2:.3f}"
