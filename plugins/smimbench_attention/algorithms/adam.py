@@ -117,7 +117,9 @@ class Adam(Descent):
         return zero_moment, zero_moment
 
     def normalisation(self, problem: Problem, data: Data, batch_size: int) -> float:
-        """Factor that scales the gradient summed over a batch up to all samples of the data and divides it by the dimension."""
+        """Factor that scales the gradient summed over a batch of ``batch_size`` samples up to all samples of the data and divides
+        it by the dimension.
+        """
         batches_per_epoch = 1.0 if self.online else data.inputs.shape[0] / batch_size
         return batches_per_epoch / data.dimension
 
@@ -171,8 +173,8 @@ class AdamW(Adam):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Take AdamW's step number ``count`` at learning rate ``rate``: apply the weight decay, then a step of Adam with its
-        moments in ``memory``.
+        """Take AdamW's step number ``count`` at learning rate ``rate`` from a factor with this gradient: apply the weight decay,
+        then a step of Adam with its moments in ``memory``.
         """
         return super().move(
             (1 - rate * self.weight_decay) * factor, gradient, memory, rate, count

@@ -247,7 +247,7 @@ class Averaged(Algorithm):
 
 
 def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
-    """Whether two estimates are equal up to rounding and one common sign."""
+    """Whether an estimate equals ``other_estimate`` up to rounding and one common sign."""
     xp = namespace(estimate)
     largest_difference, largest_sum = (
         xp.max(xp.abs(estimate + sign * other_estimate)) for sign in (-1, 1)
@@ -257,7 +257,9 @@ def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
-    """Combine the step reports of several students: the mean of their overlaps, the maximum of every other number."""
+    """Combine the step reports (``infos``) of several students: the mean of their overlaps, the maximum of every other number,
+    and all warnings, after the ``remark``.
+    """
     combined_fields: dict[str, Any] = {}
     for field_name, students_values in zip(Info._fields, zip(*infos)):
         if field_name == "warning" or any(value is None for value in students_values):

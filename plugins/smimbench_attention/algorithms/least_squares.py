@@ -153,8 +153,8 @@ class RidgeAverages(NamedTuple):
 def ridge_averages(
     latents_per_direction: float, penalty: float, feature_variances: Host | None = None
 ) -> RidgeAverages:
-    """Averages over features that determine ridge regression at a penalty >= 0, with ``latents_per_direction`` observed
-    latents for every dimension (alpha times sites), for features of variance 1 or given ones.
+    """Averages over features that determine ridge regression at a penalty >= 0, with ``latents_per_direction`` observed latents
+    for every dimension (alpha times sites), for features of variance 1 or given ``feature_variances``.
 
     From a quadratic equation for features of variance 1, otherwise from the one equation for kappa
     (arXiv:1903.08560, theorem 5).
@@ -195,13 +195,14 @@ def ridge_averages(
 def _averages_over_features(
     latents_per_direction: float, penalty: float, feature_variances: Host
 ) -> RidgeAverages:
-    """Averages that determine ridge regression, for features of given variances lambda, each learned to the share
-    ``lambda / (kappa + lambda)``; kappa, the effective penalty, is solved for.
+    """Averages that determine ridge regression with ``latents_per_direction`` observed latents for every dimension, for features
+    of variances lambda (``feature_variances``), each learned to the share ``lambda / (kappa + lambda)``; kappa, the effective
+    penalty, is solved for.
     """
     from scipy.optimize import brentq
 
     def excess_latents(log_kappa: float) -> float:
-        """Latents per direction that belong to the effective penalty kappa, minus the given number."""
+        """Latents per direction that belong to the effective penalty ``kappa = exp(log_kappa)``, minus the given number."""
         kappa = np.exp(log_kappa)
         return float(
             penalty / kappa
@@ -247,8 +248,9 @@ def ridge_overlaps(
     penalty: float,
     feature_variances: Host | None = None,
 ) -> Overlaps:
-    """Overlaps in the limit of ridge regression on labels ``z + noise``, for signals of second moment T and noise covariance
-    (P, P), at a penalty >= 0, with ``latents_per_direction`` observed latents for every dimension.
+    """Overlaps in the limit of ridge regression on labels ``z + noise``, for signals of second moment T and noise covariance (P,
+    P), at a penalty >= 0, with ``latents_per_direction`` observed latents for every dimension and features of given variances
+    (None: all 1).
 
     Raises
     ------

@@ -283,8 +283,8 @@ def _initial_ridge_state(
     penalty: float | Host,
     remark: str = "",
 ) -> RidgeState:
-    """Initial state of conjugate gradients on the normal equations, at the prior mean, for one penalty, one per component, or
-    several candidates (one row of ``penalties`` each).
+    """Initial state of conjugate gradients on the normal equations of the ``least_squares`` loss, at the prior mean, for one
+    penalty, one per component, or several candidates (one row of ``penalties`` each); ``remark`` is for the user.
     """
     inputs = least_squares.inputs
     xp, device_and_dtype = namespace(inputs), matching(inputs)
@@ -319,7 +319,7 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     penalty = xp.reshape(state.penalty, component_shape)
 
     def safe_ratio(numerator: Array, denominator: Array) -> Array:
-        """Ratio of each entry, 0 where the denominator is not positive."""
+        """Ratio ``numerator / denominator`` of each entry, 0 where the denominator is not positive."""
         denominator_is_positive = denominator > 0
         divisor = xp.where(
             denominator_is_positive, denominator, xp.ones_like(numerator)

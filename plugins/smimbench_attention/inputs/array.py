@@ -104,8 +104,8 @@ class ArrayInputs(Inputs):
 def _load_array(
     path: str, key: str, time_and_size: tuple[int, int]
 ) -> tuple[Host, str]:
-    """Load the array (N, T, D) of this key from a file, and compute its digest; ``time_and_size`` of the file make a
-    changed file load again.
+    """Load the array (N, T, D) of this key from the file at ``path``, and compute its digest (hash); ``time_and_size`` of the
+    file make a changed file load again.
 
     ``time_and_size`` is part of the cache key and changes with the file.
     """

@@ -177,8 +177,8 @@ def _read_text(path: str | None, digest: str) -> tuple[str, str]:
 def mutual_information(
     sentences: Sequence[Host], vocabulary_size: int, window: int
 ) -> csr_array:
-    """Positive pointwise mutual information (V, V) of the V words of a vocabulary, counted from pairs that are at most
-    ``window`` apart in one of the ``sentences``, arrays of word indices.
+    """Positive pointwise mutual information (V, V) of the V words of a vocabulary (V is ``vocabulary_size``), counted from pairs
+    that are at most ``window`` apart in one of the ``sentences``, arrays of word indices.
     """
     from scipy.sparse import coo_array, csr_array
 
@@ -218,9 +218,10 @@ def mutual_information(
 def _learn_vectors(
     path: str | None, digest: str, window: int, split: str, dimension: int
 ) -> tuple[Host, list[Host]]:
-    """Learn whitened vectors (V, D) of all words from pairs of words at most ``window`` apart, and return them with the
-    sentences that samples are drawn from; ``split`` says whether training and samples divide the sentences or the vocabulary.
-    ``word_weights`` are the frequencies of the training words, over which the vectors are whitened.
+    """Learn whitened vectors (V, D) of all V words of the text at ``path`` (with its digest) from pairs of words at most
+    ``window`` apart, and return them with the sentences that samples are drawn from; ``split`` says whether training and samples
+    divide the sentences or the vocabulary. ``word_weights`` are the frequencies of the training words, over which the vectors are
+    whitened.
 
     Sentences are arrays of word indices.
     """

@@ -583,10 +583,8 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
 
 
 def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be symmetric;
-    ``x_S`` are the products ``x^T S``.
-
-    ``bands`` is not used.
+    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be symmetric, so
+    that ``bands`` are not used; ``x_S`` are the products ``x^T S``.
     """
     xp = namespace(x, matrix)
     x_S = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)

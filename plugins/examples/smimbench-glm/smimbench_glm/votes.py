@@ -41,7 +41,7 @@ class _Votes:
         raise NotImplementedError
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, M) of the latents (..., n, P, M): +1, -1, or 0 for a tie; ``rng`` is not needed."""
+        """Labels (..., n, M) of the latents z (..., n, P, M): +1, -1, or 0 for a tie; ``rng`` is not used."""
         check_latents(z, self.components, self.tokens)
         xp = namespace(z)
         return xp.sign(self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))))

@@ -57,7 +57,9 @@ def relu_information(v):
     ],
 )
 def test_hard_phase_of_sparse_signals(channel, rho, published_threshold):
-    """The hard phase of a Gauss-Bernoulli signal of density rho ends where plain integrals and a published threshold say."""
+    """The hard phase of a Gauss-Bernoulli signal of density rho, observed through this channel, ends where plain integrals and a
+    published threshold say; v is the posterior variance.
+    """
 
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1},

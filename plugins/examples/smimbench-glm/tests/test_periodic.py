@@ -22,8 +22,8 @@ def test_contract(check):
 
 
 def information(channel, q):
-    """Fisher information ``E (d log p(y | omega) / d omega)^2`` of the label y about the latent's mean ``omega ~ N(0, q)``, by
-    sums over grids of the latent z and of y.
+    """Fisher information ``E (d log p(y | omega) / d omega)^2`` of the channel's label y about the latent's mean ``omega ~ N(0,
+    q)``, by sums over grids of the latent z and of y.
     """
     unit_grid = np.linspace(-7, 7, 281)
     weight = (
@@ -52,7 +52,7 @@ def information(channel, q):
 
 @pytest.mark.parametrize(("q", "slope"), [(0.2, 0.0), (0.7, 0.4)])
 def test_information_is_that_of_plain_integrals(q, slope):
-    """The engine's information at the overlap q agrees with plain sums over grids."""
+    """The engine's information at the overlap q agrees with plain sums over grids, for a channel with this slope."""
 
     channel = Periodic(frequency=2.2, noise=1.0, slope=slope)
     engine_information = complete_channel(channel, MODEL).information(
@@ -83,7 +83,7 @@ def test_the_curve_turns_back_where_the_phase_is_hard():
     [("noise", 0.0), ("frequency", -1.0), ("slope", -1.0), ("tokens", 2)],
 )
 def test_bad_parameters_are_named(key, value):
-    """An invalid parameter raises an error that names it."""
+    """An invalid ``value`` of the parameter ``key`` raises an error that names it."""
 
     with pytest.raises(smimbench.ParameterError, match=key):
         Periodic(**{key: value})

@@ -27,7 +27,7 @@ def test_overlaps_of_probit_labels():
 
 
 def test_overlaps_of_a_committee_of_two_are_fixed_points():
-    """Published overlaps of a committee machine with two hidden units (q of a unit's estimate with that unit, r with the other
+    """Published overlaps Q of a committee machine with two hidden units (q of a unit's estimate with that unit, r with the other
     unit) stay the same in one step of state evolution.
     """
     suite = load_suite(SUITE)

@@ -54,7 +54,9 @@ def test_information_is_the_integral_over_label_and_estimate(q):
     )
     panel_integrals = [
         quad(
-            lambda t: information_at(math.sqrt(q) * t) * norm.pdf(t),
+            lambda unit_omega: (
+                information_at(math.sqrt(q) * unit_omega) * norm.pdf(unit_omega)
+            ),
             lower_edge,
             upper_edge,
             limit=200,

@@ -53,7 +53,9 @@ def by_hidden_signs(vote, y, omega, v):
     ],
 )
 def test_posterior_is_the_sum_over_hidden_signs(channel, vote):
-    """The engine's posterior from the likelihood agrees with the sum over hidden signs; ``vote`` maps signs to the label."""
+    """The engine's posterior of the latents N(omega, v) given labels y of this channel, from its likelihood, agrees with the sum
+    over hidden signs; ``vote`` maps signs to the label.
+    """
 
     rng = np.random.default_rng(8)
     P = channel.components
@@ -70,7 +72,7 @@ def test_posterior_is_the_sum_over_hidden_signs(channel, vote):
 
 def test_the_perceptron_both_ways():
     """A parity machine with one hidden sign is a perceptron: from its likelihood alone, the engine gives the error of the closed
-    form to three digits.
+    form to three digits, and its posterior given labels y of latents N(omega, V).
     """
     model = {"name": "sequence-multi-index", "tokens": 1}
     integrated = smimbench.Problem(

@@ -58,8 +58,8 @@ class LibraryOptimizer(Descent):
         reference: str = "",
         **default_options: Any,
     ) -> type[Any]:
-        """Make an algorithm from an optimizer, to be registered in ``smimbench_register_algorithms``; ``default_options`` are
-        options that differ from the library's defaults.
+        """Make an algorithm of this name from an optimizer, to be registered in ``smimbench_register_algorithms``, with a default
+        learning rate and a reference; ``default_options`` are options that differ from the library's defaults.
 
         Parameters
         ----------
@@ -117,8 +117,8 @@ class LibraryOptimizer(Descent):
         parameter: tuple[str, type, Any],
         source_module: str,
     ) -> type[Any]:
-        """Make the class of an algorithm from its members and one dataclass parameter (name, type, default), as part of the
-        module where it is registered.
+        """Make the class of an algorithm from the ``class_members`` and one dataclass ``parameter`` (name, type, default), as
+        part of the ``source_module`` where it is registered.
         """
         class_members |= {
             "__module__": __name__
@@ -226,8 +226,8 @@ class LibraryOptimizer(Descent):
         rate: float,
         count: int,
     ) -> Any:
-        """Make one step of the optimizer on the objective at this learning rate; return the new factor and the memory: the
-        optimizer's state, an averaged factor (or None) and the prior's factorization.
+        """Make one step of the optimizer (number ``count``) on the objective at the learning rate ``rate``; return the new factor
+        and the memory: the optimizer's state, an averaged factor (or None) and the prior's factorization.
         """
         optimizer_state, _, factorization = memory
         factor, optimizer_state, averaged_factor = self.call(
@@ -257,8 +257,8 @@ class LibraryOptimizer(Descent):
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """Make one step from a factor and the optimizer's state (``memory``), at the learning rate ``rate``; return both after
-        the step, and the averaged factor at which the estimate is evaluated (None: the factor itself).
+        """Make one step on the objective from a factor and the optimizer's state (``memory``), at the learning rate ``rate``;
+        return both after the step, and the averaged factor at which the estimate is evaluated (None: the factor itself).
         """
         raise NotImplementedError
 
@@ -266,7 +266,7 @@ class LibraryOptimizer(Descent):
 def split_parameters(factor: Array) -> list[Array]:
     """Split a factor (P, D, width) into P matrices, the optimizer's parameters; a factor (P, D) is a single one."""
     return (
-        [factor[k, ...] for k in range(factor.shape[0])]
+        [factor[component, ...] for component in range(factor.shape[0])]
         if factor.ndim == 3
         else [factor]
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") -> Any:
-    """Sharpness-aware minimization (arXiv:2010.01412): ``optimizer`` steps along the gradient at ``W + rho grad / |grad|``, the
-    worst point within a radius rho of the factor W.
+    """Sharpness-aware minimization (arXiv:2010.01412): ``optimizer`` steps at this learning rate along the gradient at ``W + rho
+    grad / |grad|``, the worst point within a radius rho of the factor W.
     """
     import optax
 
@@ -67,19 +67,22 @@ class OptaxOptimizer(LibraryOptimizer):
     def call(
         self, objective: Any, factor: Array, memory: Any, rate: float
     ) -> tuple[Array, Any, Array | None]:
-        """Make one update of a factor, or several if the transformation needs gradients at other points (SAM), each of which
-        counts as a pass over the samples; ``step_continues`` says whether another follows.
+        """Make one update of a factor at the learning rate ``rate``, or several if the transformation needs gradients of the
+        objective at other points (SAM), each of which counts as a pass over the samples; ``step_continues`` says whether another
+        follows. ``memory`` is the transformation and its state.
         """
         (transformation, state), xp, step_continues = memory, namespace(factor), True
 
         def factor_from_tree(parameter_tree: list[Any]) -> Array:
-            """Factor, as an array of the run's library, from a list of JAX arrays (one for each parameter)."""
+            """Factor, as an array of the run's library, from the ``parameter_tree``, a list of JAX arrays (one for each
+            parameter).
+            """
             return join_parameters(
                 [xp.from_dlpack(leaf) for leaf in parameter_tree], factor
             )
 
         def evaluate(trial_factor: Array) -> tuple[Any, list[Any]]:
-            """Loss and gradient of the objective at a factor, as JAX arrays."""
+            """Loss and gradient of the objective at the ``trial_factor``, as JAX arrays."""
             evaluation = objective(trial_factor)
             return _jax_array(evaluation.loss), _parameter_tree(evaluation.gradient)
 
@@ -110,7 +113,7 @@ class _ObjectiveNeededError(Exception):
 
 
 def _require_objective(tree: Any) -> Any:
-    """Stand in for the objective in a test update: raise an error that says it is needed."""
+    """Stand in for the objective (of a ``tree`` of parameters) in a test update: raise an error that says it is needed."""
     raise _ObjectiveNeededError
 
 
@@ -121,7 +124,9 @@ class Transformation:
     """
 
     def __init__(self, factory: Callable[..., Any], options: str) -> None:
-        """Store the function that makes the transformation and its ``options`` (JSON), and compile the update."""
+        """Store the ``factory``, the function that makes the transformation, and its ``options`` (JSON), and compile
+        the update.
+        """
         os.environ.setdefault(
             "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
         )  # a GPU's memory is for the data, too
@@ -173,9 +178,9 @@ class Transformation:
         rate: float,
         evaluate: Any,
     ) -> Any:
-        """Make one update of the parameters from their ``evaluation`` (loss and gradient) and the optimizer's state, at the
-        learning rate ``rate``; return parameters, state, averaged parameters (or None), and whether the step continues.
-        ``evaluate`` gives loss and gradient at other parameters.
+        """Make one update of the parameters (``parameter_tree``) from their ``evaluation`` (loss and gradient) and the
+        optimizer's state, at the learning rate ``rate``; return parameters, state, averaged parameters (or None), and whether the
+        step continues. ``evaluate`` gives loss and gradient at other parameters.
         """
         import jax
 
@@ -186,7 +191,12 @@ class Transformation:
         )
         differentiable_loss.defvjp(
             evaluate,
-            lambda gradient, scale: (jax.tree.map(lambda g: scale * g, gradient),),
+            lambda gradient, scale: (
+                jax.tree.map(
+                    lambda gradient_of_parameter: scale * gradient_of_parameter,
+                    gradient,
+                ),
+            ),
         )
         with jax.disable_jit():
             return self._update(
@@ -201,7 +211,9 @@ class Transformation:
         rate: Any,
         value_fn: Any = _require_objective,
     ) -> Any:
-        """Update of ``step`` without compilation; ``value_fn`` gives the loss at other parameters."""
+        """Update of ``step`` without compilation, from parameters (``parameter_tree``), their ``evaluation`` (loss and gradient),
+        state and learning rate ``rate``; ``value_fn`` gives the loss at other parameters.
+        """
         import jax
         import optax
 

@@ -81,8 +81,8 @@ class TorchOptimizer(LibraryOptimizer):
     def call(
         self, objective: Any, factor: Array, run: TorchRun, rate: float
     ) -> tuple[Array, TorchRun, Array | None]:
-        """Make one step of the optimizer from a factor at the learning rate ``rate``, by ``optimizer.step(closure)``; each call
-        of the closure counts as a pass over the samples of the step.
+        """Make one step of a run's optimizer on the objective from a factor at the learning rate ``rate``, by
+        ``optimizer.step(closure)``; each call of the closure counts as a pass over the samples of the step.
         """
         import torch
 

@@ -73,7 +73,7 @@ def alpha_of(problem):
 
 
 def start(problem, algorithm, seed=0, backend=None, alpha=None, dimension=12):
-    """Data of a problem and initial state of an algorithm on it."""
+    """Data of a problem on a backend, and initial state of an algorithm on it."""
     data = problem.instance(alpha or alpha_of(problem), dimension).data(
         backend or get_backend()
     )
@@ -81,7 +81,7 @@ def start(problem, algorithm, seed=0, backend=None, alpha=None, dimension=12):
 
 
 def factors(problem, algorithm, steps, seed=0, backend=None):
-    """Factors after every step of an algorithm, and the report (Info) of the last step."""
+    """Factors after every step of an algorithm on a backend, and the report (Info) of the last step."""
     data, state = start(problem, algorithm, seed, backend)
     factors_of_steps = []
     for _ in range(steps):
@@ -156,7 +156,7 @@ def test_published_checks(check):
     ],
 )
 def test_adam_takes_the_same_steps_as_the_one_that_ships(problem, own_adam, options):
-    """Adam of PyTorch and of optax take the same steps as smimbench's own."""
+    """Adam of PyTorch and of optax takes the same steps with the same options as ``own_adam``, smimbench's own."""
     parameters = {"learning_rate": 0.05, "steps": 30} | options
     expected_factors, _ = factors(problem, own_adam(**parameters), 30)
     if own_adam is Adam:
@@ -374,7 +374,7 @@ def test_options_are_part_of_the_cell():
     ],
 )
 def test_bad_parameters_are_named(name, key, parameters):
-    """An invalid parameter or option raises an error that names it."""
+    """An invalid parameter or option raises an error that names it by its ``key``."""
     with pytest.raises(ParameterError) as error:
         make(name, **parameters)
     assert error.value.key == key

@@ -69,7 +69,9 @@ class ComplexModulus:
             )
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels (..., n, 1) of the latents z (..., n, 2, 2): moduli of the complex projections; ``rng`` is not used."""
+        """Labels (..., n, 1) of the latents z (..., n, 2, 2): moduli ``|u + i v|`` of the complex projections; ``rng`` is not
+        used.
+        """
         check_latents(z, 2, 2)
         xp = namespace(z)
         u, v = _projection(z)

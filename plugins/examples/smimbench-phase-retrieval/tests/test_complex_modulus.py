@@ -30,8 +30,9 @@ def test_contract(check):
 
 
 def test_posterior_is_the_average_over_phases():
-    """The posterior is the average over phases of the projection: ``projection_matrix`` maps the four latents to its real and
-    imaginary part, and the latents given the projection are Gaussian.
+    """The posterior of the latents z given labels y is the average over phases of the projection: ``projection_matrix`` maps the
+    four latents, of prior covariance V over components, to its real and imaginary part, and the latents given the projection are
+    Gaussian.
     """
     rng = np.random.default_rng(0)
     channel, V = ComplexModulus(), np.array([[0.5, 0.2], [0.2, 0.3]])
@@ -114,13 +115,17 @@ def complex_ratio(V):
     """
 
     def weighted_shift(y, r):
-        """Density of the label y given the modulus r of the projection's mean, times the squared shift of the posterior mean."""
+        """Density of the label y given the modulus r of the projection's mean, times the squared shift of the posterior mean; k
+        is the argument of the Bessel functions.
+        """
         k = 2 * y * r / V
         density = 2 * y / V * special.i0e(k) * np.exp(-((y - r) ** 2) / V)
         return density * (y * special.i1e(k) / special.i0e(k) - r) ** 2
 
     def shift_at(t):
-        """Mean squared shift at the scaled modulus t of the projection's mean, times the density of t."""
+        """Mean squared shift at the scaled modulus t of the projection's mean, times the density of t; r is the modulus and
+        ``ends`` are limits of the label.
+        """
         r = np.sqrt(1 - V) * t
         ends = max(0.0, r - 9 * np.sqrt(V)), r + 9 * np.sqrt(V)
         return (
@@ -171,8 +176,8 @@ def test_thresholds_are_those_of_an_independent_integral():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_answer_does_not_depend_on_the_other_sample_ratios(seed):
-    """Fixed points at random sample ratios around both thresholds are the same alone, together and in any order, and agree with
-    the independent integral.
+    """Fixed points at random sample ratios around both thresholds are the same alone, together and in any order, and their errors
+    V agree with the independent integral.
     """
     rng = np.random.default_rng(seed)
     alphas = [
@@ -228,7 +233,7 @@ def test_a_narrow_pass_decides_between_an_error_and_perfect_recovery():
     """
 
     def ratio_of_fixed_point(log_v):
-        """Sample ratio at which the error v is a fixed point."""
+        """Sample ratio at which the error ``v = exp(log_v)`` is a fixed point."""
         v = np.exp(log_v)
         return (1 / v - 1) / ComplexModulus().information(
             (1 - v) * np.eye(2), v * np.eye(2)

@@ -53,7 +53,9 @@ def moments(y: float, noise: float) -> list[float]:
 
 @pytest.mark.parametrize("noise", [0.03, 1.0])
 def test_weak_recovery_threshold(noise):
-    """Weak recovery starts where alpha times ``E (E[z^2 | y] - 1)^2``, a mean over the labels y, is 1."""
+    """Weak recovery starts where alpha times ``E (E[z^2 | y] - 1)^2``, a mean over the labels y, is 1; the curve of fixed points
+    starts there, at a small overlap q.
+    """
 
     def strength(y: float) -> float:
         """Density of the label y times ``(E[z^2 | y] - 1)^2``."""
@@ -95,7 +97,9 @@ def test_weak_recovery_threshold(noise):
 
 
 def test_little_noise_is_no_noise():
-    """With little noise the posterior tends to that of the noiseless channel whose label is squared."""
+    """With little noise the posterior given labels y of latents N(omega, V) tends to that of the noiseless channel whose label is
+    squared.
+    """
     rng = np.random.default_rng(5)
     omega, V = rng.standard_normal((200, 1, 1)), np.array([[0.4]])
     y = np.abs(omega + math.sqrt(0.4) * rng.standard_normal(omega.shape))
@@ -114,6 +118,6 @@ def test_little_noise_is_no_noise():
     ("key", "value"), [("noise", 0.0), ("noise", math.inf), ("tokens", 2)]
 )
 def test_bad_parameters_are_named(key, value):
-    """An invalid parameter raises an error that names it."""
+    """An invalid ``value`` of the parameter ``key`` raises an error that names it."""
     with pytest.raises(smimbench.ParameterError, match=key):
         NoisySquare(**{key: value})

@@ -48,11 +48,14 @@ class LogPosterior:
         if self.factor.gram_scale is None:
             return signal
         xp = namespace(signal)
-        U, singular_values, Vh = xp.linalg.svd(signal)
+        left_vectors, singular_values, right_vectors = xp.linalg.svd(signal)
         scaled_roots = xp.sqrt(singular_values / self.factor.gram_scale(like))[
             ..., None, :
         ]
-        query_and_key = U * scaled_roots, xp.matrix_transpose(Vh) * scaled_roots
+        query_and_key = (
+            left_vectors * scaled_roots,
+            xp.matrix_transpose(right_vectors) * scaled_roots,
+        )
         closest_factor = (
             query_and_key[0]
             if like.shape[-2] == signal.shape[-2]
@@ -84,9 +87,9 @@ class LogPosterior:
     def _log_likelihood_of_latents(
         self, chunk: slice, z: Array, chains: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        """Return log-likelihoods (chains, samples) of a ``chunk`` of samples at the latents z (chains * samples, P, C), and their
-        gradient in z: from the channel's log-partition at a tiny variance, or by differences of its log-likelihood. ``chains`` is
-        the shape of the axis of chains.
+        """Return log-likelihoods (chains, samples) of the labels y of a ``chunk`` of samples at the latents z (chains * samples,
+        P, C), and their gradient in z: from the channel's log-partition at a tiny variance V, or by differences of its
+        log-likelihood. ``chains`` is the shape of the axis of chains.
         """
         xp = namespace(z)
         channel: Any = self.problem.channel

@@ -145,7 +145,7 @@ def test_gradient_is_that_of_the_density(problem):
 
 
 def test_densities_are_those_of_plain_sums():
-    """The log-likelihood of factors W is the sum of the labels' log-densities at their latents z."""
+    """The log-likelihood of factors W is the sum of the log-densities of the labels y at their latents z."""
     rng = np.random.default_rng(5)
     W = rng.standard_normal((3, 1, 6))
     for problem, log_density in [
@@ -188,8 +188,8 @@ def whitened(problem, instance, factors):
     ("leapfrog", "steps"), [pytest.param(1, 6000, marks=pytest.mark.slow), (6, 4000)]
 )
 def test_samples_of_linear_labels_have_the_exact_law(leapfrog, steps):
-    """Samples for linear labels, thinned until they are independent, pass Kolmogorov-Smirnov tests against the exact Gaussian
-    posterior.
+    """Samples for linear labels, from trajectories of so many leapfrog steps, thinned until they are independent, pass
+    Kolmogorov-Smirnov tests against the exact Gaussian posterior.
     """
     problem = sequence("linear", noise=0.2, components=2)
     instance = problem.instance(0.7, 8)
@@ -213,8 +213,8 @@ def test_samples_of_linear_labels_have_the_exact_law(leapfrog, steps):
 
 
 def ranks(problem, alpha, dimension, algorithm, run_count):
-    """Ranks of the teacher's log-likelihood among those of samples in several runs: uniform, because the teacher is a sample of
-    the posterior, too.
+    """Ranks of the teacher's log-likelihood among those of samples in ``run_count`` runs: uniform, because the teacher is a
+    sample of the posterior, too.
     """
     ranks_of_runs = []
     for seed in range(run_count):
@@ -305,7 +305,7 @@ def test_there_is_no_prediction_where_fixed_points_compete():
 @pytest.mark.slow
 @pytest.mark.parametrize("sample_count", [1, 4])
 def test_means_of_samples_land_on_the_prediction(sample_count):
-    """Errors of the mean of K samples, extrapolated in 1/D from three dimensions, agree with the prediction."""
+    """Errors of the mean of ``sample_count`` samples, extrapolated in 1/D from three dimensions, agree with the prediction."""
     problem = sequence("probit", tokens=1, noise=0.5)
     algorithm = Hmc(samples=sample_count, steps=5000, leapfrog=5)
     predicted_mse = algorithm.theory(problem, 2.0, Conditions()).mse[0]
@@ -421,7 +421,7 @@ def test_what_cannot_be_sampled_is_refused_in_one_line():
     ],
 )
 def test_wrong_parameters_are_named(parameters, key):
-    """An invalid parameter raises an error that names it."""
+    """Invalid ``parameters`` raise an error that names the one (``key``) that is wrong."""
     with pytest.raises(smimbench.ParameterError) as error:
         Hmc(**parameters)
     assert error.value.key == key

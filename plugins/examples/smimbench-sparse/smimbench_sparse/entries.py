@@ -101,6 +101,7 @@ class _Mixture:
     ) -> tuple[Any, Any]:
         """Posterior mean (P, D) and mean posterior covariance V (P, P) at observations R with bounded information Qhat: for every
         pattern, of means m and variances v, Gaussian mean and covariance and the log of its weight given R, then their mixture.
+        ``xp`` and ``dtype_and_device`` say where arrays are made.
         """
         P = R.shape[0]
         natural_parameter = xp.matmul(xp.asarray(Qhat, **dtype_and_device), R)
@@ -202,8 +203,8 @@ class _Mixture:
         )
 
     def _joint_error(self, Qhat: Any) -> Any:
-        """Error V (P, P) of components observed together with correlated noise, of information Qhat, averaged over quasi-random
-        signals and noise; m and v are means and variances of a pattern.
+        """Error V (P, P) of components observed together as R with correlated noise, of information Qhat, averaged over
+        quasi-random signals and noise; m and v are means and variances of a pattern.
         """
         P = len(Qhat)
         normal_numbers = normal_points(2 * P, 1 << 12, "sparse entries").T

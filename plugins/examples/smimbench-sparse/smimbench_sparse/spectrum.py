@@ -16,7 +16,8 @@ __all__ = ["Spectrum"]
 
 @dataclass(frozen=True)
 class Spectrum:
-    r"""Symmetric matrices ``S = O \Lambda O^T``, O uniformly random, with a law of eigenvalues given by quantiles.
+    r"""Symmetric matrices ``S = O \Lambda O^T`` of given eigenvalues, the diagonal of Lambda: O is uniformly random and the law
+    of the eigenvalues is given by its quantiles.
 
     The N numbers are the quantiles at ``(i - 1/2) / N`` of the law, which is interpolated linearly between them and ends at
     the first and the last: two numbers are the uniform law between them. smimbench scales the law to unit variance, draws the
@@ -54,7 +55,9 @@ class Spectrum:
 
     @property
     def law(self) -> Law:
-        """Law of the eigenvalues, given by its quantile function on (0, 1), which interpolates between the sorted eigenvalues."""
+        """Law of the eigenvalues, given by its quantile function of u in (0, 1), which interpolates between the sorted
+        eigenvalues.
+        """
         eigenvalues = np.sort(np.asarray(self.eigenvalues, dtype=float))
         return Law(
             quantile=lambda u: np.interp(

@@ -176,7 +176,7 @@ class _Signs(Channel):
         return np.sign(z)
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):
-        """Not needed by theory."""
+        """Posterior of the latents N(omega, V) given the labels y, which theory does not need here."""
         raise NotImplementedError
 
     def information(self, Q, V):
@@ -204,7 +204,7 @@ class _Signs(Channel):
 
 def entropy(alpha: float) -> float:
     """Free entropy at sample ratio alpha of the uninformed fixed point (overlap q, information qhat) of the binary perceptron,
-    minus that of the signal itself (-log 2).
+    minus that of the signal itself (-log 2); x is a standard normal number, ``ratio`` (r) is ``sqrt(q / (1 - q))``, h is qhat.
     """
 
     def gaussian_mean(function) -> float:

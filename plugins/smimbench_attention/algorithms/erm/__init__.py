@@ -158,7 +158,7 @@ class Erm(Algorithm):
         sample_count, weights_shape = int(data.inputs.shape[0]), state.weights.shape
 
         def penalized_risk(flat_weights: Host) -> tuple[float, Host]:
-            """Penalized risk per sample, and its gradient, at the weights (P, D) as one flat vector."""
+            """Penalized risk per sample, and its gradient, at the weights (P, D) given as one flat vector, ``flat_weights``."""
             risk, gradient = _empirical_risk(
                 problem, data, state, flat_weights.reshape(weights_shape)
             )

@@ -171,9 +171,9 @@ def order_parameters(
     penalty: float = 0.0,
     feature_variances: Host | None = None,
 ) -> OrderParameters:
-    """Overlaps M, Q and susceptibility V of the estimate, as the fixed-point equations give them from ``parameters``: V,
-    m_hat and Q_hat (3, P, P), for signals of second moment T, without cancellation. ``feature_gains`` is
-    ``lambda (penalty + lambda V_hat)^{-1}`` of features of variance lambda. ``conditional_covariance`` is that of the
+    """Overlaps M, Q and susceptibility V of the estimate, as the fixed-point equations give them from ``parameters``: V, m_hat
+    and Q_hat (3, P, P), for signals of second moment T, without cancellation. ``feature_gains`` is ``lambda (penalty + lambda
+    V_hat)^{-1}`` of features of variance lambda, ``feature_variances`` (None: all 1). ``conditional_covariance`` is that of the
     signal's latents given the estimate's, ``noise_covariance`` the reverse.
     """
     V, m_hat, Q_hat = parameters
@@ -200,8 +200,8 @@ def order_parameters(
 
 
 def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
-    """Stiffness V_hat (P, P) of the loss at which the mean of ``lambda / (penalty + lambda V_hat)``, over features of
-    variance lambda, is the susceptibility V.
+    """Stiffness V_hat (P, P) of the loss at which the mean of ``lambda / (penalty + lambda V_hat)``, over features of variance
+    lambda (``feature_variances``), is the susceptibility V.
     """
     from scipy.optimize import brentq
 
@@ -210,7 +210,7 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
 
         # Between the curves of equal features and of features that are all learned.
         def excess_susceptibility(log_stiffness: float) -> float:
-            """Susceptibility at this stiffness (given by its log), minus the given v."""
+            """Susceptibility at the stiffness ``exp(log_stiffness)``, minus the given v."""
             stiffnesses = penalty + feature_variances * np.exp(log_stiffness)
             return float(np.mean(feature_variances / stiffnesses)) - v
 
@@ -521,8 +521,8 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
     failure_reasons = ["the error is not finite"]
 
     def excess_mse_at(log_penalty: float) -> float:
-        """MSE minus that of a zero estimate, ``f (f Q - 2 M)``, at a log-penalty: M and Q are the traces of the estimate's
-        overlaps with signal and itself, f its length factor; infinite where no fixed point is found.
+        """MSE minus that of a zero estimate, ``f (f Q - 2 M)``, at the penalty ``exp(log_penalty)``: M and Q are the traces of
+        the estimate's overlaps with signal and itself, f its length factor; infinite where no fixed point is found.
         """
         try:
             overlaps = [

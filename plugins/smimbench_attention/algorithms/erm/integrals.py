@@ -331,7 +331,7 @@ class SignIntegrals:
         label_signs = np.array([1.0, -1.0])
         kink_positions: list[float] = []
         for kink in self.loss.kinks:
-            z = label_signs * kink
+            z = label_signs * kink  # latents of a kink
             kinks_in_omega = (
                 np.abs(z + V * self.loss.slope(label_signs, z)) / omega_scale
             )

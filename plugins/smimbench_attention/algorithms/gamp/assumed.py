@@ -432,8 +432,8 @@ class MismatchedRecursion:
         def record_nodes(
             unscaled_eigenvalues: Host, signal_mean: Host, signal_variance: Host
         ) -> Host:
-            """Keep the integration nodes (eigenvalues) and the signal means there, and return the identity, so that each node
-            is an integrand of its own.
+            """Keep the integration nodes, ``unscaled_eigenvalues``, and posterior means of the signal there, and return the
+            identity, so that each node is an integrand of its own. The posterior variance ``signal_variance`` is not used.
             """
             nodes_and_means.extend((unscaled_eigenvalues, signal_mean))
             return np.eye(len(unscaled_eigenvalues))

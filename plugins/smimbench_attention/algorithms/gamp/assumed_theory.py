@@ -233,8 +233,8 @@ def _compare_components(
     draws: Host,
     draw_errors: Host,
 ) -> list[Check]:
-    """Compare a predicted quantity (P,) of this name and its errors, component by component, with Monte Carlo ``draws`` of it
-    (n, P), whose systematic errors are ``draw_errors`` (P,).
+    """Compare a predicted quantity (P,) of this name and its ``prediction_errors``, component by component, with Monte Carlo
+    ``draws`` of it (n, P), whose systematic errors are ``draw_errors`` (P,).
     """
     return [
         compare(
@@ -251,8 +251,8 @@ def _compare_components(
 
 
 def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
-    """Diagonals of the conjugates Qhat, m and chi (BATCHES, 3, P) at the order parameters M, Q, V, estimated from messages g
-    at random batches of labels y, of latents with means omega under GAMP.
+    """Diagonals of the conjugates Qhat, m and chi (BATCHES, 3, P) of a solution of state evolution at its order parameters M, Q,
+    V, estimated from messages g at random batches of labels y, of latents with means omega under GAMP.
     """
     problem, (M, Q, V) = solution.problem, orders
     P, sites = problem.components, problem.model.sites
@@ -284,8 +284,8 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
 
 
 def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
-    """True and claimed error (2, BATCHES, 2, P) of signals that are denoised from random observations R at the conjugate
-    order parameters Qhat, m and chi; the first axis is half and full dimension D, the third the two errors.
+    """True and claimed error (2, BATCHES, 2, P) of signals that are denoised from random observations R at the conjugates Qhat, m
+    and chi of a solution of state evolution; the first axis is half and full dimension D, the third the two errors.
     """
     problem, assumed_problem, (Qhat, m, chi) = (
         solution.problem,

@@ -247,8 +247,8 @@ class DampingState(NamedTuple):
 def change_overlaps(
     problem: Problem, damping: DampingState, estimate_change: Array
 ) -> tuple[Array, ...]:
-    """Overlaps (P, P) of the estimate's previous change, kept in ``damping``, with the current change and with itself, for
-    low rank; nothing otherwise.
+    """Overlaps (P, P) of the estimate's previous change, kept in ``damping``, with the current one, ``estimate_change``, and with
+    itself, for low rank; nothing otherwise.
     """
     if damping.estimate_change is None or problem.model.rank == "extensive":
         return ()
@@ -267,10 +267,10 @@ def next_damping(
     predicted_error: Host,
     relative_change: Number,
 ) -> DampingState:
-    """Choose the damping weight and the extrapolation of the next step, from the overlaps of the last two changes of the estimate
-    or from their sizes. ``squared_step`` and ``predicted_error`` (P,) are the squared change and predicted squared error of every
-    component, ``length_ratio`` is the length of the current change over the previous one. ``relative_change`` is the size of the
-    change in units of the predicted error.
+    """Choose the damping weight and the extrapolation of the next step after the change ``estimate_change``, from the overlaps of
+    the last two changes of the estimate (``overlaps_of_changes``) or from their sizes. ``squared_step`` and ``predicted_error``
+    (P,) are the squared change and predicted squared error of every component, ``relative_change`` is the change in units of that
+    error, ``length_ratio`` the length of the current change over the previous one.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``

@@ -173,9 +173,10 @@ def _trajectory(
     random_start_V: Host | None,
     fixed_point: AlgorithmPrediction,
 ) -> dict[str, list[Any]] | str:
-    """Trajectory of undamped GAMP at sample ratio alpha (``iteration``, ``mse``, ``mse_error``, ``overlap``), or why there is
-    none. A path holds the overlaps at all iterations for one set of sampled points, ``orders`` the order parameters of an
-    iteration; T is the second moment of the signal.
+    """Trajectory of undamped GAMP at sample ratio alpha (``iteration``, ``mse``, ``mse_error``, ``overlap``) to a predicted fixed
+    point, or why there is none. A path holds the overlaps at all iterations for one set of sampled points, ``orders`` the order
+    parameters of an iteration; ``random_start_V`` is the error that a random start claims (None: another start), T the second
+    moment of the signal.
 
     ``random_start_V`` (P, P): error that a random start predicts for itself; None: the start is on the Bayes-optimal line.
     """
@@ -322,8 +323,8 @@ def _iterate_until_stationary(
     max_iterations: int,
     iterate: Callable[[Orders], Orders],
 ) -> tuple[list[Orders], bool]:
-    """Iterate state evolution with the map ``iterate``; return the order parameters (overlaps M and Q, error V) of all
-    iterations and whether they became stationary.
+    """Iterate state evolution with the map ``iterate``, at most ``max_iterations`` times from ``initial_orders``; return the
+    order parameters (overlaps M and Q, error V) of all iterations and whether they became stationary.
     """
     second_moments = np.diagonal(prior_moments(problem)[0])
     stationary_change = ACCURACY.stationary_change

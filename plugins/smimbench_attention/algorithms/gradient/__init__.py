@@ -404,8 +404,8 @@ class Descent(Algorithm):
         rate: float,
         count: int,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Evaluate the gradient of ``objective`` (loss and gradient of the batch) at the factor and take step number
-        ``count`` with ``move`` at learning rate ``rate``; methods with several gradients override it.
+        """Evaluate the gradient of ``objective`` (loss and gradient of the batch) at the factor and take step number ``count``
+        with ``move`` at learning rate ``rate``, from the optimizer's ``memory``; methods with several gradients override it.
         """
         return self.move(factor, objective(factor).gradient, memory, rate, count)
 
@@ -489,8 +489,8 @@ class Descent(Algorithm):
     def _channel(
         self, problem: Problem, run_fraction: float
     ) -> tuple[Channel | None, list[str]]:
-        """Channel to differentiate at this fraction of the run, between 0 and 1, and warnings about it. In place of hardmax it is
-        softmax, whose inverse temperature beta rises during the run.
+        """Channel to differentiate at the fraction ``run_fraction`` of the run, between 0 and 1, and warnings about it. In place
+        of hardmax it is softmax, whose inverse temperature beta rises during the run.
         """
         channel_warnings = []
         if self.online:

@@ -172,8 +172,8 @@ class Directions:
         system: SimulatedSystem,
         rng: np.random.Generator,
     ) -> None:
-        """Start from normal columns: images h of P teacher and P student vectors, then noise of labels; no directions p yet.
-        In the exact limit ``basis`` spans all vectors.
+        """Start from normal columns of a ``system`` of given sizes: images h of P teacher and P student vectors, then noise of
+        labels; no directions p yet. In the exact limit ``basis`` spans all vectors.
         """
         self.n, self.D, self.rng = system.samples, system.dimension, rng
         self.rows, self.is_exact = len(normal_columns), system.exact_noise is not None
@@ -498,8 +498,8 @@ def _descend_all_draws(
     draw_plan: DrawPlan,
     recorded_steps: Sequence[int],
 ) -> tuple[Host, Host]:
-    """Gram matrices (draws, steps, R, R) of teacher, student and velocity and training losses (draws, steps) of all draws,
-    without diverged ones if they are at finite D.
+    """Gram matrices (draws, steps, R, R) of teacher, student and velocity and training losses (draws, steps) at the recorded
+    steps of descent by an update rule, for all draws of the ``draw_plan``, without diverged ones if they are at finite D.
     """
     grams_and_losses = []
     for draw in range(draw_plan.draw_count):

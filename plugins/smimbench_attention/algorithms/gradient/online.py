@@ -190,8 +190,8 @@ def vectors_after(
     metric: Host | None = None,
 ) -> Host:
     """Update the R vectors of teacher, student and velocity (..., R, K) of P components, in K coordinates, by one step (number
-    ``step``) with this gradient (..., P, K), before the projection to a sphere; ``metric`` (K, K) holds the inner products of the
-    coordinate directions (None: orthonormal).
+    ``step``) of an update rule with this gradient (..., P, K), before the projection to a sphere; ``metric`` (K, K) holds the
+    inner products of the coordinate directions (None: orthonormal).
 
     Parameters
     ----------
@@ -223,9 +223,9 @@ def gram_after(
     step: int,
     metric: Host | None = None,
 ) -> Host:
-    """Gram matrix (..., R, R) of the R vectors of teacher, student and velocity after one more step with this gradient (..., P,
-    K), including the projection to a sphere; ``metric`` (K, K) holds the inner products of the K coordinate directions. See
-    ``vectors_after``.
+    """Gram matrix (..., R, R) of the R vectors of teacher, student and velocity after one more step of an update rule with this
+    gradient (..., P, K), including the projection to a sphere; ``metric`` (K, K) holds the inner products of the K coordinate
+    directions. See ``vectors_after``.
     """
     P = gradient.shape[-2]
     next_vectors = vectors_after(rule, vectors, gradient, step, metric)
@@ -388,8 +388,8 @@ def solve(
 def affordable_draws(
     problem: Problem, steps: int, batch_size: int, start_count: int, dimension: int
 ) -> int:
-    """Number of draws per start, for ``start_count`` starts and a number of steps on batches in ``dimension`` D, that the time
-    limit allows; 0 if too few to estimate their error. Costs are counted in sampled latents.
+    """Number of draws per start, for ``start_count`` starts and a number of steps on batches of ``batch_size`` samples in
+    ``dimension`` D, that the time limit allows; 0 if too few to estimate their error. Costs are counted in sampled latents.
     """
     field_accuracy = online_fields.ACCURACY
     fewest_draws, most_draws = field_accuracy.draw_range
@@ -420,9 +420,9 @@ def draw_paths(
     batch_size: int,
     dimension: int,
 ) -> OverlapPath:
-    """Draw random overlap trajectories of descent by a rule in ``dimension`` D, ``draws_per_start`` for each of the initial
-    overlaps ``starts``; see ``solve``. Gram matrices are of R vectors (teacher, student, velocity), with P components, B
-    samples of C sites in a batch.
+    """Draw random overlap trajectories of descent by an update rule in ``dimension`` D at the recorded steps, ``draws_per_start``
+    for each of the initial overlaps ``starts``; see ``solve``. Gram matrices are of R vectors (teacher, student, velocity), with
+    P components, B samples (``batch_size``) of C sites in a batch.
 
     Raises
     ------
@@ -482,8 +482,8 @@ def draw_paths(
 def wishart_root(
     rng: np.random.Generator, degrees_of_freedom: Host, *leading_shape: int
 ) -> Host:
-    """Random triangular roots L (..., P, P) of Wishart matrices ``L L^T`` of unit covariance, by Bartlett's decomposition,
-    from chi-squared diagonals of these degrees of freedom (P,).
+    """Random triangular roots L (``leading_shape``, P, P) of Wishart matrices ``L L^T`` of unit covariance, by Bartlett's
+    decomposition, from chi-squared diagonals of these degrees of freedom (P,).
 
     ``degrees_of_freedom`` (P,) are the degrees of freedom less 0, 1, ..., P - 1.
     """

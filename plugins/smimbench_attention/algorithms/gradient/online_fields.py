@@ -121,8 +121,8 @@ class _IntegrationPoints(NamedTuple):
 def gradient_averages(
     problem: Problem, loss: str, teacher_overlaps: Host, point_count: int | None = None
 ) -> Callable[[Host, Host], GradientAverages]:
-    """Build the function that maps overlaps (student with teacher, student with itself) to the mean gradient of a batch and
-    its mean square, for the ``teacher_overlaps`` T (starts, P, P).
+    """Build the function that maps overlaps (student with teacher, student with itself) to the mean gradient of a batch and its
+    mean square, for the ``teacher_overlaps`` T (starts, P, P), with ``point_count`` integration points per latent.
 
     Parameters
     ----------
@@ -147,9 +147,9 @@ def gradient_averages(
     gradient_per_latent = 2.0 * sites * identity
 
     def averages(cross_overlap: Host, student_overlap: Host) -> GradientAverages:
-        """Mean gradient and mean square in closed form, for linear labels, where the derivative of the loss is
-        ``g = 2 (z - z* - noise)`` for latents z of the student and z* of the teacher; ``residual_square`` is the covariance
-        of ``z - z* - noise``.
+        """Mean gradient and mean square in closed form at the overlaps of student with teacher (``cross_overlap``) and with
+        itself, for linear labels, where the derivative of the loss is ``g = 2 (z - z* - noise)`` for latents z of the student and
+        z* of the teacher; ``residual_square`` is the covariance of ``z - z* - noise``.
         """
         cross_terms = cross_overlap + transposed(cross_overlap)
         residual_square = student_overlap - cross_terms + label_second_moment
@@ -197,9 +197,9 @@ class _SampledFields:
             self.sets.append((point_set, mean_labels, noise_vectors))
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
-        """Mean gradient, by its coefficients in teacher and student, and its mean square at the overlaps M of student and
-        teacher and Q of the student with itself, (evaluations, starts, P, P) each; student fields are
-        ``teacher_coefficients`` times the teacher's white fields plus ``student_root`` times the student's own.
+        """Mean gradient, by its coefficients in teacher and student, and its mean square at the overlaps ``cross_overlap`` M of
+        student and teacher and ``student_overlap`` Q of the student with itself, (evaluations, starts, P, P) each; student fields
+        are ``teacher_coefficients`` times the teacher's white fields plus ``student_root`` times the student's own.
         """
         teacher_coefficients = cross_overlap @ self.inverse_root
         student_root, inverse_student_root = _root_and_pseudo_inverse(
@@ -229,10 +229,9 @@ class _SampledFields:
         mean_labels: Host,
         label_noise: Host | None,
     ) -> tuple[Host, Host]:
-        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points and
-        sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has
-        the ``coefficients`` (starts, P, 2 P). ``mean_labels`` and ``label_noise`` (None without noise) are those at the
-        points.
+        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points and C
+        sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has the
+        ``coefficients`` (starts, P, 2 P). ``mean_labels`` and ``label_noise`` (None without noise) are those at the points.
         """
         start_count, P, C = len(coefficients), self.P, self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)

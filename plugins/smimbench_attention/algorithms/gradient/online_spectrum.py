@@ -76,9 +76,9 @@ def solve_features(
     recorded_steps: Sequence[int],
 ) -> OverlapPath:
     """Solve the equations of single features for the overlaps of the latents (P components, ``sites`` tokens, label noise of
-    variance ``noise``) at the recorded steps, from the mean products ``initial_grams`` (K, starts, R, R) of the R vectors of
-    teacher, student and velocity in features of each of K variances. ``feature_fractions`` are the shares of features that have
-    each variance, ``direction_kind`` says what the student moves along.
+    variance ``noise``) at the recorded steps of an update rule, from the mean products ``initial_grams`` (K, starts, R, R) of the
+    R vectors of teacher, student and velocity in features of each of K ``feature_variances``. ``feature_fractions`` are the
+    shares of features that have each variance, ``direction_kind`` says what the student moves along.
 
     Products of features k weigh ``lambda_k / D``.
 
@@ -143,8 +143,8 @@ def solve_features(
         return np.concatenate([inverse_square_root, inverse_square_root]) @ velocity
 
     def next_gram(gram: Host, step: int) -> Host:
-        """Mean products (K, starts, R, R) of the R vectors of teacher, student and velocity in features of each variance
-        after one more step; ``error_coefficients`` select student minus teacher.
+        """Mean products (K, starts, R, R) of the R vectors of teacher, student and velocity in features of each variance, from
+        those before (``gram``), after one more step; ``error_coefficients`` select student minus teacher.
         """
         error_products = error_coefficients @ gram @ transposed(error_coefficients)
         residual_covariance = (
@@ -162,7 +162,7 @@ def solve_features(
         )
 
     def weighted_gram(gram: Host) -> Host:
-        """Overlaps of the latents: the mean products over all features, weighted with the variances and shares of the
+        """Overlaps of the latents: the mean products ``gram`` over all features, weighted with the variances and shares of the
         features.
         """
         weighted_products = feature_fraction * feature_variance * gram[:, :start_count]
@@ -191,8 +191,9 @@ def draw_signs(
     recorded_steps: Sequence[int],
     rng: np.random.Generator,
 ) -> OverlapPath:
-    """Simulate random draws of ``signsgd`` with P components in D dimensions, for labels ``z + noise`` of this noise variance
-    and features of variances lambda (D,), and return the overlaps of the latents at the recorded steps.
+    """Simulate random draws of ``signsgd`` by an update rule with P components in D dimensions from ``initial_vectors`` (..., R,
+    D) of teacher, student and velocity, for labels ``z + noise`` of this noise variance, batches of ``batch_rows`` tokens and
+    features of variances lambda (D,); return the overlaps of the latents at the recorded steps.
 
     Parameters
     ----------
@@ -218,8 +219,8 @@ def draw_signs(
     degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:
-        """Random gradient of one batch for every draw: residuals r of the batch times its inputs, by their law given the
-        errors of the student (student minus teacher), without drawing inputs.
+        """Random gradient of one batch for every draw, at the ``vectors`` of teacher and student: residuals r of the batch times
+        its inputs, by their law given the errors of the student (student minus teacher), without drawing inputs.
         """
         student_errors = vectors[..., P : 2 * P, :] - vectors[..., :P, :]
         scaled_errors = student_errors * (feature_scale / np.sqrt(D))

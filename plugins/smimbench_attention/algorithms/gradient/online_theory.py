@@ -172,9 +172,9 @@ def _solve_overlaps(
     labels_are_linear: bool,
     starts_are_of_runs: bool,
 ) -> OnlinePrediction:
-    """Predicted overlaps at the recorded steps from the closed equations, or from draws at finite dimension D where these are
-    affordable. ``starts`` are the initial overlaps, those of runs if ``starts_are_of_runs``, else random ones; an evaluation is a
-    set of integration points or a draw.
+    """Predicted overlaps at the recorded steps of an update rule from the closed equations, or from draws at finite dimension D
+    with batches of ``batch_size`` samples where these are affordable. ``starts`` are the initial overlaps, those of runs if
+    ``starts_are_of_runs``, else random ones; with linear labels the equations are linear in the overlaps.
     """
     start_count = len(starts) * (8 if labels_are_linear else 1)
     draw_count = affordable_draws(
@@ -217,8 +217,9 @@ def _prediction_at_end(
     online_prediction: OnlinePrediction,
     is_signsgd: bool,
 ) -> AlgorithmPrediction:
-    """Prediction of errors and overlaps at the last step of the run, for the sample ratio alpha of all its samples. For
-    ``signsgd``, whose steps are drawn, generalization errors are computed from overlaps averaged over sets of draws.
+    """Prediction of errors and overlaps at the last step of an online run, from its ``online_prediction``, for the sample ratio
+    alpha of all its samples. For ``signsgd``, whose steps are drawn (``is_signsgd``), generalization errors are computed from
+    overlaps averaged over sets of draws.
     """
     overlap_path, _, method = online_prediction
     prediction = limit_point(
@@ -259,9 +260,9 @@ def _add_ratio_errors(
     metrics: dict[str, Array],
     trajectory: Trajectory,
 ) -> None:
-    """Add the errors of predicted cosines at dimension D to ``metrics`` (at the end of the run) and ``trajectory``: cosines are
-    ratios of mean overlaps in place of mean ratios. The difference is measured on ``drawn_metrics``, those of draws, where there
-    are any.
+    """Add the errors of cosines predicted by ``online_prediction`` at dimension D to ``metrics`` (at the end of the run) and
+    ``trajectory``: cosines are ratios of mean overlaps in place of mean ratios. The difference is measured on ``drawn_metrics``,
+    those of draws, where there are any.
     """
     drawn_metrics = drawn_trajectory = None
     # With unequal variances few features carry an overlap, which fluctuates as if there were only that many.
@@ -302,9 +303,10 @@ def _solve_by_feature(
     recorded_steps: list[int],
     D: int,
 ) -> OnlinePrediction:
-    """Predicted overlaps from the equations of single features, for D features, P components and Gram matrices of R vectors
-    (teacher, student, velocity); the error is the spread over initial states. ``direction_kind`` says what the student moves
-    along, the gradient or its polar factor.
+    """Predicted overlaps at the recorded steps of an update rule from the equations of single features, for D features, P
+    components and Gram matrices of R vectors (teacher, student, velocity), from the initial overlaps ``starts`` of runs or random
+    ones; the error is the spread over initial states. ``direction_kind`` says what the student moves along, the gradient or its
+    polar factor.
 
     The equations of a gradient are linear: they start from the mean over all teachers and students.
     """
@@ -428,7 +430,7 @@ def mean_start(problem: Problem) -> Overlaps:
 
 
 def _final_overlaps(path: OverlapPath) -> list[list[Overlaps]]:
-    """Overlaps at the end of a run, a list over evaluations of lists over initial states, without diverged draws."""
+    """Overlaps at the end of a path, a list over evaluations of lists over initial states, without diverged draws."""
     final_overlaps = []
     for matrices_of_evaluation in zip(
         path.truth[:, -1], path.cross[:, -1], path.self_overlap[:, -1]
@@ -472,8 +474,9 @@ def _ratio_error(
     drawn_metrics: dict[str, Array] | None,
     effective_dimension: float,
 ) -> list[Any]:
-    """Error of a ratio of mean overlaps (a cosine) in place of the mean ratio: its difference from ``drawn_metrics``, the mean
-    ratio over draws, or without draws its order of magnitude, 1 over ``effective_dimension``.
+    """Error of the metric ``metric_name``, a ratio of mean overlaps (a cosine) in place of the mean ratio: the difference of
+    ``metrics_of_means`` from ``drawn_metrics``, the mean ratio over draws, or without draws its order of magnitude, 1 over
+    ``effective_dimension``.
     """
     ratio = np.asarray(metrics_of_means[metric_name])
     if drawn_metrics is None:
@@ -512,8 +515,8 @@ def typical_starts(
 
 
 def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Trajectory:
-    """Predicted trajectory of P components (steps, samples, MSE, overlap), averaged over the starts and evaluations of a path
-    of overlaps, with the standard error over evaluations.
+    """Predicted trajectory of P components (steps, samples, MSE, overlap) in steps of ``batch_size`` samples, averaged over the
+    starts and evaluations of a path of overlaps, with the standard error over evaluations.
     """
     P = problem.components
     # Evaluations, steps, starts: as many as there are, in one batch.

@@ -380,8 +380,9 @@ def _initial_nuclear_state(
     remark: str = "",
     initial_penalty: float = 0.0,
 ) -> NuclearState:
-    """Initial state at an estimate, for a penalty that is reached from ``initial_penalty``, with slope (minus the gradient)
-    and loss of the zero matrix and the gradient's Lipschitz constant. kappa is 2 for symmetric matrices, else 1.
+    """Initial state at ``initial_estimate``, for a penalty that is reached from ``initial_penalty``, with slope (minus the
+    gradient) and loss of the zero matrix, from the ``least_squares`` loss, and its gradient's Lipschitz constant. kappa is 2 for
+    symmetric matrices, else 1; ``remark`` is for the user.
     """
     slope_at_zero, weighted_square = least_squares.normal_product(
         namespace(initial_estimate).zeros_like(initial_estimate), targets=True

@@ -222,7 +222,7 @@ def fixed_point(
     second_moment = float(prior.second_moment(1)[0, 0])
 
     def solve_at_noise(log_noise: float) -> tuple[float, float, ShrunkMatrix]:
-        """Threshold theta, susceptibility v and properties of the estimate at a given logarithm of the effective noise Delta."""
+        """Threshold theta, susceptibility v and properties of the estimate at the effective noise ``Delta = exp(log_noise)``."""
         noise = math.exp(log_noise)
         threshold = _threshold_of_penalty(prior, observations, noise, penalty, positive)
         estimate = shrunk_matrix(prior, noise, threshold, positive)
@@ -233,8 +233,8 @@ def fixed_point(
         )
 
     def log_noise_excess(log_noise: float) -> float:
-        """Log of the effective noise that the equations give at a trial noise and its susceptibility v, minus the log of the
-        trial noise.
+        """Log of the effective noise that the equations give at the trial noise ``exp(log_noise)`` and its susceptibility v,
+        minus ``log_noise``.
         """
         _, v, estimate = solve_at_noise(log_noise)
         return math.log(observations.effective_noise(estimate.error, v)) - log_noise
@@ -300,15 +300,15 @@ def _fixed_point_near(
     nearby_solution: NuclearFixedPoint,
 ) -> NuclearFixedPoint | None:
     """Find the fixed point at a penalty, for these observations, with a root finder in the logarithms of the effective noise
-    Delta and the threshold theta, started at a nearby one; None if it fails. Matrices are positive semidefinite if
-    ``positive``.
+    Delta and the threshold theta, started at ``nearby_solution``, a fixed point of a similar penalty; None if it fails. Matrices
+    are positive semidefinite if ``positive``.
     """
     from scipy.optimize import root
 
     def order_parameters_at(
         log_noise_and_threshold: Host,
     ) -> tuple[float, float, float, ShrunkMatrix]:
-        """Effective noise, threshold, susceptibility and estimate at given logarithms of noise and threshold."""
+        """Effective noise, threshold, susceptibility and estimate at the logarithms ``log_noise_and_threshold``."""
         noise, threshold = (
             math.exp(min(max(float(log_parameter), -60.0), 60.0))
             for log_parameter in log_noise_and_threshold
@@ -322,8 +322,8 @@ def _fixed_point_near(
         )
 
     def residuals(log_noise_and_threshold: Host) -> list[float]:
-        """Residuals of the equations of effective noise and penalty, as logarithms of ratios, at given logarithms of noise
-        and threshold and the susceptibility v that belongs to them.
+        """Residuals of the equations of effective noise and penalty, as logarithms of ratios, at the logarithms
+        ``log_noise_and_threshold`` and the susceptibility v that belongs to them.
         """
         noise, threshold, v, estimate = order_parameters_at(log_noise_and_threshold)
         noise_residual = math.log(
@@ -420,7 +420,9 @@ def best_penalty(
     fixed_points: dict[float, NuclearFixedPoint] = {}
 
     def error_at(log_penalty: float) -> float:
-        """Predicted error at a log-penalty, from a fixed point that is started at that of the nearest penalty so far."""
+        """Predicted error at the penalty ``exp(log_penalty)``, from a fixed point that is started at that of the nearest penalty
+        so far.
+        """
         nearby_solution = None
         if fixed_points:
             nearest_log_penalty = min(

@@ -64,7 +64,7 @@ def apply_to_singular_values(
 
 
 def spectrum(matrix: Array, is_symmetric: bool) -> Array:
-    """Eigenvalues of matrices (..., d, d), or without symmetry their singular values with both signs (..., 2 d)."""
+    """Eigenvalues of matrices (..., d, d) if ``is_symmetric``, otherwise their singular values with both signs (..., 2 d)."""
     xp = namespace(matrix)
     if is_symmetric:
         return xp.linalg.eigvalsh(symmetric(matrix))
@@ -108,8 +108,8 @@ def shrunk_matrix(
     """
 
     def integrands(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
-        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x (n,) of R, with posterior mean and variance
-        of the signal along their eigenvectors; f are the eigenvalues after the soft threshold.
+        """Fields of ``ShrunkMatrix`` (6, n) before averaging over the eigenvalues x (n,) of R, with posterior mean
+        (``signal_mean``) and variance of the signal along their eigenvectors; f are the eigenvalues after the soft threshold.
         """
         f = soft_threshold(x, threshold, positive)
         is_nonzero = (f != 0).astype(float)
@@ -145,7 +145,7 @@ def shrunk_histogram(
 
     def indicators(x: Host, signal_mean: Host, signal_variance: Host) -> Host:
         """Indicators (61, n) of the 60 bins of the histogram and of zero: whether an eigenvalue x of R (n,) falls there after the
-        soft threshold, as f.
+        soft threshold, as f. The signal's posterior mean and variance there are not used.
         """
         f = soft_threshold(x, threshold, positive)
         bin_numbers = np.searchsorted(bin_edges, f, side="right") - 1

@@ -192,8 +192,8 @@ class LinearizedMatrices:
     def __init__(
         self, problem: Problem, data: Data, G: Array, removed_eigenvectors: list[Array]
     ) -> None:
-        """Store the inputs, the label matrices G (n, k, C, k, C) of n samples, k components (P of all, or one direction) and
-        C sites, and the eigenvectors to project out.
+        """Store the inputs, the label matrices G (n, k, C, k, C) of n samples, k components (P of all, or one direction) and C
+        sites, and the ``removed_eigenvectors`` to project out.
         """
         self.model, self.inputs = problem.model, data.inputs
         self.removed_eigenvectors = removed_eigenvectors
@@ -238,7 +238,7 @@ class LinearizedMatrices:
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
 
     def _to_host(self, array: Array) -> Host:
-        """Move a product to the host, as a flat vector in double precision."""
+        """Move an ``array`` to the host, as a flat vector in double precision."""
         return to_host(array).astype(np.float64).reshape(-1)
 
     def leading_symmetric(

@@ -90,9 +90,9 @@ def label_matrices(
     rng: np.random.Generator,
     array_like: Array,
 ) -> Array:
-    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of n labels y, from posteriors of the latents z (P components, C sites)
-    for priors N(omega = 0, V), after components are scaled to unit second moment; ``moment_root`` (P, P) is the root of that
-    moment, arrays are like ``array_like``.
+    """Matrices ``G = E[z z^T | y] - I`` (n, P, C, P, C) of n labels y, from the channel's posteriors of the latents z (P
+    components, C sites) for priors N(omega = 0, V), after components are scaled to unit second moment; ``moment_root`` (P, P) is
+    the root of that moment, arrays are like ``array_like``.
     """
     xp, device_and_dtype = namespace(array_like), matching(array_like)
     P = len(moment_root)
@@ -281,9 +281,9 @@ def _solve_modes(
     regularisation: float,
     moment_root: Host,
 ) -> SpectralTheory:
-    """Predict all modes of the matrix of this kind at sample ratio alpha, and the estimate's overlaps, from label matrices G
-    (n, P, C, P, C): direction by direction of ``eigenbasis``, or jointly if it is None. Q, M, T are self-overlap, overlap
-    with the signal, and its second moment. ``regularisation`` is epsilon of the symmetric matrix.
+    """Predict all modes of the matrix of this kind at sample ratio alpha, and the estimate's overlaps, from label matrices G (n,
+    P, C, P, C): direction by direction of ``eigenbasis``, or jointly if it is None. Q, M, T are self-overlap, overlap with the
+    signal, and its second moment, of root ``moment_root``. ``regularisation`` is epsilon of the symmetric matrix.
     """
     P = G.shape[1]
     if eigenbasis is None:
