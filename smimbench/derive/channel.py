@@ -26,12 +26,11 @@ from smimbench.interfaces import (
     Array,
     Channel,
     Host,
-    Model,
     ParameterError,
     Posterior,
     Uncertain,
 )
-from smimbench.interfaces.item import Delegate, defines_member, with_defaults
+from smimbench.interfaces.item import Delegate
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
 
@@ -388,35 +387,3 @@ class IntegratedChannel(DerivedChannel):
                 f"the prior means omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
             )
         return integrate(self.channel, y, omega, V, refine=True)
-
-
-def complete_channel(channel: Channel, model: Model) -> Any:
-    """Return the channel with all members added that can be derived, for the number of sites of the ``model``.
-    ``derivable_members`` are its symmetry, prediction and derivative, None where it lacks them.
-
-    Parameters
-    ----------
-    channel : Channel
-        As registered.
-    model : Model
-        Says how many sites there are.
-
-    Returns
-    -------
-    Channel
-        The same object if it has all members. Others are derived when first asked for.
-
-    Raises
-    ------
-    ParameterError
-        If it gives a likelihood only, in more latent dimensions than can be integrated; or one that does not fit the labels
-        of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
-    """
-    with_defaults(Channel, type(channel))
-    if not defines_member(Channel, type(channel), "posterior"):
-        integrated_channel = IntegratedChannel(channel, model.sites)
-        integrated_channel.check()
-        return integrated_channel
-    derivable_members = (channel.symmetry, channel.predict, channel.vjp)
-    is_complete = all(member is not None for member in derivable_members)
-    return channel if is_complete else DerivedChannel(channel, model.sites)

@@ -19,23 +19,16 @@ import numpy as np
 
 from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
-from smimbench.derive.derived_prior import (
-    LOWEST,
-    DerivedLaw,
-    SimulatedPrior,
-    error_curve,
-)
+from smimbench.derive.derived_prior import LOWEST, DerivedLaw, error_curve
 from smimbench.interfaces import (
     Array,
     Channel,
     Denoised,
     Host,
     Law,
-    Model,
     ParameterError,
     Prior,
 )
-from smimbench.interfaces.item import defines_member, takes, with_defaults
 from smimbench.numerics.chebyshev import values_by_panels
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import (
@@ -603,65 +596,3 @@ def _grouped_samples(atoms: Host) -> tuple[Host, Host]:
     groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)
     return np.array([group.mean() for group in groups]), weights / weights.sum()
-
-
-def complete_prior(prior: Prior, model: Model) -> Any:
-    """Return the prior with all members added that can be derived, or the same object if it lacks none; the ``model`` says
-    whether signals are matrices.
-
-    Raises
-    ------
-    ParameterError
-        If it gives neither ``denoise`` nor a law that the engine can use with this model.
-    """
-    with_defaults(Prior, type(prior))
-    derivable_members = (
-        "sample",
-        "mean",
-        "second_moment",
-        "mean_overlap",
-        "denoise",
-        "overlap",
-    )
-    if all(defines_member(Prior, type(prior), member) for member in derivable_members):
-        return prior
-    prior_name = f"prior {getattr(prior, 'member', type(prior).__name__)!r}"
-    if defines_member(Prior, type(prior), "denoise"):
-        if not defines_member(Prior, type(prior), "sample"):
-            raise ParameterError(
-                "name", f"{prior_name} defines denoise but not sample; both are needed"
-            )
-        return SimulatedPrior(prior, model)
-    is_matrix = model.rank == "extensive"
-    law = prior.law
-    if is_matrix and law.quantile is None and law.eigenvalues is None:
-        raise ParameterError(
-            "name",
-            f"{prior_name} defines neither denoise nor a law with quantile or eigenvalues; matrix signals need one of these",
-        )
-    if not is_matrix and law.log_density is None:
-        raise ParameterError(
-            "name",
-            f"{prior_name} defines neither denoise nor a law with log_density; low-rank signals need one of these",
-        )
-    return SpectrumPrior(prior) if is_matrix else DensityPrior(prior)
-
-
-def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:
-    """Call ``denoise`` with observation R and information Qhat within an iteration at finite size, with ``continued=True``
-    where the prior accepts that argument.
-    """
-    options = {"continued": True} if takes(prior.denoise, "continued") else {}
-    return prior.denoise(R, Qhat, **options)
-
-
-def why_theory_only(prior: Prior, components: int) -> str | None:
-    """Reason why no signal can be drawn from a prior that is a limit for theory only, or None.
-
-    It is the message that ``mean`` raises.
-    """
-    try:
-        prior.mean(components, 8)
-    except ParameterError as error:
-        return error.message
-    return None

@@ -12,8 +12,7 @@ import numpy as np
 from smimbench.backend.arrays import matching, namespace
 from smimbench.backend.device import Backend
 from smimbench.backend.streaming import StreamedInputs
-from smimbench.derive import complete_channel
-from smimbench.derive.prior import complete_prior, why_theory_only
+from smimbench.derive import complete_channel, complete_prior, why_theory_only
 from smimbench.derive.whitening import (
     WeightedPrior,
     WhitenedModel,

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pydantic
 import tomli_w
 
-from smimbench.derive.prior import why_theory_only
+from smimbench.derive import why_theory_only
 from smimbench.files import JsonObject, printable, suggestion
 from smimbench.problem.problem import (
     ItemError,

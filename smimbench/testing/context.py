@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.derive import complete_channel
-from smimbench.derive.prior import complete_prior
+from smimbench.derive import complete_channel, complete_prior
 from smimbench.files import attempt, error_line, error_place
 from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults

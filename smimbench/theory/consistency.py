@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from smimbench.derive.prior import why_theory_only
+from smimbench.derive import why_theory_only
 from smimbench.interfaces import Array, Host
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng

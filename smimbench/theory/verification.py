@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from smimbench.derive import why_theory_only
 from smimbench.derive.labels import predict_twice
-from smimbench.derive.prior import why_theory_only
 from smimbench.interfaces import Host, Posterior
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng, words

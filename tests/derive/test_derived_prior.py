@@ -9,8 +9,9 @@ from scipy import integrate, stats
 from scipy.optimize import brentq
 
 from smimbench.backend.arrays import to_host
+from smimbench.derive import complete_prior
 from smimbench.derive.derived_prior import SimulatedPrior
-from smimbench.derive.prior import DensityPrior, SpectrumPrior, complete_prior
+from smimbench.derive.prior import DensityPrior, SpectrumPrior
 from smimbench.interfaces import Denoised, Law, ParameterError, Prior
 from smimbench.problem.problem import Problem
 from smimbench.theory.scalar import scalar_curve

@@ -320,10 +320,10 @@ def test_what_a_channel_gives_itself_is_not_replaced():
     assert (predict(channel, z) == 7.0).all()
     assert (channel.vjp(z, np.ones(2)) == 3.0).all()
     problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"
+        {"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian"
     )
-    softmax = problem.channel.channel
-    assert problem.channel.posterior == softmax.posterior
+    hardmax = problem.channel.channel
+    assert problem.channel.posterior == hardmax.posterior
     assert problem.channel.predict is None  # labels are not noisy: forward predicts
 
 

@@ -5,7 +5,7 @@ import pytest
 from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
-from smimbench.derive.prior import why_theory_only
+from smimbench.derive import why_theory_only
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ class SoftmaxChannel(Channel):
         """Attention probabilities ``exp(y)`` of the labels; every row sums to 1."""
         return namespace(y).exp(y)
 
+    def predict(self, z: Array) -> Array:
+        """Attention probabilities given the latents ``z`` (n, P, C): labels have no noise."""
+        return self.observable(self.forward(z))
+
 
 def log_softmax(logits: Array) -> Array:
     """Logarithm of the softmax of the attention ``logits`` along the last axis."""
