@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from smimbench.interfaces.channel import Channel
-from smimbench.interfaces.item import Array, Cost
+from smimbench.interfaces.item import Array, Cost, Host
 from smimbench.interfaces.model import Model
 from smimbench.interfaces.prior import Prior
 
@@ -87,3 +87,15 @@ class ProblemLike(Protocol):
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
         """Cost of one pass (forward and adjoint) over a number of samples of ``data`` (default: all)."""
         ...
+
+
+def prior_moments(
+    problem: ProblemLike, components: int | None = None
+) -> tuple[Host, Host]:
+    """Second moment of the signal and overlap of the prior mean with itself, (P, P) each; P is ``components``, or the
+    problem's.
+    """
+    P, prior = components or problem.components, problem.prior
+    return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
+        prior.mean_overlap(P), dtype=float
+    )

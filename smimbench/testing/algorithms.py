@@ -32,6 +32,7 @@ from smimbench.interfaces import (
     Model,
     Overlaps,
 )
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
@@ -52,7 +53,7 @@ from smimbench.testing.core import (
     published,
     require_single_precision,
 )
-from smimbench.theory.information import information_at, prior_moments
+from smimbench.theory.information import information_at
 from smimbench.theory.predictions import own_theory
 
 MAX_STEPS, STEPS_TO_LEARN = 3, 20

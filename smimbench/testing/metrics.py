@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Metric, NotMeasured
+from smimbench.interfaces.problem import prior_moments
 from smimbench.problem.instance import Instance
 from smimbench.registry.registry import is_worse
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
-from smimbench.theory.information import prior_moments
 from smimbench.theory.types import per_component
 
 DIMENSION = 12

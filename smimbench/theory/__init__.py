@@ -10,14 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smimbench.interfaces.problem import prior_moments
     from smimbench.theory.coupled import exponential
     from smimbench.theory.generalization import measured_error
-    from smimbench.theory.information import (
-        information_at,
-        offers_rough,
-        overlap_at,
-        prior_moments,
-    )
+    from smimbench.theory.information import information_at, offers_rough, overlap_at
     from smimbench.theory.predictions import (
         aligned,
         competing,
@@ -30,14 +26,24 @@ if TYPE_CHECKING:
 
 # Public names are imported when first used, because this folder is imported whenever smimbench is.
 _HOME = {
-    "measured_error": "generalization",
-    "exponential": "coupled",
+    "exponential": "theory.coupled",
+    "measured_error": "theory.generalization",
+    "prior_moments": "interfaces.problem",
     **dict.fromkeys(
-        ("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"
+        ("information_at", "offers_rough", "overlap_at"), "theory.information"
     ),
-    **dict.fromkeys(("aligned", "limit_point", "own_theory", "scores"), "predictions"),
-    **dict.fromkeys(("competing", "point_document"), "predictions"),
-    **dict.fromkeys(("Check", "Prediction", "compare"), "types"),
+    **dict.fromkeys(
+        (
+            "aligned",
+            "competing",
+            "limit_point",
+            "own_theory",
+            "point_document",
+            "scores",
+        ),
+        "theory.predictions",
+    ),
+    **dict.fromkeys(("Check", "Prediction", "compare"), "theory.types"),
 }
 
 __all__ = [
@@ -63,4 +69,4 @@ def __getattr__(name: str) -> Any:
     """Import a public name of the package when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"smimbench.{_HOME[name]}"), name)

@@ -21,11 +21,12 @@ import numpy as np
 
 from smimbench.derive import why_theory_only
 from smimbench.interfaces import Array, Host
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.theory.information import inverse_map, prior_moments
+from smimbench.theory.information import inverse_map
 from smimbench.theory.item_tests import (
     ROUNDING,
     SUSPECT_Z,

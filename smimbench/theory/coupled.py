@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Host, Uncertain
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (
@@ -37,7 +38,6 @@ from smimbench.theory.information import (
     offers_rough,
     overlap_at,
     overlap_error_at,
-    prior_moments,
 )
 from smimbench.theory.types import (
     NEGLIGIBLE,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Host
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.problem.problem import Problem
@@ -28,7 +29,6 @@ from smimbench.theory.information import (
     is_sampled,
     overlap_at,
     overlap_error_at,
-    prior_moments,
 )
 from smimbench.theory.types import (
     HARD_PHASE,

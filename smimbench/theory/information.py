@@ -1,4 +1,4 @@
-"""Information of the labels and moments of the prior of a problem, each computed once and remembered."""
+"""Information that the labels of a problem carry about its latents, each value computed once and remembered."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from smimbench.derive.sampled_information import SCRAMBLES, sampled_moments
 from smimbench.interfaces import Array, Channel, Host, Model, Uncertain
 from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.memo import cached_on
 from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
@@ -321,16 +322,6 @@ def overlap_error_at(problem: Problem, qhat: Array) -> float:
         stated_error(np.asarray(qhat, dtype=float))
         if callable(stated_error)
         else stated_error
-    )
-
-
-def prior_moments(problem: Problem, components: int | None = None) -> tuple[Host, Host]:
-    """Second moment of the signal and overlap of the prior mean with itself, (P, P) each; P is ``components``, or the
-    problem's.
-    """
-    P, prior = components or problem.components, problem.prior
-    return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
-        prior.mean_overlap(P), dtype=float
     )
 
 

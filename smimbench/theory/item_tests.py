@@ -17,6 +17,7 @@ from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_mome
 from smimbench.files import attempt, error_line
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import checked_posterior
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
 from smimbench.numerics.statistics import (
@@ -27,7 +28,7 @@ from smimbench.numerics.statistics import (
 )
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
-from smimbench.theory.information import overlap_error_at, prior_moments
+from smimbench.theory.information import overlap_error_at
 
 LARGEST_Z, SUSPECT_Z = 6.0, 4.0
 """Standard errors that chance is allowed: of a mean over few draws, and where a test is repeated with other samples before it

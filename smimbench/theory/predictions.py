@@ -23,6 +23,7 @@ from smimbench.interfaces import (
     takes,
 )
 from smimbench.interfaces.algorithm import refusal
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import AlgorithmWithAssumption, Problem
@@ -30,7 +31,7 @@ from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.curve import Curve
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import measured_error
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.scalar import GridCurve, scalar_curve
 from smimbench.theory.types import (
     NO_THEORY,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.interfaces import Array, Host, Uncertain
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.problem.problem import Problem
 from smimbench.theory.curve import (
@@ -31,12 +32,7 @@ from smimbench.theory.curve import (
     branch_crossings,
     thresholds_with_reasons,
 )
-from smimbench.theory.information import (
-    information_at,
-    overlap_at,
-    overlap_error_at,
-    prior_moments,
-)
+from smimbench.theory.information import information_at, overlap_at, overlap_error_at
 from smimbench.theory.tracing import ComponentRatios, interpolated_value
 from smimbench.theory.types import (
     NEGLIGIBLE,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smimbench.interfaces import Host, Uncertain
+from smimbench.interfaces.problem import prior_moments
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import (
     diagonals,
@@ -20,7 +21,6 @@ from smimbench.theory.information import (
     is_sampled,
     offers_rough,
     overlap_at,
-    prior_moments,
     susceptibility_at,
 )
 from smimbench.theory.types import NEGLIGIBLE

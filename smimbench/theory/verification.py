@@ -27,6 +27,7 @@ import numpy as np
 from smimbench.derive import why_theory_only
 from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Host, Posterior
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng, words
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
@@ -38,7 +39,6 @@ from smimbench.theory.information import (
     offers_rough,
     overlap_at,
     overlap_error_at,
-    prior_moments,
 )
 from smimbench.theory.tracing import ComponentRatios
 from smimbench.theory.types import NEGLIGIBLE, Check, TheoryPoint, compare

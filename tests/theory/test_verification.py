@@ -9,11 +9,11 @@ import pytest
 
 from smimbench.cli import main
 from smimbench.interfaces import Channel, Posterior, Sampling
+from smimbench.interfaces.problem import prior_moments
 from smimbench.numerics.statistics import DETECTED, effective_sample_size
 from smimbench.problem.problem import Problem
 from smimbench.run import theory_draws
 from smimbench.run.theory_solver import TheorySolver
-from smimbench.theory.information import prior_moments
 from smimbench.theory.types import Check, TheoryPoint
 from smimbench.theory.verification import PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE

@@ -9,10 +9,11 @@ from smimbench_attention.algorithms.gamp.theory import tabulated_information
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces.problem import prior_moments
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import UNFINISHED, CoupledCurve
 from smimbench.theory.curve import perfect_recovery_threshold
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at
 from tests.conftest import assert_placed
 
 SCALE = np.array([math.sqrt(2), 1, math.sqrt(2)])
