@@ -85,7 +85,6 @@ def smimbench_register_priors(register: Register) -> None:
 @hookimpl
 def smimbench_register_metrics(register: Register) -> None:
     """Register the metrics, in the order of ``smimbench list metrics``."""
-    from smimbench_attention.metrics.calibration import Calibration
     from smimbench_attention.metrics.cosine import Cosine
     from smimbench_attention.metrics.generalization import (
         BayesError,
@@ -93,7 +92,7 @@ def smimbench_register_metrics(register: Register) -> None:
         PluginError,
     )
     from smimbench_attention.metrics.mse import MSE
-    from smimbench_attention.metrics.nishimori import Nishimori
+    from smimbench_attention.metrics.nishimori import Calibration, Nishimori
     from smimbench_attention.metrics.overlap import OverlapMetric
 
     for metric in (

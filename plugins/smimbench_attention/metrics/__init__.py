@@ -1,1 +1,38 @@
-"""The metrics that ship with smimbench: measures of the quality of an estimate, one per file."""
+"""The metrics that ship with smimbench, measures of the quality of an estimate, and their base class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smimbench.backend import to_host
+from smimbench.interfaces import Capabilities, Metric
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims
+    from smimbench.problem import Instance, Problem
+
+
+class PerComponent(Metric):
+    """Base class of metrics with one number per component; larger is better unless a subclass says otherwise."""
+
+    version = 1
+    capabilities = Capabilities()
+    direction = "higher"
+    per_component = True
+
+    def measure(
+        self, instance: Instance, estimate: Array, claims: Claims
+    ) -> list[float]:
+        """Measure every component of the estimate after the symmetry is removed. ``claims`` holds the signal, the aligned
+        estimate and the error that the algorithm claims.
+        """
+        return [
+            float(component_value)
+            for component_value in to_host(self._values(instance.problem, claims))
+        ]
+
+    def _values(self, problem: Problem, claims: Claims) -> Array:
+        """Value of the metric for each component (P,), defined by subclasses; raises ``NotMeasured`` if there is none.
+        ``claims`` holds signal, aligned estimate and claimed error.
+        """
+        raise NotImplementedError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench_attention.metrics.component import PerComponent
+from smimbench_attention.metrics import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims, Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench_attention.metrics.component import PerComponent
+from smimbench_attention.metrics import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims, Model
