@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from smimbench.cli.options import make_console, print_message
-from smimbench.report.row import reason_kind, reason_of
+from smimbench.run.record import reason_kind, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -385,7 +385,8 @@ _ENDED = {
 
 def _failure_reasons(rows: Sequence[Row]) -> list[str]:
     """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
-    from smimbench.report.row import place, reason_kind
+    from smimbench.report.row import place
+    from smimbench.run.record import reason_kind
 
     cell_counts: Counter[tuple[str, str]] = Counter()
     reasons: dict[tuple[str, str], dict[str, str]] = {}

@@ -11,6 +11,7 @@ import numpy as np
 from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
+from smimbench.report.results import with_unique_labels
 from smimbench.report.row import Row, RowEntry, grouped
 from smimbench.report.statistics import (
     Change,
@@ -20,7 +21,6 @@ from smimbench.report.statistics import (
     mean_change,
     shared_instances,
 )
-from smimbench.report.unique_labels import with_unique_labels
 from smimbench.suite.cells import is_same_setup
 from smimbench.suite.schema import ORACLE
 

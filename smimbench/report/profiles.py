@@ -9,8 +9,7 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.optimum import optimum_at_limit
-from smimbench.report.row import grouped
+from smimbench.report.row import grouped, optimum_at_limit
 from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import (
     EPSILONS,

@@ -7,20 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject
+from smimbench.files import JsonObject, canonical_json
+from smimbench.interfaces import Host
+from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.problem.problem import Problem
 from smimbench.report.extrapolation import FEWEST, Limit, extrapolated_rows
-from smimbench.report.optimum import (
-    Optima,
-    OptimalRuns,
-    optima_by_dimension,
-    stored_optima,
-)
-from smimbench.report.row import Row, grouped
+from smimbench.report.prediction import FINITE
+from smimbench.report.row import FITTED, Optima, Optimum, Row, grouped
 from smimbench.report.rows import (
     Pair,
     bayes_point,
@@ -43,7 +40,7 @@ from smimbench.run.store import (
     settings_folder,
     theory_folder,
 )
-from smimbench.suite.cells import Cell, Suite
+from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
 
 def is_packed(path: Path) -> bool:
@@ -229,10 +226,10 @@ class Results:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of the error table, including external estimates."""
-        return [
-            *error_rows(self.pairs, self.suite, self.store, self.answers, self.optima),
-            *self.scored,
-        ]
+        rows_of_runs = error_rows(
+            self.pairs, self.suite, self.store, self.answers, self.optima
+        )
+        return [*with_unique_labels(rows_of_runs), *self.scored]
 
     @cached_property
     def scored(self) -> list[Row]:
@@ -270,7 +267,81 @@ class Results:
         )
 
 
-# -- optima of runs -------------------------------------------------------------------------------------------------------
+# -- labels ---------------------------------------------------------------------------------------------------------------
+
+
+def with_unique_labels(rows: Iterable[Row]) -> list[Row]:
+    """Extend labels that different problems or algorithms share, so that every label is unique."""
+    rows = list(rows)
+    for item in ("problem", "algorithm"):
+        specs_by_label: dict[str, dict[str, dict[str, object]]] = {}
+        for row in rows:
+            spec = getattr(row.identity, item)
+            specs_by_label.setdefault(getattr(row.place, item), {})[
+                canonical_json(spec)
+            ] = _flattened(spec)
+        for row_index, row in enumerate(rows):
+            label, spec = getattr(row.place, item), getattr(row.identity, item)
+            if len(specs_by_label[label]) > 1:
+                labels = {
+                    "problem": row.place.problem,
+                    "algorithm": row.place.algorithm,
+                }
+                labels[item] += _differing_parameters(
+                    specs_by_label[label], canonical_json(spec)
+                )
+                rows[row_index] = row.labeled(**labels)
+    return rows
+
+
+def _flattened(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Flatten nested tables; keys of inner tables follow those of outer ones after a dot."""
+    flat_table: dict[str, object] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            flat_table |= _flattened(value, f"{prefix}{name}.")
+        else:
+            flat_table[prefix + name] = value
+    return flat_table
+
+
+def _differing_parameters(
+    flat_specs: Mapping[str, Mapping[str, object]], identity: str
+) -> str:
+    """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``."""
+    parameters = sorted(
+        {parameter for flat_spec in flat_specs.values() for parameter in flat_spec}
+    )
+    settings = []
+    for parameter in parameters:
+        if (
+            len({repr(flat_spec.get(parameter)) for flat_spec in flat_specs.values()})
+            > 1
+        ):
+            is_package = parameter.rpartition(".")[2] == "distribution"
+            default = "smimbench" if is_package else "unset"
+            settings.append(
+                f"{parameter}={flat_specs[identity].get(parameter, default)}"
+            )
+    return f" ({', '.join(settings)})"
+
+
+# -- optimum at the dimension of the runs -----------------------------------------------------------------------------------
+#
+# At finite D the smallest possible error differs from the limit, by 10% at d = 80. The coefficient of 1 / D is known in closed
+# form, or measured from runs, on the same grid, of a shipped algorithm that is Bayes-optimal as D grows.
+
+
+class OptimalRuns(NamedTuple):
+    """Runs of a Bayes-optimal algorithm at one dimension: theory's error ``limit`` (P,) at infinite D, the errors (P,) of
+    each instance, and, if known in closed form, the coefficients (P,) of the correction of order 1/D.
+    """
+
+    dimension: int
+    algorithm: str
+    limit: Host
+    instance_errors: Mapping[str, Host]
+    coefficient: Sequence[float] | None
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
@@ -338,3 +409,95 @@ def _optimal_runs(
     yield OptimalRuns(
         cell.dimension, cell.algorithm_label, bayes.mse, runs, coefficient
     )
+
+
+def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
+    """Compute the Bayes-optimal error at every dimension for one problem and sample ratio, from the runs ``references`` of a
+    Bayes-optimal algorithm (one entry per dimension): in closed form where the coefficient of 1/D is known, otherwise fitted.
+
+    Without a closed form, ``limit + b / D + c / D^2`` is fitted to all dimensions together. Relative to the limit, c is a normal
+    variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
+    explains (``FINITE`` and ``SECOND``) is cut off there.
+    """
+    closed_form = {}
+    for reference in references:
+        limit, dimension = reference.limit, reference.dimension
+        if reference.coefficient is not None:
+            excess = np.asarray(reference.coefficient, dtype=float) / dimension
+            error = excess**2 / np.where(limit > 0, limit, 1.0)
+            closed_form[dimension] = Optimum(
+                limit + excess, error, "closed form", reference.instance_errors
+            )
+    return closed_form or _fitted_optima(
+        [
+            reference
+            for reference in references
+            if len(reference.instance_errors) > 1 and (reference.limit > 1e-12).all()
+        ]
+    )
+
+
+def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
+    """Fit the Bayes-optimal error at every dimension to the runs ``references`` of a Bayes-optimal algorithm (one entry per
+    dimension). The fitted ``excess`` is the mean error over runs minus its limit at infinite D, by dimension; ``sems`` are
+    its standard errors.
+    """
+    if not references:
+        return {}
+    dimensions = np.array(
+        [reference.dimension for reference in references], dtype=float
+    )
+    run_counts = [len(reference.instance_errors) for reference in references]
+    limits = np.array([reference.limit for reference in references]).T
+    optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
+    is_mean_of_runs = len(references) == 1
+    for component, limit in enumerate(limits):
+        run_errors = [
+            np.array([*reference.instance_errors.values()])[:, component]
+            for reference in references
+        ]
+        excess = (
+            np.array([dimension_errors.mean() for dimension_errors in run_errors])
+            - limit
+        )
+        sems, _ = pooled_errors(
+            dimensions,
+            [dimension_errors.std(ddof=1) for dimension_errors in run_errors],
+            run_counts,
+        )
+        sems = np.maximum(sems, 1e-6 * limit)
+        fit = fit_sizes(
+            dimensions, excess, sems, (0.0, np.inf, SECOND / 3 * limit.max())
+        )
+        # Runs further above did not reach the optimum; taken as it, their ratio to it would always be 1.
+        largest_plausible = limit * (
+            1 + 2 * (FINITE["lower"] / dimensions + SECOND / dimensions**2)
+        )
+        fitted_errors = limit + fit.laws @ fit.coefficients
+        is_mean_of_runs &= bool((fitted_errors <= largest_plausible).all())
+        optimal_errors[component] = np.clip(
+            fitted_errors, 1e-3 * limit, largest_plausible
+        )
+        errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
+    source = f"{FITTED}{references[0].algorithm}"
+    return {
+        reference.dimension: Optimum(
+            optimal_errors[:, size_index],
+            errors[:, size_index],
+            source,
+            reference.instance_errors,
+            is_mean_of_runs,
+        )
+        for size_index, reference in enumerate(references)
+    }
+
+
+def stored_optima(plan: ProblemPlan) -> Optima:
+    """Return the Bayes-optimal errors at finite dimension that the suite holds for a problem."""
+    return {
+        (plan.label, alpha, table.dimension): Optimum(
+            np.array(mse), np.array(error), table.source, {}
+        )
+        for table in plan.optima
+        for alpha, mse, error in zip(table.alpha, table.mse, table.error)
+    }

@@ -1,29 +1,29 @@
-"""Rows of the error table as typed values: grouping by place, reasons of failed runs."""
+"""Rows of the error table as typed values, optima at the dimension of the runs, and grouping of rows by place."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
+import numpy as np
 import pydantic
 from pydantic import Field
 
+from smimbench.interfaces import Host
 from smimbench.interfaces.checks import short_repr
 from smimbench.problem.problem import Specification, without
 from smimbench.report.row_document import RowDocument, flat_document, nested_document
 from smimbench.run.external import EXTERNAL
-from smimbench.run.loop import Status
+from smimbench.theory.types import TheoryPoint
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
     from smimbench.problem.problem import Problem
-    from smimbench.run.record import Record
 
 
 Number = float | None
@@ -541,6 +541,33 @@ class RowEntry:
         return self.row.dimension_letter
 
 
+class Optimum(NamedTuple):
+    """Bayes-optimal errors ``value`` (P,) at one dimension with standard errors ``error`` (P,), the source they are from, and
+    the errors (P,) on single instances, by instance.
+
+    ``is_mean_of_runs``: they are no more than the mean over the runs of one algorithm, whose ratio to them is 1.
+    """
+
+    value: Host
+    error: Host
+    source: str
+    instance_errors: Mapping[str, Host]
+    is_mean_of_runs: bool = False
+
+    def reachable_errors(self, instance: str) -> Host:
+        """Errors (P,) that an algorithm can reach on an instance: the mean optimum, or more if the instance is harder."""
+        return np.maximum(self.value, self.instance_errors.get(instance, 0.0))
+
+
+def optimum_at_limit(point: TheoryPoint) -> Optimum:
+    """Optimum without a finite-size correction: the error at infinite D of a ``point`` (fixed point of the theory)."""
+    return Optimum(point.mse, point.mse_error, LIMIT, {})
+
+
+Optima = Mapping[tuple[str, float, int], Optimum]
+"""Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension."""
+
+
 def row_of(document: RowDocument) -> Row:
     """Make a row from a flat JSON object.
 
@@ -607,26 +634,6 @@ def largest_dimension_rows(rows: Iterable[Row]) -> list[Row]:
     return [
         row for row in rows if row.place.dimension == largest[without_dimension(row)]
     ]
-
-
-def reason_of(record: Record, nearby_threshold: str | None = None) -> str:
-    """Describe how and why a run ended, with the line of code that failed or the nearby threshold ``nearby_threshold``."""
-    reason = f"{record.status}: {record.reason}"
-    if record.where:
-        reason += f" ({record.where})"
-    if nearby_threshold and record.status == Status.NOT_CONVERGED:
-        reason += f"; {nearby_threshold}"
-    return reason
-
-
-def reason_kind(reason: str) -> str:
-    """Return a key that is equal for similar failure reasons: the failing line of code, else the text without numbers."""
-    failed_line = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
-    return (
-        failed_line[1]
-        if failed_line
-        else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
-    )
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

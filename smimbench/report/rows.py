@@ -30,7 +30,6 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
-from smimbench.report.optimum import Optima, Optimum, optimum_at_limit
 from smimbench.report.prediction import size_coefficients
 from smimbench.report.row import (
     FITTED,
@@ -38,7 +37,9 @@ from smimbench.report.row import (
     HalfOverlap,
     LearningOrder,
     MeanOfRuns,
+    Optima,
     OptimalValue,
+    Optimum,
     Place,
     PredictedNumber,
     PredictedValue,
@@ -48,7 +49,7 @@ from smimbench.report.row import (
     component_word,
     dimension_letter_of,
     grouped,
-    reason_of,
+    optimum_at_limit,
 )
 from smimbench.report.statistics import (
     TracedRun,
@@ -65,11 +66,10 @@ from smimbench.report.statistics import (
     runs_still_moving,
     values_of,
 )
-from smimbench.report.unique_labels import with_unique_labels
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored, stored_or_none
 from smimbench.run.external import EXTERNAL, GridPoint, stored_scores
 from smimbench.run.loop import FAILED_STATUSES, Status
-from smimbench.run.record import Record
+from smimbench.run.record import Record, reason_of
 from smimbench.run.store import Store, scores_of
 from smimbench.suite.cells import Cell, Suite, build_algorithm
 from smimbench.theory.types import NO_THEORY, PredictionQuestion, TheoryPoint
@@ -348,7 +348,7 @@ def error_rows(
                 optimum=_optimum_at_size(optima_at_size, runs.place)
             )
         rows += _rows_of_place(runs, theory, suite, store)
-    return with_unique_labels(rows)
+    return rows
 
 
 def _optimum_at_size(optima_at_size: Optima, place: Place) -> Optimum | None:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -388,6 +389,26 @@ def read_record(file: Path, *, check_digests: bool = True) -> Record:
             "the file was changed after it was written (its key does not match the cell it describes)"
         )
     return record
+
+
+def reason_of(record: Record, nearby_threshold: str | None = None) -> str:
+    """Describe how and why a run ended, with the line of code that failed or the nearby threshold ``nearby_threshold``."""
+    reason = f"{record.status}: {record.reason}"
+    if record.where:
+        reason += f" ({record.where})"
+    if nearby_threshold and record.status == Status.NOT_CONVERGED:
+        reason += f"; {nearby_threshold}"
+    return reason
+
+
+def reason_kind(reason: str) -> str:
+    """Return a key that is equal for similar failure reasons: the failing line of code, else the text without numbers."""
+    failed_line = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
+    return (
+        failed_line[1]
+        if failed_line
+        else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
+    )
 
 
 def check_model(model: object, value: object, document_kind: str) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from smimbench.problem.problem import without
 from smimbench.report.comparison import compare_rows, exceeds_limit
-from smimbench.report.results import Results
-from smimbench.report.unique_labels import with_unique_labels
+from smimbench.report.results import Results, with_unique_labels
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import SUITE, loaded, output, silent, write_suite

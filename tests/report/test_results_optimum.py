@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from smimbench.report.optimum import (
-    OptimalRuns,
-    Optimum,
-    optima_by_dimension,
-    optimum_at_limit,
-)
-from smimbench.report.row import LIMIT
+from smimbench.report.results import OptimalRuns, optima_by_dimension
+from smimbench.report.row import LIMIT, Optimum, optimum_at_limit
 from tests.helpers import theory_point
 
 
