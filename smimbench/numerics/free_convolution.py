@@ -236,7 +236,9 @@ class FreeConvolution:
             )
         if self._resolution(noise) > 0.01:
             return Uncertain(separated_mmse, noise, "quadrature")
-        integral = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
+        integral = self._integrate(
+            noise, lambda points: points.variance[None, :] * noise, rtol
+        )
         return Uncertain(
             float(integral.value[0]), float(integral.error[0]), integral.method
         )

@@ -137,7 +137,7 @@ def gauss_kronrod() -> tuple[Host, Host, Host]:
     ]
     half_gauss_weights += [0.381830050505118944950369775488975]
     rule_arrays = (
-        np.array([-x for x in positive_nodes] + [0.0] + positive_nodes[::-1]),
+        np.array([-node for node in positive_nodes] + [0.0] + positive_nodes[::-1]),
         np.array(
             [
                 *half_kronrod_weights,

@@ -290,15 +290,15 @@ class Recursion:
             if len(last_steps) > 1:
                 step_changes = np.stack(
                     [
-                        (b - a)[upper_triangle]
-                        for a, b in itertools.pairwise(last_steps)
+                        (later - earlier)[upper_triangle]
+                        for earlier, later in itertools.pairwise(last_steps)
                     ],
                     axis=-1,
                 )
                 point_changes = np.stack(
                     [
-                        (b - a)[upper_triangle]
-                        for a, b in itertools.pairwise(last_points)
+                        (later - earlier)[upper_triangle]
+                        for earlier, later in itertools.pairwise(last_points)
                     ],
                     axis=-1,
                 )

@@ -328,12 +328,12 @@ def _variances(means: Array, squares: Array) -> list[float]:
     )
     leave_one_out = [
         unbiased_variance(
-            mean_sum - flat_means[s],
-            np.delete(squared_norms, s),
-            np.delete(squares, s),
+            mean_sum - flat_means[scramble],
+            np.delete(squared_norms, scramble),
+            np.delete(squares, scramble),
             scramble_count - 1,
         )
-        for s in range(scramble_count)
+        for scramble in range(scramble_count)
     ]
     return [
         scramble_count * estimate_of_all - (scramble_count - 1) * partial_estimate

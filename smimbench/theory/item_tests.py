@@ -97,8 +97,8 @@ class ItemTest:
         remark: str = "",
     ) -> Failures:
         """Error messages, by fault, for those ``means`` (with standard errors, by the fault that they would show) that differ
-        from 0 by more than ``largest_z`` errors and ``allowance``. ``place`` says at which overlap they were drawn, ``remark``
-        ends each message.
+        from 0, in some component a, by more than ``largest_z`` errors and ``allowance``. ``place`` says at which overlap they
+        were drawn, ``remark`` ends each message.
         """
         failures = {}
         for fault, (mean, error) in means.items():
@@ -692,7 +692,9 @@ def _means(
     for a in range(P):
         sample_columns = samples[:, :, a].T, controls[:, :, a].T
         means_and_errors.append(
-            controlled_mean(*(np.array_split(c, group_count) for c in sample_columns))
+            controlled_mean(
+                *(np.array_split(columns, group_count) for columns in sample_columns)
+            )
         )
     means, errors = np.swapaxes(means_and_errors, 0, 1)
-    return {name: (means[:, k], errors[:, k]) for k, name in enumerate(test_values)}
+    return dict(zip(test_values, zip(means.T, errors.T)))

@@ -152,8 +152,10 @@ def theory_point(
     if errors:
         combined_point = replace(
             combined_point,
-            generalization_error={kind: e.value for kind, e in errors.items()},
-            generalization_error_error={kind: e.error for kind, e in errors.items()},
+            generalization_error={kind: error.value for kind, error in errors.items()},
+            generalization_error_error={
+                kind: error.error for kind, error in errors.items()
+            },
             generalization_error_method=next(iter(errors.values())).method,
         )
     second_moment = np.diagonal(prior_moments(problem)[0])

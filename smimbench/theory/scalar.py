@@ -82,14 +82,10 @@ class ScalarCurve(Curve):
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
-        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` says how the information is
-        obtained.
-        """
+        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` is how the information is obtained."""
         self.problem, self.method = problem, method
-        self.kappa, self.identity = (
-            float(problem.model.kappa),
-            np.eye(problem.components),
-        )
+        self.kappa = float(problem.model.kappa)
+        self.identity = np.eye(problem.components)
         self.second_moment, self.prior_mean_overlap = (
             float(moment[0, 0]) for moment in prior_moments(problem)
         )
@@ -168,7 +164,9 @@ class ScalarCurve(Curve):
         """Nodes (log Qhat) and the alpha at each, with the curve's turning points added, so that alpha is
         monotonic in between.
         """
-        extremum_positions = [(x, point.threshold.value) for x, point in self._extrema]
+        extremum_positions = [
+            (log_qhat, point.threshold.value) for log_qhat, point in self._extrema
+        ]
         nodes, node_alphas = np.hstack(
             [[self.nodes, self.alpha], np.reshape(extremum_positions, (-1, 2)).T]
         )
@@ -399,12 +397,14 @@ class ScalarCurve(Curve):
                 if np.isfinite(limit_alpha)
                 else None
             )
-        log_overlaps = np.log(self.small_qhats)
-        extrapolated_limit = limit_of([self._alpha_at(x) for x in log_overlaps])
+        log_qhats = np.log(self.small_qhats)
+        extrapolated_limit = limit_of(
+            [self._alpha_at(log_qhat) for log_qhat in log_qhats]
+        )
         return replace(
             extrapolated_limit,
             error=extrapolated_limit.error
-            + extrapolated_limit.value * float(self._rounding(log_overlaps[-1])),
+            + extrapolated_limit.value * float(self._rounding(log_qhats[-1])),
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
@@ -497,14 +497,14 @@ class ScalarCurve(Curve):
     def _extremum(
         self, nodes: Host, alpha: Host, error: Host, index: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
-        """Refine the local extremum of alpha next to the node with this ``index``; return its log Qhat and the turning point.
-        ``nodes``, ``alpha`` and ``error`` are the curve's, and ``is_peak`` asks for a maximum.
+        """Refine the local extremum of alpha next to the node with this ``index``, a minimum of ``sign`` times alpha; return its
+        log Qhat and the turning point. ``nodes``, ``alpha``, ``error`` are the curve's, ``is_peak`` asks for a maximum.
         """
         from scipy.optimize import minimize_scalar
 
         sign = -1.0 if is_peak else 1.0
         minimum = minimize_scalar(
-            lambda x: sign * min(self._alpha_at(x), 1e300),
+            lambda log_qhat: sign * min(self._alpha_at(log_qhat), 1e300),
             bounds=nodes[[index - 1, index + 1]],
             method="bounded",
             options={"xatol": 1e-9},

@@ -169,8 +169,8 @@ class ComponentRatios:
         log_qhat_grid = np.linspace(np.log(1e-9), np.log(1e15), 193)
         first_grown_index = next(
             (
-                k
-                for k, log_qhat in enumerate(log_qhat_grid)
+                index
+                for index, log_qhat in enumerate(log_qhat_grid)
                 if sign_of_growth(log_qhat) > 0
             ),
             len(log_qhat_grid) - 1,
@@ -199,11 +199,11 @@ class ComponentRatios:
     def qhat(self, x: Host, learned_components: Sequence[int]) -> Host:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not among ``learned_components``."""
         qhat_diagonal = np.zeros(x.shape)
-        for a in learned_components:
-            qhat_diagonal[..., a] = (
-                np.exp(x[..., a])
-                if a in self.informative_components
-                else self.critical_qhat[a] + self.excess_qhat(x[..., a])
+        for component in learned_components:
+            qhat_diagonal[..., component] = (
+                np.exp(x[..., component])
+                if component in self.informative_components
+                else self.critical_qhat[component] + self.excess_qhat(x[..., component])
             )
         return qhat_diagonal
 

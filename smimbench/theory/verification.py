@@ -327,7 +327,10 @@ class PointByDraws:
                     / math.sqrt(self.V[a, a] * self.V[b, b])
                 )
                 effective_draws = min(
-                    effective_sample_size(samples[:, c, c]) for c in (a, b)
+                    effective_sample_size(
+                        samples[:, learned_component, learned_component]
+                    )
+                    for learned_component in (a, b)
                 )
                 check_name, drawn_qhat = (
                     f"Qhat{entry_label} ({source})",

@@ -414,8 +414,8 @@ class MixedLinear(MixedChannel, LinearChannel):
     def __init__(
         self, channel: LinearChannel, mixing: Host, scales: Host, noise: Host
     ) -> None:
-        """Decompose the matrix ``mixing`` = A, its rows over the standard deviations of ``noise``, into singular values and
-        modes; ``scales`` are the factors s of the labels of ``channel``.
+        """Decompose the matrix ``mixing`` = A, its rows over the standard deviations of ``noise``, into singular values w and
+        modes W^T (U diag(w) W^T); ``scales`` are the factors s of the labels of ``channel``.
         """
         super().__init__(channel, mixing)
         relative_deviations = (

@@ -120,8 +120,8 @@ def patterns(tokens: int) -> Patterns:
 
 
 def _pattern(label: list[int]) -> Pattern:
-    """Pattern of one label, the column of each row's maximum: units of rows a that share a maximum, sites c of maxima and others,
-    and the order of the units. The unit above a unit is the one whose row also contains its maximum.
+    """Pattern of one label, the column of each row's maximum: units of rows a, b that share a maximum, sites c of maxima and
+    others, and the order of the units. The unit above a unit is the one whose row also contains its maximum.
     """
     T = len(label)
     entry_site = entry_sites(T)
@@ -340,10 +340,13 @@ def _posterior_of_pattern(
         (maxima - scaled_mean[:, site, None]) / deviation
         for site, deviation in enumerate(deviations)
     ]
-    normal_pdfs = [1 / math.sqrt(2 * math.pi) * xp.exp(-x * x / 2) for x in z_scores]
+    normal_pdfs = [
+        1 / math.sqrt(2 * math.pi) * xp.exp(-z_score * z_score / 2)
+        for z_score in z_scores
+    ]
     normal_cdfs = {
-        site: special(xp).ndtr(x)
-        for site, x in enumerate(z_scores)
+        site: special(xp).ndtr(z_score)
+        for site, z_score in enumerate(z_scores)
         if site not in maximum_sites
     }
 

@@ -275,9 +275,9 @@ def chain_moments(
     second_moments: bool = False,
 ) -> ChainMoments:
     r"""Moments of ``z ~ N(omega, V I)`` given labels y, the columns of the row maxima, from independent Gibbs ``chains`` that
-    average over so many ``sweeps`` after ``burn_in`` sweeps from the latents ``start``; h are the matrix entries, z times
-    ``h_per_z``, of T = ``tokens`` tokens. A sweep is a sequence of rounds, each of which draws matrix entries without a common
-    row; ``rival_maximum`` is the largest other entry of a row.
+    average over so many ``sweeps`` after ``burn_in`` sweeps from the latents ``start``; h are the matrix entries of rows a and
+    columns b, z times ``h_per_z``, of T = ``tokens`` tokens. A sweep is a sequence of rounds, each of which draws matrix entries
+    without a common row; ``rival_maximum`` is the largest other entry of a row.
 
     Every entry is bounded by the rest of its two rows: from below by a row whose maximum it is, from above by
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of

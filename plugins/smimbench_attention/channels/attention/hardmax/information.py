@@ -142,8 +142,8 @@ def _sampled_information(
     tokens: int, error_fraction: float, samples: int, random_stream: int
 ) -> Array:
     """Estimates (SCRAMBLES,) of the information of T tokens at ``V = error_fraction``, ``Q = 1 - V``, from so many ``samples`` of
-    omega and z, drawn by the stream of number ``random_stream``, with control variates for near ties: a row's two largest logits
-    by the estimate omega (``largest_two``), and whether the true z order them likewise (``order_sign``).
+    omega, z and labels y, drawn by the stream of number ``random_stream``, with control variates for near ties: a row's two
+    largest logits by the estimate omega (``largest_two``), and whether the true z order them likewise (``order_sign``).
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard

@@ -51,8 +51,8 @@ def _nonzero(s):
 def _log_weight(prior, sample, a, b, p, r):
     """Return the log-weight of one integration point (a_1, b_1) of the first layer's latents for one ``sample``, and the second
     layer's a_2, b_2 that give the label there. p and r are the diagonal entries of the first layer's attention, c is the skip
-    strength, and ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 are less their prior means, in prior widths.
-    ``prior`` is a ``Weight``.
+    strength, and ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 (``shift_a``, ``shift_b``) are less their prior
+    means, in prior widths, and residuals less what a and b predict. ``prior`` is a ``Weight``.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -82,7 +82,7 @@ def _write(row, values):
 @_inlined
 def _add_point(sums, weight, values):
     """Add one integration point to 15 ``sums``: of its ``weight``, of it times each of four variables ``values`` (a_1, b_1, a_2,
-    b_2), and times each pair of them.
+    b_2), and times each pair (i, j) of them.
     """
     sums[0] += weight
     moment_index = 5
@@ -146,7 +146,7 @@ def _prior_mean_point(prior, sample):
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
     attention p, r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives;
-    ``f_a_by_t`` is d f_a / d t. ``prior`` is a ``Weight``, s = p + r + c - 1 with the skip strength c.
+    ``f_a_by_t`` is d f_a / d t, and so on. ``prior`` is a ``Weight``, s = p + r + c - 1 with the skip strength c.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -220,8 +220,8 @@ def _gaussian_frame(t, v, tt, tv, vv):
 def _integrate_gaussian(prior, sample, frame, rule, sums):
     """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), mean and
     difference of the logits of p and r, into ``sums``; return the logarithm of their unit, and the frame that was found, from
-    means and (co)variances tt, tv, vv of a, b, which are (a_1, b_1) less their prior means, in prior widths. k counts points,
-    ``prior`` is a ``Weight``.
+    means and (co)variances tt, tv, vv of a, b, which are (a_1, b_1) less their prior means, in prior widths. i and j count nodes
+    along the axes, k points, ``prior`` is a ``Weight``.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -264,9 +264,10 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 @_compiled_function
 def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    """Whether the weight of ``sample`` is nearly Gaussian around the frame ``peak``, and the log-unit of ``fine_sums``, its
-    integrals by the last of three Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if two searches for the
-    likeliest point agree, two orders of the rule do, and the prior allows the label.
+    """Whether the weight of ``sample`` is nearly Gaussian around the frame ``peak``, and the logarithm of the unit of
+    ``fine_sums``, its integrals by the last of three Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if two
+    searches for the likeliest point agree, two orders of the rule do, and the prior allows the label. ``prior`` is a ``Weight``,
+    ``accuracy`` has the settings.
     """
     least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
@@ -283,10 +284,13 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
     _, frame = _integrate_gaussian(prior, sample, frame, rules[1], coarse_sums)
     log_unit, _ = _integrate_gaussian(prior, sample, frame, rules[2], fine_sums)
     largest_difference = 0.0
-    for k in range(1, 15):
+    for sum_index in range(1, 15):
         largest_difference = max(
             largest_difference,
-            abs(fine_sums[k] / fine_sums[0] - coarse_sums[k] / coarse_sums[0]),
+            abs(
+                fine_sums[sum_index] / fine_sums[0]
+                - coarse_sums[sum_index] / coarse_sums[0]
+            ),
         )
     return largest_difference < accuracy.hermite_tolerance, log_unit
 
@@ -295,7 +299,7 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
 def write_crude_means(samples, prior, start_t, start_v, rules, means):
     """Write to ``means`` (n, 4) posterior means of ``samples`` by Gauss-Hermite ``rules`` near (start_t, start_v), (n,), mean and
     difference of the logits of attention p, r; ``prior`` is a ``Weight``, and the six numbers of a sample are the fields of
-    ``Sample``.
+    ``Sample``: prior means of t, v, a_2 and b_2, then what the label says.
     """
     sums = np.empty(15)
     for index in range(len(samples)):
@@ -370,23 +374,23 @@ def _upper_bound(prior, sample, cell, threshold):
     t_high, s_high, s_highest_lower = -math.inf, -math.inf, -math.inf
     p_low, p_high, r_low, r_high = 0.0, 0.0, 0.0, 0.0
     s_lower, s_upper = np.empty(3), np.empty(3)
-    for k, v in enumerate((v_low, v_high, v_nearest_0)):
+    for v_case, v in enumerate((v_low, v_high, v_nearest_0)):
         t_of_curve = _curve_t(sample.ridge, v)
         t_lower = prior.unit_t * y_low + t_of_curve
         t_upper = prior.unit_t * y_high + t_of_curve
         t_low, t_high = min(t_low, t_lower), max(t_high, t_upper)
         p_lower, r_lower = _logistic(t_lower + v / 2), _logistic(t_lower - v / 2)
         p_upper, r_upper = _logistic(t_upper + v / 2), _logistic(t_upper - v / 2)
-        if k == 0:
+        if v_case == 0:
             p_low, r_high = p_lower, r_upper
-        elif k == 1:
+        elif v_case == 1:
             r_low, p_high = r_lower, p_upper
-        s_lower[k] = p_lower + r_lower + (c - 1)
-        s_upper[k] = p_upper + r_upper + (c - 1)
-        s_low = min(s_low, s_lower[k])
-        s_highest_lower = max(s_highest_lower, s_lower[k])
-        s_high = max(s_high, s_upper[k])
-        s_lowest_upper = min(s_lowest_upper, s_upper[k])
+        s_lower[v_case] = p_lower + r_lower + (c - 1)
+        s_upper[v_case] = p_upper + r_upper + (c - 1)
+        s_low = min(s_low, s_lower[v_case])
+        s_highest_lower = max(s_highest_lower, s_lower[v_case])
+        s_high = max(s_high, s_upper[v_case])
+        s_lowest_upper = min(s_lowest_upper, s_upper[v_case])
     distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / prior.unit_t
     distance_b = max(b_low, -b_high, 0.0)
     prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
@@ -408,8 +412,10 @@ def _upper_bound(prior, sample, cell, threshold):
     )
     q_terms = best_q, threshold - prior_bound, slope_size, target_a2, slack, prior
     variation_y = 0.0
-    for k in range(3):
-        variation_y = max(variation_y, _q_variation(s_lower[k], s_upper[k], *q_terms))
+    for v_case in range(3):
+        variation_y = max(
+            variation_y, _q_variation(s_lower[v_case], s_upper[v_case], *q_terms)
+        )
     variation_b = max(
         _q_variation(s_low, s_highest_lower, *q_terms),
         _q_variation(s_lowest_upper, s_high, *q_terms),
@@ -453,8 +459,9 @@ def _upper_bound(prior, sample, cell, threshold):
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
     """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
-    half-widths), y being t, the mean logit of attention p and r, less its value on the ridge (the curve along which the weight is
-    long); ``nodes`` are the k points in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
+    half-widths), y being t, the mean logit of attention p and r, less its value on the ridge at the same v, the difference of the
+    logits (the curve along which the weight is long); ``nodes`` are the k points in [-1, 1] along either axis, i and j their
+    indices, ``prior`` is a ``Weight``.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -620,9 +627,10 @@ def integrate_samples(
     samples, prior, accuracy, largest_variation, try_gauss_hermite, cell_rule, rules,
     log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
-    """Integrate all ``samples`` (n, 6) one by one with the weight of parameters ``prior``, by Gauss-Hermite ``rules`` (if
-    ``try_gauss_hermite``) or by cells with the Gauss-Legendre ``cell_rule`` and the settings ``accuracy``; write the fields of
-    ``Sums``, which are the last four arguments.
+    """Integrate all ``samples`` (n, 6), each (t, v, a2, b2, slope, margin) as in ``Sample``, one by one with the weight of
+    parameters ``prior``, by Gauss-Hermite ``rules`` (if ``try_gauss_hermite``) or by cells with the Gauss-Legendre ``cell_rule``
+    and the settings ``accuracy``; write the fields of ``Sums``, which are the last four arguments; i and j count the four
+    variables.
     """
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes

@@ -332,8 +332,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             products.append(
                 np.stack(
                     [
-                        np.sum(score[:, i] * score[:, j], axis=1)
-                        for i, j in ((0, 0), (1, 1), (0, 1))
+                        np.sum(score[:, entry_row] * score[:, entry_column], axis=1)
+                        for entry_row, entry_column in ((0, 0), (1, 1), (0, 1))
                     ]
                 )
             )

@@ -139,8 +139,9 @@ def scaled_information(tokens: int) -> ChebyshevFit:
 
 def sampled_scaled_information(tokens: int, s: float) -> Host:
     """Estimates (8,), one per scramble (independent set of random points), of the scaled information ``s / (1 - s^2) *
-    information`` of M = ``tokens`` tokens at ``V = s^2``, ``Q = 1 - s^2``, from samples of omega in slabs around the planes on
-    which labels change, weighted by their density, with control variates of known means.
+    information`` of M = ``tokens`` tokens at ``V = s^2``, ``Q = q = 1 - s^2``, from samples of omega in slabs around the planes
+    on which labels change (a token is 0, or two tokens a, b are equal), weighted by their density, with control variates of known
+    means.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
     which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a

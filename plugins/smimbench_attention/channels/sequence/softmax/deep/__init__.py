@@ -241,18 +241,22 @@ def _integration_points(
         stage: int,
         count: int,
         mixture_shares: tuple[int, int, int],
-        copies: int,
+        scrambles_per_run: int,
         runs: int,
     ) -> tuple[tuple[Host, ...], tuple[int, ...]]:
-        """Random points of one ``stage`` (its number) for each component of the mixture, in ``runs`` times ``copies`` scrambles
-        of ``count`` points, and the components' numbers of points: ``mixture_shares`` eighths of ``count``.
+        """Random points of one ``stage`` (its number) for each component of the mixture, in ``runs`` times ``scrambles_per_run``
+        scrambles of ``count`` points, and the components' numbers of points: ``mixture_shares`` eighths of ``count``.
         """
         from scipy.special import ndtr
 
-        points_shape = coordinate_count + tokens + layers, count, runs * copies
+        points_shape = (
+            coordinate_count + tokens + layers,
+            count,
+            runs * scrambles_per_run,
+        )
         random_numbers = normal_scrambles(
             *points_shape, "deep attention", seed, stage
-        ).reshape(runs, copies, count, -1)
+        ).reshape(runs, scrambles_per_run, count, -1)
         random_numbers[..., coordinate_count + tokens :] = np.clip(
             ndtr(random_numbers[..., coordinate_count + tokens :]), 1e-16, 1.0 - 1e-16
         )

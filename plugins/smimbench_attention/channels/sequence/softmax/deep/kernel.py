@@ -60,8 +60,8 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
     """
     dimension = prior.root.shape[0] * prior.tokens
     weakest_center, lowest_score = 0, -math.inf
-    for k in range(CENTERS):
-        seeds[k, 0] = lowest_score
+    for center in range(CENTERS):
+        seeds[center, 0] = lowest_score
     for component in range(3):
         gumbel_noise = points[component][
             0, dimension + prior.tokens + prior.root.shape[0]
@@ -79,23 +79,26 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
                 points[component][0],
                 component_sizes,
             )
-            for j in range(n):
+            for point in range(n):
                 # where all weights are zero, any center will do
                 score = (
-                    0.5 * max(table[WEIGHT, j], -1e300) + gumbel_noise[first_point + j]
+                    0.5 * max(table[WEIGHT, point], -1e300)
+                    + gumbel_noise[first_point + point]
                 )
                 if score > lowest_score:
                     seeds[weakest_center, 0] = score
                     seeds[weakest_center, 1] = (
-                        1.0 if table[PLUS, j] >= table[MINUS, j] else -1.0
+                        1.0 if table[PLUS, point] >= table[MINUS, point] else -1.0
                     )
-                    for k in range(dimension):
-                        seeds[weakest_center, 2 + k] = table[XI + k, j]
+                    for coordinate in range(dimension):
+                        seeds[weakest_center, 2 + coordinate] = table[
+                            XI + coordinate, point
+                        ]
                     lowest_score = math.inf
-                    for k in range(CENTERS):
+                    for center in range(CENTERS):
                         weakest_center, lowest_score = (
-                            (k, seeds[k, 0])
-                            if seeds[k, 0] < lowest_score
+                            (center, seeds[center, 0])
+                            if seeds[center, 0] < lowest_score
                             else (weakest_center, lowest_score)
                         )
     _fit_gaussians(table, sample, prior, gaussians, seeds)
@@ -117,37 +120,46 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
     points_per_center = dimension + 1
     jacobian_rows, residual = np.zeros((3, 6)), np.zeros(3)
     for iteration in range(5):
-        for k in range(CENTERS):
+        for center in range(CENTERS):
             for column in range(points_per_center):
-                for i in range(dimension):
-                    table[XI + i, k * points_per_center + column] = seeds[k, 2 + i] + (
-                        coordinate_increment if column == i + 1 else 0.0
-                    )
+                for coordinate in range(dimension):
+                    table[XI + coordinate, center * points_per_center + column] = seeds[
+                        center, 2 + coordinate
+                    ] + (coordinate_increment if column == coordinate + 1 else 0.0)
         integrand(table, CENTERS * points_per_center, sample, prior)
-        for k in range(CENTERS):
-            seed, gaussian, center_point = seeds[k], gaussians[k], k * points_per_center
+        for center in range(CENTERS):
+            seed, gaussian, center_point = (
+                seeds[center],
+                gaussians[center],
+                center * points_per_center,
+            )
             cost = table[ENERGY, center_point]
-            for m in range(tokens):
-                solved_z, conditional_mean = table[SOLVED + m], table[CENTER + m]
-                residual[m] = (
+            for token in range(tokens):
+                solved_z, conditional_mean = (
+                    table[SOLVED + token],
+                    table[CENTER + token],
+                )
+                residual[token] = (
                     seed[1] * solved_z[center_point] - conditional_mean[center_point]
                 ) * inverse_deviation
-                cost += 0.5 * residual[m] ** 2
-                for i in range(dimension):
-                    probe_point = center_point + i + 1
+                cost += 0.5 * residual[token] ** 2
+                for coordinate in range(dimension):
+                    probe_point = center_point + coordinate + 1
                     derivative = (
                         (
                             seed[1] * solved_z[probe_point]
                             - conditional_mean[probe_point]
                         )
                         * inverse_deviation
-                        - residual[m]
+                        - residual[token]
                     ) / coordinate_increment
-                    jacobian_rows[m, i] = derivative if abs(derivative) < 1e100 else 0.0
+                    jacobian_rows[token, coordinate] = (
+                        derivative if abs(derivative) < 1e100 else 0.0
+                    )
             is_improved = iteration == 0 or cost < gaussian[0, dimension + 1]
             if is_improved:
-                for i in range(dimension):
-                    gaussian[0, i] = seed[2 + i]
+                for coordinate in range(dimension):
+                    gaussian[0, coordinate] = seed[2 + coordinate]
                 gaussian[0, dimension + 1] = cost
                 _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens)
             # length of the next step
@@ -159,16 +171,18 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
                 )
             )
             gaussian[0, dimension + 2] = step_length
-            for i in range(dimension):
-                seed[2 + i] = gaussian[0, i] + step_length * gaussian[7, i]
+            for coordinate in range(dimension):
+                seed[2 + coordinate] = (
+                    gaussian[0, coordinate] + step_length * gaussian[7, coordinate]
+                )
 
 
 @jit
 def _dot(x, y, n):
     """Scalar product of the first n entries of the rows x and y."""
     total = 0.0
-    for i in range(n):
-        total += x[i] * y[i]
+    for index in range(n):
+        total += x[index] * y[index]
     return total
 
 
@@ -182,26 +196,32 @@ def _describe_gaussian(gaussian, jacobian_rows, residual, dimension, tokens):
     """
     step_to_maximum = gaussian[7]
     gaussian[0, dimension] = 0.0
-    for m in range(tokens):
-        row = gaussian[4 + m]
-        for i in range(dimension):
-            gaussian[1 + m, i] = row[i] = jacobian_rows[m, i]
-        for i in range(tokens):
-            row[dimension + i] = 1.0 if i == m else 0.0
-        projection = _dot(jacobian_rows[m], gaussian[0], dimension) - residual[m]
-        for k in range(m):
-            previous_row = gaussian[4 + k]
+    for token in range(tokens):
+        row = gaussian[4 + token]
+        for index in range(dimension):
+            gaussian[1 + token, index] = row[index] = jacobian_rows[token, index]
+        for index in range(tokens):
+            row[dimension + index] = 1.0 if index == token else 0.0
+        projection = (
+            _dot(jacobian_rows[token], gaussian[0], dimension) - residual[token]
+        )
+        for previous_token in range(token):
+            previous_row = gaussian[4 + previous_token]
             row_overlap = _dot(row, previous_row, dimension + tokens)
             projection -= row_overlap * previous_row[8]
-            for i in range(dimension + tokens):
-                row[i] -= row_overlap * previous_row[i]
+            for index in range(dimension + tokens):
+                row[index] -= row_overlap * previous_row[index]
         norm = math.sqrt(_dot(row, row, dimension + tokens))
         row[8] = projection / norm
         gaussian[0, dimension] += math.log(norm)
-        for i in range(dimension + tokens):
-            row[i] /= norm
-            step_to_maximum[i] = row[8] * row[i] + (
-                step_to_maximum[i] if m else -gaussian[0, i] if i < dimension else 0.0
+        for index in range(dimension + tokens):
+            row[index] /= norm
+            step_to_maximum[index] = row[8] * row[index] + (
+                step_to_maximum[index]
+                if token
+                else -gaussian[0, index]
+                if index < dimension
+                else 0.0
             )
 
 
@@ -300,9 +320,9 @@ def _accumulate(
     table, first_point, n, scramble_points, omega, prior, second_moments, sums
 ):
     """Add n points of ``table``, from index ``first_point`` on, to ``sums`` (K, scrambles): of the weight, its square, the
-    weighted shift ``z - omega`` of the latents, and its weighted second moments, all products if ``second_moments``, else traces
-    over tokens. A scramble is an independent set of ``scramble_points`` points, ``prior`` a ``LatentLaw``; k and i are indices of
-    latents by layer and token, j of points.
+    weighted shift ``dz = z - omega`` of the latents (for their posterior signs), and its weighted second moments, all products if
+    ``second_moments``, else traces over tokens. A scramble is an independent set of ``scramble_points`` points, ``prior`` a
+    ``LatentLaw``; k and i are indices of latents by layer and token, j of points.
     """
     layers, tokens = omega.shape
     dimension, weight, flip_contribution, unit_weights = (
@@ -394,8 +414,8 @@ def _estimate(
     matrix_size = (
         0 if sum_count == 2 + dimension else dimension if second_moments else layers
     )
-    for k in range(sum_count):
-        fill_row(sums[k], SCRAMBLES, 0.0)
+    for sum_index in range(sum_count):
+        fill_row(sums[sum_index], SCRAMBLES, 0.0)
     for component in range(3):
         for first_point in range(0, points[component].shape[1], BATCH_POINTS):
             n = min(BATCH_POINTS, points[component].shape[1] - first_point)
@@ -411,17 +431,19 @@ def _estimate(
                 points[component],
                 component_sizes,
             )
-            for j in range(n):
-                new_log_unit = max(new_log_unit, weight[j])
+            for point in range(n):
+                new_log_unit = max(new_log_unit, weight[point])
             rescaling = math.exp(max(log_unit - new_log_unit, -700.0))
             log_unit = new_log_unit
-            for k in range(sum_count if rescaling < 1.0 else 0):
+            for sum_index in range(sum_count if rescaling < 1.0 else 0):
                 for scramble in range(SCRAMBLES):
-                    sums[k, scramble] *= rescaling * rescaling if k == 1 else rescaling
-            for j in range(n):
+                    sums[sum_index, scramble] *= (
+                        rescaling * rescaling if sum_index == 1 else rescaling
+                    )
+            for point in range(n):
                 # arithmetic with subnormal numbers is slow
-                log_weight = max(weight[j] - log_unit, -100.0)
-                weight[j] = exp(log_weight) if log_weight > -100.0 else 0.0
+                log_weight = max(weight[point] - log_unit, -100.0)
+                weight[point] = exp(log_weight) if log_weight > -100.0 else 0.0
             _accumulate(
                 table,
                 first_point,
@@ -440,24 +462,25 @@ def _estimate(
     effective_points = (SCRAMBLES * mass) ** 2 / squared_weights if mass > 0.0 else 0.0
     # Ratios of the scrambles' sums and their variance, less their bias where many points count.
     variance_factor = 1.0 / (SCRAMBLES * (SCRAMBLES - 1.0))
-    for k in range(2, sum_count):
+    for sum_index in range(2, sum_count):
         ratio = bias = variance = 0.0
         for scramble in range(SCRAMBLES):
-            ratio += sums[k, scramble] / (SCRAMBLES * safe_mass)
+            ratio += sums[sum_index, scramble] / (SCRAMBLES * safe_mass)
         for scramble in range(SCRAMBLES):
             relative_mass = sums[0, scramble] / safe_mass
-            deviation = sums[k, scramble] / safe_mass - ratio * relative_mass
+            deviation = sums[sum_index, scramble] / safe_mass - ratio * relative_mass
             bias += variance_factor * deviation * (relative_mass - 1.0)
             variance += variance_factor * deviation * deviation
-        estimates[1 + k] = ratio + (
+        estimates[1 + sum_index] = ratio + (
             bias if effective_points > FEWEST_EFFECTIVE_POINTS else 0.0
         )
-        if k < 2 + dimension:
-            error_variance += variance / prior.variances[(k - 2) // tokens] / dimension
-    for k in range(matrix_size):
-        for i in range(k):
-            estimates[3 + dimension + i * matrix_size + k] = estimates[
-                3 + dimension + k * matrix_size + i
+        if sum_index < 2 + dimension:
+            layer = (sum_index - 2) // tokens
+            error_variance += variance / prior.variances[layer] / dimension
+    for row in range(matrix_size):
+        for column in range(row):
+            estimates[3 + dimension + column * matrix_size + row] = estimates[
+                3 + dimension + row * matrix_size + column
             ]
     # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less. 1.5 is for
     # eight scrambles and weights with heavy tails (checked against tables).
@@ -505,7 +528,8 @@ def _estimate_runs(
 def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, estimates):
     """Compute into ``estimates`` the posterior moments of latents ``z ~ N(omega, V)``, ``prior``, given outputs ``u``, sample by
     sample, by importance sampling with the points of ``point_sets`` (for pilot, improvement, first and last estimate). Where the
-    error is above ``accuracy``, or few points count, estimates are made again with more points.
+    error is above ``accuracy``, or few points count, estimates are made again with more points, from Gaussians whose centers grow
+    from ``seeds``. Second moments only if ``second_moments``, else traces.
 
     ``u`` (n, M) outputs, of two tokens with their difference as a third number; ``omega`` (n, L, M); ``point_sets`` are four
     pairs, of points for each component and their number in a scramble: pilot, improvement, first and last estimate;
@@ -567,8 +591,8 @@ def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, est
             if retried_points > effective_points:
                 effective_points = retried_points
                 for run in range(len(retried_estimates)):
-                    for k in range(retried_estimates.shape[1]):
-                        estimates[index, run, k] = retried_estimates[run, k]
+                    for entry in range(retried_estimates.shape[1]):
+                        estimates[index, run, entry] = retried_estimates[run, entry]
 
 
 @compiled
@@ -580,10 +604,12 @@ def mixing_of_samples(z, skip, matrix_entries):
     table = np.zeros((ROWS, STRIDE))
     for first_point in range(0, len(z), BATCH_POINTS):
         n = min(BATCH_POINTS, len(z) - first_point)
-        for k in range(2 * z.shape[1]):
-            for j in range(n):
-                table[Z + k, j] = z[first_point + j, k // 2, k % 2]
+        for latent in range(2 * z.shape[1]):
+            for point in range(n):
+                table[Z + latent, point] = z[
+                    first_point + point, latent // 2, latent % 2
+                ]
         multiply_attention(table, n, z.shape[1], 0, skip)
-        for k in range(3):
-            for j in range(n):
-                matrix_entries[k, first_point + j] = table[OFF_1 + k, j]
+        for entry in range(3):
+            for point in range(n):
+                matrix_entries[entry, first_point + point] = table[OFF_1 + entry, point]

@@ -92,29 +92,29 @@ def bounded_exp(x):
 
 @jit
 def fill_row(row, n, value):
-    """Set the first n entries j of a row to the constant ``value``."""
-    for j in range(n):
-        row[j] = value
+    """Set the first n entries of a row to the constant ``value``."""
+    for index in range(n):
+        row[index] = value
 
 
 @jit
 def add_row(row, addend, n, factor):
     """Add ``factor`` times the first n entries of the row ``addend`` to a row, in place."""
-    for j in range(n):
-        row[j] += factor * addend[j]
+    for index in range(n):
+        row[index] += factor * addend[index]
 
 
 @jit
 def add_product(row, row_1, row_2, n, factor):
     """Add ``factor`` times the elementwise product of the first n entries of ``row_1`` and ``row_2`` to a row, in place."""
-    for j in range(n):
-        row[j] += factor * row_1[j] * row_2[j]
+    for index in range(n):
+        row[index] += factor * row_1[index] * row_2[index]
 
 
 @jit
 def multiply_attention(table, n, layers, first_layer, skip):
-    """Multiply, at n points, the 2 x 2 attention matrices of the layers ``first_layer`` to ``layers``, with latents in the rows Z
-    of ``table`` and skip connections of weight ``skip`` = c; write the product's off-diagonal entries OFF_1, OFF_2 and
+    """Multiply, at n points j, the 2 x 2 attention matrices of the layers ``first_layer`` to ``layers``, with latents in the rows
+    Z of ``table`` and skip connections of weight ``skip`` = c; write the product's off-diagonal entries OFF_1, OFF_2 and
     determinant DET (INNER: without the last layer). Locals belong to one layer: tokens' values h_1, h_2 and their ``difference``
     after the layers below, ``attention_1`` and ``attention_2`` of each token to itself, whose odds against are ``odds_1``,
     ``odds_2``.
@@ -168,7 +168,7 @@ def multiply_attention(table, n, layers, first_layer, skip):
 
 @jit
 def _solve_two(table, n, u, prior):
-    """Solve ``u = B z_L`` for the last layer's latents z_L (rows SOLVED) of two tokens at n points, B the product of the
+    """Solve ``u = B z_L`` for the last layer's latents z_L (rows SOLVED) of two tokens at n points j, B the product of the
     attention matrices of the layers below, with off-diagonal entries OFF_1 and OFF_2, and write its determinant to the row DET.
     ``u`` holds the outputs, taken with sign +, and u_1 - u_2; ``prior`` is a ``LatentLaw``.
     """
@@ -236,10 +236,10 @@ def _solve_three(table, n, u, prior):
 
 @jit
 def integrand(table, n, sample, prior):
-    """Compute, at the n whitened latents in rows XI of ``table``, the logarithm of the posterior density of one ``sample``
-    (outputs u, means omega) up to the determinant of B, for the sign + of u (row PLUS) and the sign - (row MINUS). Latents are z
-    = omega + dz, and the last layer's are solved for; their residual is the distance from their conditional mean. ``prior`` is a
-    ``LatentLaw``.
+    """Compute, at the n points j of whitened latents in rows XI of ``table``, the logarithm of the posterior density of one
+    ``sample`` (outputs u, means omega) up to the determinant of B, for the sign + of u (row PLUS) and the sign - (row MINUS).
+    Latents are z = omega + dz, and the last layer's are solved for; their residual is the distance from their conditional mean.
+    ``prior`` is a ``LatentLaw``.
     """
     u, omega = sample
     tokens, hidden_layers = prior.tokens, prior.root.shape[0]
@@ -292,9 +292,9 @@ def integrand(table, n, sample, prior):
 def _draw_gaussians(
     table, first_point, n, points, points_per_center, gaussians, dimension, tokens
 ):
-    """Draw n whitened latents (rows XI of ``table``) from ``gaussians``, ``points_per_center`` from each in turn; ``points`` are
-    standard normal numbers, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on. The Gaussians are
-    narrow along the directions that a label fixes, whose part (``projection``) is taken out of a normal vector.
+    """Draw n points j of whitened latents (rows XI of ``table``) from ``gaussians``, ``points_per_center`` from each in turn;
+    ``points`` are standard normal numbers, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on.
+    The Gaussians are narrow along the directions that a label fixes, whose part (``projection``) is taken out of a normal vector.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
     """
@@ -339,7 +339,7 @@ def _gap_constants(layer, omega, u, prior):
 
 @jit
 def _draw_gaps(table, n, sample, prior):
-    """Draw n points of whitened latents xi_1, xi_2 of two tokens (rows XI of ``table``), layer by layer, for nearly singular
+    """Draw n points j of whitened latents xi_1, xi_2 of two tokens (rows XI of ``table``), layer by layer, for nearly singular
     attention matrices: the difference (gap) of the tokens is drawn uniformly in its logarithm, ``is_by_size``, or from the prior;
     in the layer before the last it is solved for, given the outputs u, by its approximate ``second_eigenvalue`` of attention, if
     ``is_solvable``. A uniform number decides which, and its ``share_position`` within that choice gives size and sign.
@@ -363,12 +363,12 @@ def _draw_gaps(table, n, sample, prior):
         uniform_numbers = table[SPARE + layer]
         for token in range(2):  # the mean given the previous layers
             fill_row(table[Z + 2 * layer + token], n, omega[layer, token])
-            for k in range(layer):
+            for previous_layer in range(layer):
                 add_row(
                     table[Z + 2 * layer + token],
-                    table[XI + 2 * k + token],
+                    table[XI + 2 * previous_layer + token],
                     n,
-                    prior.root[layer, k],
+                    prior.root[layer, previous_layer],
                 )
         for j in range(n):
             is_by_size = uniform_numbers[j] < SIZE_SHARE
@@ -421,8 +421,8 @@ def _draw_gaps(table, n, sample, prior):
 def _gap_densities(table, n, sample, prior):
     """Compute the density with which ``_draw_gaps`` draws each of n points j of whitened latents xi_1, xi_2, relative to the
     standard normal density at 0: the row FACTOR of ``table`` times the exponential of the row GAP. A gap is the difference of two
-    tokens; locals are of one layer, and ``plus_deviation``, ``minus_deviation`` are those of the gap solved for from its mean,
-    for either sign of the outputs.
+    tokens, the ``sample`` has outputs u and means omega; locals are of one layer, and ``plus_deviation``, ``minus_deviation`` are
+    those of the gap solved for from its mean, for either sign of the outputs.
     """
     u, omega = sample
     hidden_layers = prior.root.shape[0]
@@ -503,12 +503,12 @@ def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
     projection_3 = table[SPARE + 2]
     for j in range(n):
         squared_norm[j] = projection_1[j] = projection_2[j] = projection_3[j] = 0.0
-    for i in range(dimension):
-        xi = table[XI + i]
-        mean = gaussian[0, i]
-        jacobian_1 = gaussian[1, i]
-        jacobian_2 = gaussian[2, i]
-        jacobian_3 = gaussian[3, i]
+    for coordinate in range(dimension):
+        xi = table[XI + coordinate]
+        mean = gaussian[0, coordinate]
+        jacobian_1 = gaussian[1, coordinate]
+        jacobian_2 = gaussian[2, coordinate]
+        jacobian_3 = gaussian[3, coordinate]
         for j in range(n):
             deviation = xi[j] - mean
             squared_norm[j] += deviation * deviation

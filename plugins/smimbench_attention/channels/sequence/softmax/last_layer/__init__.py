@@ -333,11 +333,11 @@ def posterior_moments(
     table_sums = tables.sums.astype(single, copy=False)
     mode_amplitudes = np.ones((n, 1), single)
     if known_layer is not None:
-        outer_sums = [
+        mode_weights = [
             outer_weight @ tables.modes.T
             for outer_weight in outer_weights(tables.outer, tables.area, *known_layer)
         ]
-        mode_amplitudes = outer_sums[0].astype(single)
+        mode_amplitudes = mode_weights[0].astype(single)
     forward_tables = table_sums.reshape(-1, table_sums.shape[2])
     backward_tables = np.ascontiguousarray(
         table_sums[:, :, :node_count].transpose(2, 0, 1).reshape(node_count, -1)
@@ -425,11 +425,11 @@ def posterior_moments(
         known_omega = known_layer[0]
         known_mean = (
             np.stack(
-                [(outer_sums[mode] * mode_sums).sum(1) for mode in (1, 2)], axis=-1
+                [(mode_weights[mode] * mode_sums).sum(1) for mode in (1, 2)], axis=-1
             )
             / mass_column
         )
-        known_square = (outer_sums[3] * mode_sums).sum(1) / mode_mass + (
+        known_square = (mode_weights[3] * mode_sums).sum(1) / mode_mass + (
             (known_omega - 2 * known_mean) * known_omega
         ).sum(1)
         moments = moments._replace(

@@ -437,9 +437,9 @@ def _exchange_tokens(sums: Host) -> Host:
 
 
 def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host, Host]:
-    """Nodes (K, 2) of a square grid of ``spacing`` in a disc of ``largest_radius``, one of each pair +-(a, b) of integer
-    coordinates, with the share (K,) of the plane that each stands for, and the index (K,) of its mirror: (b, a), with the tokens
-    exchanged, or its negative.
+    """Nodes (K, 2) of a square grid of ``spacing`` in a disc of ``largest_radius``, one (number k) of each pair +-(a, b) of
+    integer coordinates, with the share (K,) of the plane that each stands for, and the index (K,) of its mirror: (b, a), with the
+    tokens exchanged, or its negative.
 
     With the share of each node that it stands for, and where the one with its tokens exchanged stands, or its negative.
     """

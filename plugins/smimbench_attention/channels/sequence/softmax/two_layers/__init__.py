@@ -147,12 +147,12 @@ def _integrate_box(
         if rule.full
         else (5, 6, 6, 7)
     )
-    sums = xp.stack([sums[k, ...] for k in (1, 2, 3, 4, *sum_rows)])
+    sums = xp.stack([sums[row, ...] for row in (1, 2, 3, 4, *sum_rows)])
     safe_mass = xp.where(mass > 0.0, mass, 1.0)
     v11, v12, v22 = rule.V
     regression_slope = v12 / v11
     trace_rows = ((4, 9), (6, 11), (14, 19)) if rule.full else ((4,), (5,), (7,))
-    aa, ae, ee = (sum(sums[k, ...] for k in rows) for rows in trace_rows)
+    aa, ae, ee = (sum(sums[row, ...] for row in rows) for rows in trace_rows)
     squared_distance = aa / v11 + (
         ee - 2.0 * regression_slope * ae + regression_slope * regression_slope * aa
     ) / (v22 - regression_slope * v12)
@@ -207,7 +207,7 @@ def _integrate_far_labels(
     energy = energy.copy()
     is_outside = energy > box_energy - 4.0
     if is_outside.any():
-        v11, v12, v22 = (16.0 * v for v in rule.V)
+        v11, v12, v22 = (16.0 * entry for entry in rule.V)
         coarse_rule = replace(
             rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22)
         )

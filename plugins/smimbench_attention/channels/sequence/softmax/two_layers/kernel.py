@@ -75,9 +75,9 @@ def _token_difference(x, y, c):
 @inline
 def _integrand(column, kE, k_E, position, constants):
     """Weight of one point (m, d), mean and difference of the first layer's two tokens, with ``z_1 - omega_1`` = (a1, a2) and
-    ``z_2 - omega_2`` = (e1, e2). ``column`` holds what depends on d; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E = exp(m d),
-    and fractions are divided by E; ``position`` counts steps in m; ``constants`` are the prior's, residuals those of z_2 given
-    z_1.
+    ``z_2 - omega_2`` = (e1, e2). ``column`` holds what depends on d, as k2 = k^2; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E
+    = exp(m d), and fractions are divided by E; ``position`` counts steps in m; ``constants`` are the prior's and the skip weight
+    c, residuals those of z_2 given z_1.
     """
     k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
     slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
@@ -106,7 +106,7 @@ def _integrand(column, kE, k_E, position, constants):
 
 @inline
 def _add_traces(sums, point):
-    """Add a point, weight w, a = z_1 - omega_1, e = z_2 - omega_2, to ``sums`` of w, first moments w1 to w4, and traces."""
+    """Add a point, weight w, (a1, a2) = z_1 - omega_1, (e1, e2) = z_2 - omega_2, to ``sums``: w, moments w1 to w4, traces."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     traces = (
@@ -119,7 +119,7 @@ def _add_traces(sums, point):
 
 @inline
 def _add_products(sums, point):
-    """Add a point, weight w, a = z_1 - omega_1, e = z_2 - omega_2, to ``sums`` of w, first moments w1 to w4, and products."""
+    """Add a point, weight w, (a1, a2) = z_1 - omega_1, (e1, e2) = z_2 - omega_2, to ``sums``: w, moments w1 to w4, products."""
     w, a1, a2, e1, e2 = point
     w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
     products_of_a1 = (
@@ -221,8 +221,8 @@ def make_kernel(jit, inline, width, stride):
     def find_intervals(sample, prior, intervals):
         """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
         either sign of outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0), d_0,
-        sign of u, and ranges of the entries x, y of the inverse attention matrix. ``prior`` has V and the skip weight c; a gap is
-        a difference of tokens.
+        sign of u, and ranges of the entries x, y of the inverse attention matrix. ``prior`` has V, the variance of z_2 given z_1
+        and the skip weight c; a gap is a difference of tokens.
         """
         u, omega, half_width, _ = sample
         v11, v22, _, variance_2, c = prior[:5]
@@ -545,10 +545,10 @@ def make_kernel(jit, inline, width, stride):
 
     @jit
     def integrate(sample, rule, scratch, totals):
-        """Integrate one ``sample`` by ``rule`` (prior, when to stop, number of moments): write its moments to ``totals``, return
-        the relative error. ``scratch`` are work arrays: table t, intervals, ``sums`` with rows for four intervals and what a
-        round adds to them, and their state. Each round doubles the columns of unfinished intervals, taken ``width`` at a time
-        from ``start`` on; ``partition`` is the whole integral so far.
+        """Integrate one ``sample`` by ``rule`` (prior with skip weight c, when to stop, number of moments): write its moments to
+        ``totals``, return the relative error. ``scratch`` are work arrays: table t, intervals, ``sums`` with rows for four
+        intervals and what a round adds to them, and their state. Each round doubles the columns j of unfinished intervals, taken
+        ``width`` at a time from ``start`` on; ``partition`` is the whole integral so far.
         """
         t, intervals, sums, state = scratch
         prior, stopping, moment_count = rule
