@@ -105,7 +105,7 @@ class Adam(Descent):
             return super().theory(problem, alpha, conditions)
         return self._minimum(problem, alpha, conditions, self.weight_decay)
 
-    _penalizes_in_loss = True
+    _penalizes_in_loss = True  # whether weight decay is part of the loss
 
     def penalty(self, data: Data) -> float:
         """Coefficient of the weight-decay penalty ``|W|^2 / 2`` in the loss of all samples of ``data``."""
@@ -163,7 +163,7 @@ class AdamW(Adam):
     name = "adamw"
     reference = "arXiv:1711.05101"
 
-    _penalizes_in_loss = False
+    _penalizes_in_loss = False  # the weights decay apart from the loss
 
     def move(
         self,

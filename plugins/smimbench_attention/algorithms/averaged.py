@@ -30,8 +30,8 @@ from smimbench.theory import limit_point, own_theory, prior_moments
 
 
 class AveragedState(NamedTuple):
-    """States of all students (one batched state, or a tuple), and the problem, whose symmetry is removed before their signals
-    are averaged.
+    """States of all students (one state with a leading axis, or a tuple), and the problem, whose symmetry is removed before the
+    students' signals are averaged.
     """
 
     students: Any
@@ -106,11 +106,16 @@ class Averaged(Algorithm):
         try:
             entry = get_registry().get("algorithm", qualified_name)
         except RegistryError as error:
-            raise ParameterError("of.name", str(error)) from None
+            raise ParameterError(
+                "of.name", f"must name an algorithm that is installed: {error}"
+            ) from None
         try:
             inner_algorithm = build(entry.item, "algorithm", parameters)
         except ParameterError as error:
-            raise ParameterError(f"of.{error.key}", error.message) from None
+            raise ParameterError(
+                f"of.{error.key}",
+                f"{error.message} (a parameter of {name!r}, which is averaged)",
+            ) from None
         # Includes defaults and version, so that a change of either makes a new cell.
         inner_identity = {
             "name": entry.name,

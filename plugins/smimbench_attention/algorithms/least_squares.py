@@ -214,9 +214,9 @@ def _averages_over_features(
     if penalty > 0 or latents_per_direction < 1:
         # kappa < (penalty + 1) / ratio, as the mean of s is below 1 / kappa.
         largest_log_kappa = np.log((penalty + 1) / latents_per_direction)
-        lower_bounds = largest_log_kappa - 2.0 ** np.arange(1, 12)
+        lower_bounds_of_log_kappa = largest_log_kappa - 2.0 ** np.arange(1, 12)
         smallest_log_kappa = next(
-            bound for bound in lower_bounds if excess_latents(bound) > 0
+            bound for bound in lower_bounds_of_log_kappa if excess_latents(bound) > 0
         )
         root_tolerances = {"xtol": 1e-15, "rtol": 1e-15}
         log_kappa = brentq(
@@ -348,8 +348,9 @@ class LeastSquares:
         inputs: Array,
         labels: Array,
     ) -> None:
-        """Compute targets and weights of all samples. Targets are the observed combinations of posterior means of the latents
-        at labels y, for priors N(omega = 0, V = I), without their shrinkage.
+        """Compute targets and weights of all samples, for labels with this linear ``observation`` of the latents. Targets are the
+        observed combinations of posterior means of the latents at labels y, for priors N(omega = 0, V = I), without their
+        shrinkage.
         """
         xp, device_and_dtype = namespace(inputs), matching(inputs)
         self.problem, self.inputs = problem, inputs

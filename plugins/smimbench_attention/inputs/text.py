@@ -141,7 +141,8 @@ class Text(Inputs):
 
 def _read_text(path: str | None, digest: str) -> tuple[str, str]:
     """Read the text of a file, or without a path the help topics of the Python standard library, and compute its digest (hash);
-    it must be ``digest``, unless that is empty. The names of question classes are left out.
+    it must be ``digest``, unless that is empty. If every line is a question with its class in front, as in the TREC data, the
+    classes are left out.
     """
     if path is None:
         from pydoc_data.topics import topics

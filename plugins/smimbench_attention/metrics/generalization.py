@@ -30,7 +30,9 @@ class _PredictionError(Metric):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Expected squared error on fresh samples, from the overlaps of teacher and estimate."""
+        """Expected squared error on fresh samples, from the overlaps of teacher (in ``instance``) and estimate; ``claims`` holds
+        the error that the algorithm claims.
+        """
         return [float(_errors(instance, estimate, claims)[self.kind].value)]
 
     def theory(
@@ -52,8 +54,9 @@ class _PredictionError(Metric):
 def _errors(
     instance: Instance, estimate: Array, claims: Claims
 ) -> dict[str, Uncertain]:
-    """Generalization errors of the estimate by kind of predictor (bayes, plugin, constant), computed once and kept in
-    ``claims.memory``. ``overlap_of`` is the model's function for the overlap matrix (P, P) of two signals.
+    """Generalization errors of the estimate for the teacher in ``instance`` by kind of predictor (bayes, plugin, constant),
+    computed once and kept in ``claims.memory``. ``overlap_of`` is the model's function for the overlap matrix (P, P) of two
+    signals.
     """
     if MEMORY not in claims.memory:
         if (reason := instance.problem.no_theory) is not None:
@@ -89,7 +92,9 @@ class BayesError(_PredictionError):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Expected squared error of the Bayes predictor on fresh samples."""
+        """Expected squared error of the Bayes predictor on fresh samples, from the estimate of the teacher in ``instance`` and
+        the error V that the algorithm claims (in ``claims``).
+        """
         errors = _errors(instance, estimate, claims)
         if "bayes" not in errors:
             claims.remarks.append(

@@ -125,8 +125,8 @@ class AttentionIndexed(TokenModel):
     name = "attention-indexed"
     reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
-    _host_chunk_bytes = 3 << 20
-    _axes = (-2, -1)
+    _host_chunk_bytes = 3 << 20  # memory of a chunk of samples
+    _axes = (-2, -1)  # array axes of a component's entries
 
     def __post_init__(self) -> None:
         """Check the number of tokens; without symmetry there must be two."""
@@ -543,8 +543,8 @@ class AttentionIndexed(TokenModel):
         return self.kappa / dimension
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``tr(A_p B_q^T) / d`` of the components p, q of two signals A and B (..., P, d, d), as an array (..., P,
-        P).
+        """Overlaps ``tr(A_p B_q^T) / d`` of the components p, q of two signals A (``signal_1``) and B (``signal_2``), (..., P, d,
+        d) each, as an array (..., P, P).
         """
         xp = namespace(signal_1, signal_2)
         flat_1 = xp.reshape(signal_1, (*signal_1.shape[:-2], -1))

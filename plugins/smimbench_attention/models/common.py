@@ -48,7 +48,7 @@ class TokenModel(Model):
         ParameterError if alpha is negative or not finite.
         """
         if not math.isfinite(alpha) or alpha < 0:
-            raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
+            raise ParameterError("alpha", f"must be a finite number >= 0, got {alpha}")
         return max(1, round(alpha * self._unit(dimension)))
 
     def sample_ratio(self, n: int, dimension: int) -> float:
@@ -112,8 +112,8 @@ class TokenModel(Model):
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``A_p . B_q / d`` of the components p, q of two signals A and B (..., P, ...) in d dimensions, as an array
-        (..., P, P).
+        """Overlaps ``A_p . B_q / d`` of the components p, q of two signals A (``signal_1``) and B (``signal_2``), (..., P, ...)
+        each, in d dimensions, as an array (..., P, P).
         """
         raise NotImplementedError
 

@@ -78,8 +78,8 @@ class SequenceMultiIndex(TokenModel):
     kappa = 1.0
     # Both products wait for the inputs, and the second should find them in the cache. Doubled: on smaller caches they are read
     # twice. Halved: the calls of Python begin to count.
-    _host_chunk_bytes = 6 << 20
-    _axes = -1
+    _host_chunk_bytes = 6 << 20  # memory of a chunk of samples
+    _axes = -1  # array axis of a component's entries
     capabilities = Capabilities(dtypes=("float64", "float32", "mixed"))
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
@@ -186,7 +186,9 @@ class SequenceMultiIndex(TokenModel):
         return 1.0
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``A B^T / D`` of two signals A and B (..., P, D), as an array (..., P, P)."""
+        """Overlaps ``A B^T / D`` of two signals A (``signal_1``) and B (``signal_2``), (..., P, D) each, as an array
+        (..., P, P).
+        """
         xp = namespace(signal_1, signal_2)
         return xp.matmul(signal_1, xp.matrix_transpose(signal_2)) / signal_1.shape[-1]
 

@@ -377,9 +377,9 @@ class Bilinear(ProductPrior):
     version = 1
     reference = "arXiv:2203.07752, arXiv:2410.18858"
     _spectrum = "singular values"
-    _factors = 2
-    _law_error = 1e-9
-    _mmse = staticmethod(mmse)
+    _factors = 2  # Q and K
+    _law_error = 1e-9  # relative numerical error of means over the spectrum
+    _mmse = staticmethod(mmse)  # (noise, rho) to the MMSE
     _denoise_spectrum = staticmethod(singular_map)
 
     def __post_init__(self) -> None:

@@ -140,7 +140,7 @@ class ProductPrior(Prior):
         components, dimension, _ = R.shape
         if tuple(Qhat.shape) != (components, components):
             raise ValueError(
-                f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}"
+                f"the information Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}"
             )
         xp = namespace(R)
         rho = self._width(dimension) / dimension

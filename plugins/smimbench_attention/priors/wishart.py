@@ -594,9 +594,9 @@ class Wishart(ProductPrior):
     version = 1
     reference = "arXiv:2506.01582"
     _spectrum = "eigenvalues"
-    _factors = 1
-    _law_error = 1e-10
-    _mmse = staticmethod(mmse)
+    _factors = 1  # W
+    _law_error = 1e-10  # relative numerical error of means over the spectrum
+    _mmse = staticmethod(mmse)  # (noise, rho) to the MMSE
     _denoise_spectrum = staticmethod(_eigenvalue_map)
 
     @property

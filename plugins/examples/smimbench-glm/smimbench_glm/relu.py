@@ -87,7 +87,8 @@ class Relu:
         rng: Any = None,
     ) -> Posterior:
         """Posterior of latents ``z ~ N(omega, V)`` given the labels y, for y and omega (n, 1, M) of M tokens and V (1, 1): known
-        where y > 0, else a Gaussian cut off at 0. ``hazard_rate`` is density over probability at the cut; ``rng`` is not used.
+        where y > 0, else a Gaussian cut off at 0. ``second_moment`` asks for ``E[z z^T]``, too; ``hazard_rate`` is density over
+        probability at the cut; ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):

@@ -1,4 +1,6 @@
-"""Optimizers of PyTorch and optax as algorithms of smimbench; one line adds another."""
+"""Optimizers of PyTorch and optax as algorithms of smimbench; others are added with ``torch_optimizer`` or ``optax_optimizer`` in
+one line.
+"""
 
 from __future__ import annotations
 

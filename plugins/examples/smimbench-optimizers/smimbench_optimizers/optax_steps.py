@@ -49,7 +49,9 @@ class OptaxOptimizer(LibraryOptimizer):
         _ = _transformation(self.factory, json.dumps(options)).needs_objective
 
     def initial_state(self, factor: Array, seed: int) -> Any:
-        """Return the transformation and its initial state, compiled beforehand so that timed steps do not include compilation."""
+        """Return the transformation and its initial state at a factor, compiled beforehand so that timed steps do not include
+        compilation; ``seed`` is for its random numbers.
+        """
         transformation = _transformation(self.factory, json.dumps(self.seeded(seed)))
         with _double_precision(factor):
             parameter_tree = _parameter_tree(factor)

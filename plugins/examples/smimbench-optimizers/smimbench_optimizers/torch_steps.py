@@ -69,7 +69,7 @@ class TorchOptimizer(LibraryOptimizer):
         )
 
     def initial_state(self, factor: Array, seed: int) -> TorchRun:
-        """Create parameters and optimizer of a run that starts at the factor."""
+        """Create parameters and optimizer of a run that starts at the factor; ``seed`` is for random numbers."""
         import torch
 
         torch.manual_seed(seed)  # for optimizers that draw from PyTorch's own generator
@@ -93,7 +93,7 @@ class TorchOptimizer(LibraryOptimizer):
             parameter_group["lr"] = rate
 
         def closure() -> torch.Tensor:
-            """Loss of the objective at the current parameters, whose gradients are set."""
+            """Evaluate the objective at the current parameters, store its gradient in them and return the loss."""
             evaluation = objective(run.factor(factor))
             for parameter, matrix in zip(
                 run.parameters, split_parameters(evaluation.gradient)

@@ -102,8 +102,8 @@ class ComplexModulus:
         rng: Any = None,
     ) -> Posterior:
         """Posterior of the latents ``z ~ N(omega, V (x) I_2)`` given the labels y: the projection lies on a circle of radius y,
-        with prior mean ``mu`` and ``variance``, and the latents follow it linearly; y (n, 1), omega (n, 2, 2), V (2, 2). ``rng``
-        is not used.
+        with prior mean ``mu`` and ``variance``, and the latents follow it linearly; y (n, 1), omega (n, 2, 2), V (2, 2).
+        ``second_moment`` asks for ``E[z z^T]``, too; ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, 2, 2)

@@ -75,7 +75,8 @@ class Modulus(SizeOfProjection):
         rng: Any = None,
     ) -> Posterior:
         """Posterior of the latents ``z ~ N(omega, V)`` given the labels ``y = |z|``, for y and omega (n, 1, M) of M tokens and V
-        (1, 1): z is y or -y; ``half_log_odds`` is half the log of their odds. ``rng`` is not used.
+        (1, 1): z is y or -y; ``half_log_odds`` is half the log of their odds. ``second_moment`` asks for ``E[z z^T]``, too;
+        ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):

@@ -106,7 +106,7 @@ def test_nearly_known_signals_get_one_equation(v):
     )
 
 
-def complex_ratio(V):
+def sample_ratio_of_error(V):
     """Sample ratio at which an error V is a fixed point of state evolution, by SciPy's integrals over ``|E[Z | y]|`` of one
     complex projection Z.
 
@@ -147,10 +147,10 @@ def test_thresholds_are_those_of_an_independent_integral():
     """Thresholds of weak and perfect recovery agree with an independent integral."""
     threshold_document = thresholds(PROBLEM).document()
     assert threshold_document["weak_recovery"]["value"] == pytest.approx(1.0, abs=1e-7)
-    assert complex_ratio(1 - 1e-5) == pytest.approx(1.0, abs=1e-4)
+    assert sample_ratio_of_error(1 - 1e-5) == pytest.approx(1.0, abs=1e-4)
     # The uninformed branch ends where the sample ratio is largest, and perfect recovery is stable from counting onwards.
     largest_ratio = optimize.minimize_scalar(
-        lambda log: -complex_ratio(np.exp(log)),
+        lambda log: -sample_ratio_of_error(np.exp(log)),
         bounds=(-4, -2),
         method="bounded",
         options={"xatol": 1e-3},
@@ -162,7 +162,7 @@ def test_thresholds_are_those_of_an_independent_integral():
         pytest.approx(-largest_ratio.fun, abs=1e-7),
     )
     assert perfect_recovery["informed"]["value"] == pytest.approx(2.0, abs=1e-8)
-    assert complex_ratio(1e-4) == pytest.approx(2.0, abs=4e-4)
+    assert sample_ratio_of_error(1e-4) == pytest.approx(2.0, abs=4e-4)
     assert threshold_document["hard_phase"] == pytest.approx(
         [2.0, -largest_ratio.fun], abs=1e-7
     )
@@ -202,7 +202,7 @@ def test_an_answer_does_not_depend_on_the_other_sample_ratios(seed):
         if alpha <= 1:
             assert V == 1
         elif V > 0:
-            assert complex_ratio(V) == pytest.approx(
+            assert sample_ratio_of_error(V) == pytest.approx(
                 alpha, abs=fixed_points[-1].alpha_error[0] + 1e-7
             )
 

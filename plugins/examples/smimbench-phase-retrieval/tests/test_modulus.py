@@ -39,7 +39,7 @@ def test_it_is_registered():
 
 
 def test_thresholds_are_those_of_the_literature():
-    """Thresholds of weak and perfect recovery are those of the literature."""
+    """Weak recovery starts at alpha = 0.5, perfect recovery at 1 (1.128 by message passing), as in the literature."""
     recovery_thresholds = thresholds(PROBLEM)
     assert recovery_thresholds.weak_recovery.value == pytest.approx(0.5, abs=1e-6)
     assert recovery_thresholds.late_recovery.value == pytest.approx(1.128, abs=1e-3)

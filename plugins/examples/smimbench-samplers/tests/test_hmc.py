@@ -53,7 +53,7 @@ def sequence(channel, tokens=2, **parameters):
 
 
 def run_once(problem, instance, algorithm, start=None):
-    """Run an algorithm once through the engine's loop, from a start if one is given."""
+    """Run an algorithm once on an instance of a problem through the engine's loop, from a start if one is given."""
     backend = get_backend()
     data = instance.data(backend, start)
     return run_algorithm(
@@ -97,7 +97,9 @@ class Wave(Channel):
 
 
 def factors_and_densities(problem, instance, algorithm, seed=0):
-    """Factors and log-likelihoods of every chain after every trajectory that follows the warm-up, and the findings of the run."""
+    """Factors and log-likelihoods of every chain after every trajectory that follows the warm-up, on an instance of a problem,
+    and the findings of the run.
+    """
     data = instance.data(get_backend())
     state = algorithm.init(problem, data, np.random.default_rng(seed))
     factors, densities = [], []
@@ -170,8 +172,8 @@ def test_densities_are_those_of_plain_sums():
 
 
 def whitened(problem, instance, factors):
-    """Samples (n, P D) of the factors for linear labels with noise, in units in which the exact Gaussian posterior is standard
-    normal: x are the input rows, y the labels.
+    """Samples (n, P D) of the factors for an instance with linear labels and noise, in units in which the exact Gaussian
+    posterior is standard normal: x are the input rows, y the labels.
     """
     x, noise = (
         instance.inputs.reshape(-1, instance.dimension) / np.sqrt(instance.dimension),

@@ -180,8 +180,8 @@ class _Signs(Channel):
         raise NotImplementedError
 
     def information(self, Q, V):
-        """Fisher information of the labels at overlap Q and error V, by quadrature over ``u = omega / sqrt(V)`` with omega the
-        latent's mean; ``deviation_ratio`` is ``sqrt(Q / V)``.
+        """Fisher information of the labels at overlap Q and error V, by quadrature (``nodes``) over ``u = omega / sqrt(V)`` with
+        omega the latent's mean; ``deviation_ratio`` is ``sqrt(Q / V)``.
         """
         V = np.maximum(V, 1e-300)
         deviation_ratio = np.sqrt(Q / V)[..., None]

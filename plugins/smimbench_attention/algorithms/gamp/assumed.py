@@ -176,8 +176,9 @@ class ObservedLabels(NamedTuple):
 
 
 class DenoisedSpectrum(NamedTuple):
-    """Eigenvalues of a noisy matrix ``S + sqrt(Delta) Z``, with means of the signal S along their eigenvectors and weights,
-    the scale of the observed matrix, the noise that is assumed in it, and eigenvalues after denoising.
+    """Spectrum of a noisy matrix ``S + sqrt(Delta) Z`` at quadrature nodes: its eigenvalues, the signal's posterior means along
+    their eigenvectors and the nodes' weights; the scale by which the observed matrix is larger, the noise variance that is
+    assumed in it, and its eigenvalues after denoising.
 
     Attributes
     ----------
@@ -387,8 +388,8 @@ class MismatchedRecursion:
     def _orders_of_entries(
         self, problem: Problem, Qhat: Host, R: Host, chi: Host
     ) -> Orders:
-        """Order parameters M, Q and V of the estimate that the prior of ``problem`` makes of observed signal entries R (P,
-        size), of assumed information Qhat, with noise ``Qhat^{-1} chi^{1/2} Z``.
+        """Order parameters M, Q and V of the estimate that the prior of ``problem`` makes of observed signal entries R (P, size),
+        which it takes to have the information Qhat, where their noise is ``Qhat^{-1} chi^{1/2} Z``.
         """
         estimate = np.asarray(problem.prior.denoise(R, Qhat).estimate)
         entry_count = R.shape[1]

@@ -180,8 +180,8 @@ Number = np.floating[Any]
 
 
 class DampingSettings(NamedTuple):
-    """Settings of adaptive damping: the weight shrinks after a step that was too large and grows otherwise. The fields are
-    the bounds of the weight and the factors by which it changes.
+    """Settings of adaptive damping, whose weight shrinks after a step that was too large and grows otherwise: initial weight, its
+    bounds and the factors by which it changes.
 
     Attributes
     ----------
@@ -222,8 +222,9 @@ LARGEST_COMMON = 0.7
 
 
 class DampingState(NamedTuple):
-    """State of adaptive damping: the weight of the next step and what it is computed from. ``extrapolation_factor`` lengthens
-    the estimate's step, ``estimate_change`` and ``relative_change`` are those of the previous step.
+    """State of adaptive damping: the ``weight`` of the next step (1: undamped) and what it is computed from.
+    ``extrapolation_factor`` lengthens the estimate's step, ``slow_steps`` counts slow steps since the last extrapolation,
+    ``estimate_change`` and ``relative_change`` are those of the previous step.
 
     Attributes
     ----------

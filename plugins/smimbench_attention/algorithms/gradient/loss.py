@@ -204,7 +204,7 @@ class _TemperedChannel(Channel):
         return self.channel.forward(self.inverse_temperature * z)
 
     def observable(self, y: Array) -> Array:
-        """Labels y as a user would measure them, like those of the softmax channel."""
+        """Labels y as a user would measure them: those of the softmax channel."""
         return observable(self.channel, y)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
@@ -216,8 +216,8 @@ class _TemperedChannel(Channel):
 
 
 def surrogate(problem: Problem, beta: float) -> Channel | None:
-    """Softmax channel with inverse temperature ``beta`` that replaces a hardmax channel, or None for other channels. Its
-    latents are multiplied by beta, or by the root of beta where the channel squares them.
+    """Softmax channel with inverse temperature ``beta`` that replaces the hardmax channel of a problem, or None for other
+    channels. Its latents are multiplied by beta, or by the root of beta where the channel squares them.
 
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
     ``z z^T``, so its root does.

@@ -246,7 +246,7 @@ def gram_after_noise(
     noise_covariance: Host,
     step: int,
 ) -> Host:
-    """Gram matrix of the R vectors (teacher, student, velocity) after a step whose gradient is
+    """Gram matrix of the R vectors (teacher, student, velocity) after a step of an update rule whose gradient is
     ``mean_gradient_coefficients @ vectors`` plus noise of covariance ``noise_covariance`` (P, P) that is orthogonal to all
     vectors; ``metric`` holds the inner products of vectors and noise, which serve as coordinates.
 
@@ -273,7 +273,7 @@ def iterate_grams(
     readout: Callable[[Host], Host] = lambda gram: gram,
 ) -> OverlapPath:
     """Iterate Gram matrices (sets, starts, R, R) of teacher and student, P vectors each, with the function ``next_gram(gram,
-    step)`` and record at the given steps the overlaps in ``readout(gram)``; fail if fewer than the fraction
+    step)`` and record at ``recorded_steps`` the overlaps in ``readout(gram)``; fail if fewer than the fraction
     ``least_bounded_fraction`` of them stay bounded.
 
     Diverged ones are NaN. The path records ``readout(gram)``.

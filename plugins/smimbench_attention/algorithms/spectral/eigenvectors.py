@@ -29,7 +29,7 @@ SEARCHED_EIGENVALUES = 8
 
 class SpectralEstimate(NamedTuple):
     """Spectral estimate (P, D) with its predicted error V (P, P), remarks for the user, and the outlier eigenvalues of the
-    matrix, None for one that has no real outlier.
+    matrix, strongest first (None for a mode without a real outlier).
 
     ``outliers`` are those of the matrix that was asked for, None where it has no real one.
     """

@@ -464,8 +464,9 @@ def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
     """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G
-    of P components and C sites at sample ratio alpha, and ``resolvent``, the function that gives the resolvents J at X; the
-    start is from overlap Q and information Qhat without epsilon. None if there is no outlier.
+    (``flat_G``, components and sites on one axis) of P components and C sites at sample ratio alpha, and ``resolvent``, the
+    function that gives the resolvents J at X; the start is from overlap Q and information Qhat without epsilon. None if there is
+    no outlier.
 
     It starts from the known solution without epsilon.
 
