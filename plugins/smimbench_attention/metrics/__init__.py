@@ -23,8 +23,8 @@ class PerComponent(Metric):
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
-        """Measure every component of the estimate after the symmetry is removed. ``claims`` holds the signal, the aligned
-        estimate and the error that the algorithm claims.
+        """Measure every component of the estimate of an instance's signal after the symmetry is removed. ``claims`` holds the
+        signal, the aligned estimate and the error that the algorithm claims.
         """
         return [
             float(component_value)
