@@ -1,4 +1,4 @@
-"""The columns of all tables as Markdown, a page of the site; ``smimbench help columns`` prints the same."""
+"""Writes the columns of all tables as Markdown, a page of the site; ``smimbench help columns`` prints the same."""
 
 from __future__ import annotations
 

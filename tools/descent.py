@@ -1,4 +1,4 @@
-"""Figure and table of descent.md: 64 runs of ``sgd`` at D = 2000 step by step, next to mean-field dynamics.
+"""Makes figure and table of descent.md: 64 runs of ``sgd`` at D = 2000 step by step, next to mean-field dynamics.
 
 python tools/descent.py FOLDER      # four minutes of one core; what lies in FOLDER is not run again
 """

@@ -1,4 +1,4 @@
-"""Members of every contract as Markdown, from the base classes in smimbench.interfaces: the site adds them to docs/hooks.md."""
+"""Writes the members of every contract as Markdown, from smimbench.interfaces; the site adds them to docs/hooks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook of the documentation: ``python tools/notebook.py`` runs docs/own-optimizer.ipynb, and stores what its cells show.
+"""Runs the notebook docs/own-optimizer.ipynb and stores the output of its cells: ``python tools/notebook.py``.
 
 It runs in an empty folder, with the kernel of this Python (extra ``docs``). The site has it as a page, made by ``page``.
 """

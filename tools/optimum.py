@@ -1,4 +1,4 @@
-"""Bayes-optimal error at finite dimension, from posterior chains: ``python tools/optimum.py SUITE PROBLEM``.
+"""Computes the Bayes-optimal error at finite dimension, from posterior chains: ``python tools/optimum.py SUITE PROBLEM``.
 
 Prints the ``[[optimum]]`` tables of a problem of a suite, one for each dimension. It needs the package smimbench-samplers,
 labels with noise, and a prior whose factor has Gaussian entries.

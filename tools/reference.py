@@ -1,4 +1,4 @@
-"""Run the shipped suites at moderate size and keep what came out: ``python tools/reference.py [SUITE ...]``.
+"""Runs the shipped suites at moderate size and stores the results: ``python tools/reference.py [SUITE ...]``.
 
 Into ``results/reference``: of each suite one file with its table and what it was made with (``smimbench show`` and ``smimbench
 compare`` read it), its figures, and a page that the gallery of the site is made of. Cells and theory are kept under

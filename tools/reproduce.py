@@ -1,4 +1,4 @@
-"""Make docs/reproduce.md and results/checks/papers.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
+"""Makes docs/reproduce.md and results/checks/papers.md: ``python tools/reproduce.py PUBLISHED [--quick] [FIGURE ...]``.
 
 Each figure is made by ``smimbench reproduce``, compared with the tables in the folder PUBLISHED, and drawn again without them:
 what is kept is our picture (docs/reproduce) and the verdicts (suites/papers), which ``smimbench reproduce`` prints. Cells and

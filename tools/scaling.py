@@ -1,4 +1,4 @@
-"""Fit and draw how time and memory of an iteration grow: results of the suite ``scaling`` to scaling.png and scaling.md.
+"""Fits and draws how time and memory of an iteration grow: results of the suite ``scaling`` to scaling.png and scaling.md.
 
 smimbench run scaling --timing
 python tools/scaling.py results/scaling

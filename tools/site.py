@@ -1,4 +1,4 @@
-"""Build the site: ``python tools/site.py``, which writes ``site/``.
+"""Builds the site: ``python tools/site.py``, which writes ``site/``.
 
 ``docs/`` is copied to ``build/docs`` with the pages that are generated, links that lead out of the documentation lose their
 target, Zensical builds the pages (``zensical.toml``), and formulas become MathML, which browsers draw by themselves: the site

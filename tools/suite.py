@@ -1,4 +1,4 @@
-"""Every key of a suite as Markdown, from the typed tables of smimbench.suite.schema: the site adds them to docs/suite.md."""
+"""Writes every key of a suite as Markdown, from the tables of smimbench.suite.schema; the site adds them to docs/suite.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Two tied attention layers on the classes of questions: which layer is learned first, with and without skip and mask.
+r"""Trains two tied attention layers to classify questions, and shows which layer is learned first, by skip and mask.
 
 python tools/trec.py train_5500.label --figure trec.svg     # for who has the file: see trec.md
 python tools/trec.py --generate questions.label             # writes 3000 made-up questions in its format

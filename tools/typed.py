@@ -1,4 +1,4 @@
-"""How long every command takes that people type: ``python tools/typed.py [--only WORD ...] [--before FILE]``.
+"""Measures how long every command takes that people type: ``python tools/typed.py [--only WORD ...] [--before FILE]``.
 
 Types commands for all shipped suites and items, each as a process, in folders that are empty at first, and writes
 ``results/typed.md`` and ``results/typed.csv``: seconds, CPU seconds, peak memory, printed lines. ``--before`` is such a CSV file

@@ -1,4 +1,4 @@
-"""Tables and figure of universality.md: what the tokens of an arm are like, and paired ratios of errors against Gaussian tokens.
+"""Makes tables and figure of universality.md: statistics of token distributions, and ratios of errors to Gaussian tokens.
 
 python tools/universality.py                            # before a run: statistics of the arms
 smimbench run universality

@@ -1,4 +1,4 @@
-"""Figure of wrong-assumptions.md: the error over the optimal one against what is assumed, with the runs of the suite.
+"""Draws the figure of wrong-assumptions.md: error over the optimal one against the assumed parameter, theory and runs.
 
 smimbench run wrong-assumptions
 python tools/wrong_assumptions.py results/wrong-assumptions

@@ -103,7 +103,7 @@ def checked_array(source: str, values: Array, shape: tuple[int, ...]) -> Host:
     array: Host = np.asanyarray(values)
     if array.shape != shape or not is_real(array):
         raise ValueError(
-            f"{source} must return {shape} real numbers, got {dtype_name(array)} {array.shape}"
+            f"{source} must return real numbers of shape {shape}, got {dtype_name(array)} of shape {array.shape}"
         )
     if nonfinite := describe_nonfinite(array):
         raise ValueError(f"{source} must return finite numbers, got {nonfinite}")

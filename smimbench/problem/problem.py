@@ -609,7 +609,7 @@ def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
     if reason := why_theory_only(assumed_version.prior, assumed_version.components):
         raise ProblemError("prior", f"this prior cannot be assumed: {reason}")
     if "channel" in tables and (reason := _label_mismatch(problem, assumed_version)):
-        raise ProblemError("channel", reason)
+        raise ProblemError("channel", f"must fit the data: {reason}")
     assumed_version.is_assumed = True
     return assumed_version
 

@@ -535,7 +535,9 @@ def _import_file(file: Path, module_stem: str) -> ModuleType:
         module_name, file, submodule_search_locations=search_locations
     )
     if spec is None or spec.loader is None:
-        raise RegistryError(f"{file} is not a Python file")
+        raise RegistryError(
+            f"{file} is not a Python file; give a file that ends in .py, or a folder"
+        )
     module = importlib.util.module_from_spec(spec)
     # Last, so that a neighbor can be imported and hides nothing.
     if (parent_folder := str(file.resolve().parent)) not in sys.path:
@@ -694,5 +696,7 @@ def _require_value_count(
         for component_value in values
     ]
     if len(checked_values) != count:
-        raise ValueError(f"it returned {len(checked_values)} values instead of {count}")
+        raise ValueError(
+            f"it returned {len(checked_values)} values instead of {count}; return one for each value of measure"
+        )
     return checked_values

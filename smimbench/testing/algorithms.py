@@ -383,7 +383,7 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     def expect_equal(array: Host, expected: Host, mistake: str) -> None:
         """Raise CheckFailed with this ``mistake`` if two estimates (``array``, ``expected``) differ."""
         if not np.array_equal(array, expected):
-            raise CheckFailed(f"{mistake} ({small.name})")
+            raise CheckFailed(f"two estimates must be equal on {small.name}: {mistake}")
 
     expect_equal(
         estimate,

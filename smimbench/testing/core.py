@@ -265,7 +265,7 @@ def on_another_device(item: object, run: Callable[[Backend], None]) -> None:
             raise
         if "scipy" not in traceback.format_exc():
             raise CheckFailed(
-                f"the item converts its arrays to NumPy: {error}"
+                f"the item converts its arrays to NumPy, use functions of their own namespace: {error}"
             ) from error
         run(Backend(namespace_name, strict, "float64"))
 

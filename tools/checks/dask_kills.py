@@ -1,4 +1,4 @@
-"""A thousand cells on a Dask cluster that is being shot at: ``python tools/checks/dask_kills.py --pause 5``.
+"""Runs cells on a Dask cluster whose processes are killed again and again: ``python tools/checks/dask_kills.py --pause 5``.
 
 Two workers on loopback, one of which is killed every so many seconds and started again; the client is killed twice, the
 scheduler once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and

@@ -1,4 +1,4 @@
-"""Do the intervals of extrapolated values hold the truth? ``python tools/checks/extrapolation.py FOLDER [--cases 200]``.
+"""Tests whether intervals of extrapolated values hold the truth: ``python tools/checks/extrapolation.py FOLDER [--cases 200]``.
 
 Random problems of both models, algorithms whose limit is known exactly, three to five random sizes and numbers of runs; of every
 case one metric. Runs are kept in FOLDER: stop it at any time, and rerun to continue. 200 cases take 5 minutes on one

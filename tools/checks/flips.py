@@ -1,4 +1,4 @@
-"""Single digits changed in a results folder: ``python tools/checks/flips.py --flips 500``.
+"""Tests that ``verify`` names every file in which a digit was changed: ``python tools/checks/flips.py --flips 500``.
 
 Each flip changes one digit of one file (records, trajectories, ``run.json``, tables, packs, and the points, thresholds, nodes and
 predictions of theory). ``verify`` has to name the file, and must not write anything. Every second flip of a file whose numbers

@@ -1,4 +1,4 @@
-"""How runs of GAMP end on a plain grid: ``python tools/checks/gamp_grid.py FOLDER``.
+"""Counts how runs of GAMP end on a plain grid of problems: ``python tools/checks/gamp_grid.py FOLDER``.
 
 Every part is a suite in FOLDER, smallest sizes first. What has been run is kept there: stop it at any time, and start it again to
 go on. ``--table`` prints what there is. docs/how-we-measure.md has the table of a whole run.

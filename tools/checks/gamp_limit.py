@@ -1,4 +1,4 @@
-"""GAMP on matrices, continued to infinite size, against theory: ``python tools/checks/gamp_limit.py FOLDER [SIZE]``.
+"""Compares GAMP on matrices, extrapolated to infinite size, with theory: ``python tools/checks/gamp_limit.py FOLDER [SIZE]``.
 
 27 points: softmax, hardmax and linear labels of two tokens, three sample ratios and three widths each, at d = 50, 100, 200 and
 400; with SIZE only up to that. What has been run is kept in FOLDER: stop it at any time, and rerun to continue. ``--table``

@@ -1,4 +1,4 @@
-"""Which posterior reproduces the published hardmax curve of arXiv:2506.01582?
+"""Finds which posterior reproduces the published hardmax curve of arXiv:2506.01582.
 
 State evolution for T = 2 with two output functions, integrated on a plain grid that shares no code with smimbench's
 channel: the gradient of log Phi2 (the posterior mean), and density over distribution, phi2 / Phi2, in its place.

@@ -1,4 +1,4 @@
-"""The first threshold of two tied attention layers, by posterior Monte Carlo, and the bound that it cannot cross.
+"""Computes the first threshold of two tied attention layers, by posterior Monte Carlo, and Jensen's lower bound of it.
 
 The last layer becomes learnable at ``1 / F`` with ``F = E sum_mm' (E[z_m z_m' | y] - delta_mm')^2`` over its two latents.
 Jensen's inequality gives ``F <= E sum_mm' (z_m z_m' - delta_mm')^2 = M (M + 1) = 6``: no threshold below 1/6 = 0.1667.

@@ -1,4 +1,4 @@
-"""What the jobs of this folder share: a small suite, numbers of their command lines, and what of a record is compared."""
+"""Helpers of the checks in this folder: a small suite, numeric command-line options, and the comparison of two records."""
 
 from __future__ import annotations
 

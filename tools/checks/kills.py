@@ -1,4 +1,4 @@
-"""SIGKILL while records are written: ``python tools/checks/kills.py --kills 300``.
+"""Kills runs while they write records, and checks that nothing finished is lost: ``python tools/checks/kills.py --kills 300``.
 
 A child runs the missing cells of a suite, half of them with a trajectory in a file of its own, and is killed without
 warning: half of the times at the moment when a file under a temporary name is there, else at any moment. After every kill

@@ -1,4 +1,4 @@
-"""Online descent at D = 1000 next to its theory, along the whole way: ``python tools/checks/online_paths.py FOLDER [NAME ...]``.
+"""Compares online descent at D = 1000 with its theory at every step: ``python tools/checks/online_paths.py FOLDER [NAME ...]``.
 
 16 runs of `sgd` on fresh samples from a given overlap with every direction of the teacher, through the plateau and the escape,
 and theory from the overlaps that they began with: mean MSE of both at some 100 moments, and the largest relative difference. Runs

@@ -1,4 +1,4 @@
-"""Runs of every algorithm that has a theory, continued to infinite size, next to it.
+"""Compares runs of every algorithm that has a theory, extrapolated to infinite size, with that theory.
 
 ``python tools/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
 stop it at any time, and rerun to continue. ``--table`` prints what there is; docs/verdict.md has the table of a whole

@@ -1,4 +1,4 @@
-"""What verdicts see: sabotaged algorithms, honest ones, and GAMP at the optimum of its size.
+"""Tests what verdicts detect: sabotaged algorithms, honest ones, and GAMP at the optimum of its size.
 
 ``python tools/checks/sabotage.py FOLDER [--minutes 25] [--only sabotage honest gamp]`` makes the runs and keeps them in FOLDER:
 stop it at any time, and rerun to continue. ``--table`` only prints what there is, from stored runs and theory, in seconds.

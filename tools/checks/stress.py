@@ -1,4 +1,4 @@
-"""Theory and runs at the ends of what may be asked, each row a right number or a refusal: ``python tools/checks/stress.py``.
+"""Tests theory and runs at extreme parameters, each a right number or a refusal: ``python tools/checks/stress.py``.
 
 Every point of theory has to be an MSE between 0 and the 1 of the prior mean, known to ``KNOWN`` or better, and not above that
 of fewer samples, within ``--limit`` seconds of processor time; and each of its numbers has to be within ``MOST_Z`` standard

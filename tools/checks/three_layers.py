@@ -1,4 +1,4 @@
-"""Do the two shallower of three tied attention layers become learnable together? By posterior Monte Carlo.
+"""Tests by posterior Monte Carlo whether the two shallower of three tied attention layers become learnable together.
 
 While only the last layer is learned, with overlap q, layer a becomes unstable at ``alpha_a = 1 / lambda_a``,
 ``lambda_a = E sum_mm' (E[z_am z_am' | y, omega_3] - delta_mm')^2``, and the last layer has the overlap q at ``alpha_3 = q /

@@ -1,4 +1,4 @@
-"""The overlaps of two layers against plain draws of teacher, label and posterior, at thirty sample ratios.
+"""Compares the overlaps of two layers in theory with plain draws of teacher, label and posterior, at thirty sample ratios.
 
 At each printed overlap latents, truth and label are drawn independently, with pseudo-random numbers, without control variates,
 weights or interpolation; the channel's posterior says what the information is there, and one Newton step in the logarithms of

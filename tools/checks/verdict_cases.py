@@ -1,4 +1,4 @@
-"""The cases of ``sabotage.py``: sabotages of three problems, random honest cases, random problems for GAMP."""
+"""Cases of ``sabotage.py``: sabotaged algorithms on three problems, random honest cases, random problems for GAMP."""
 
 from __future__ import annotations
 
