@@ -91,9 +91,9 @@ class Law(NamedTuple):
 
 
 class Prior(Item):
-    """Prior distribution of the signal, with its denoiser and state-evolution map.
-    ``law`` is that of an entry or eigenvalue, ``mean_overlap`` the part of the second moment that the prior mean holds,
-    ``factor`` what gradient methods move in.
+    """Prior distribution of the signal, with its denoiser and state-evolution map. ``law`` is the distribution of an entry
+    or eigenvalue, ``mean_overlap`` the part of the second moment that the prior mean holds, ``factor`` the parametrization
+    of the signal that gradient methods optimize.
 
     A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
     ``sample`` and ``denoise``, or the ``law`` of one number, from which ``smimbench.derive.prior`` makes the rest.

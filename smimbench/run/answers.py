@@ -64,7 +64,7 @@ THEORY_ERRORS = (ProblemError, TheoryError)
 
 
 class NotStored(ProblemError):
-    """Error of a requested theory result that is not stored."""
+    """Error that a requested theory result is not stored."""
 
 
 class AnswerKey(NamedTuple):

@@ -218,7 +218,7 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 @_IGNORING
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_FromMapping):
-    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none.
+    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for NaN and infinity.
     ``problem`` and ``algorithm`` are labels, ``cell`` all settings; ``blank`` holds the reasons of metrics without a value,
     ``start`` overlaps of the initial estimate, ``final`` what the last step reported, ``where`` the place of an error,
     ``output`` what was printed.
