@@ -173,7 +173,7 @@ RAN = suite_text(
     (DRAW, "rng.random((n, tokens, dimension))", r"mean 0\.[45]\d, variance 0\.0[78]\d; theory expects 0 and 1"),
     (DRAW, f"np.where(np.arange(n * tokens * dimension) == 93, np.nan, {NORMAL}.ravel()).reshape(n, tokens, dimension)",
      r"inputs 'own': draw must return finite numbers, got 1 NaN, first at \[1, 0, 3\]"),
-    (TRANSFORM, "z[:, :1]", r"'own': transform must return real numbers of shape \(30, 3, 30\), got float64 of shape \(30, 1, 30\)"),
+    (TRANSFORM, "z[:, :1]", r"transform must return real numbers of shape \(30, 3, 30\), got float64 of shape \(30, 1, 30\)"),
     (TRANSFORM, "z + 0j", r"transform must return real numbers of shape \(30, 3, 30\), got complex128"),
     (DRAW, f"np.ma.masked_less({NORMAL}, 0)", r"draw must return real numbers of shape \(30, 3, 30\), got masked array"),
     (DRAW, NORMAL, None),
