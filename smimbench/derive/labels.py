@@ -197,8 +197,8 @@ def symmetry_of_labels(channel: Channel, sites: int) -> str:
 
 def _is_symmetry(channel: Channel, sites: int, transformation: Array) -> bool:
     """Whether the ``transformation`` (P, P) of the components of the latents leaves the probability of all labels unchanged.
-    ``y`` are labels drawn from test latents ``z``; for channels without a likelihood, labels of z and of transformed z (same
-    noise) are compared instead.
+    ``sites`` is the number of latents per component, ``y`` are labels drawn from test latents ``z``; for channels without a
+    likelihood, labels of z and of transformed z (same noise) are compared instead.
     """
     z = probe(channel, sites, 64)
     transformed_z = transformation @ z

@@ -104,9 +104,9 @@ class Samples:
         refine: bool,
         block_start: int,
     ) -> Samples:
-        """Create samples whose integration points are drawn from the prior: labels y, prior means omega (n, P, C) and ``root``
-        of the covariance V; ``block_start`` is the index of the first sample. Shapes: R replicates (independent sets of
-        points), n samples, d = P C latents.
+        """Create samples whose integration points are drawn from the prior: labels y, prior means omega (n, P, C) and ``root`` of
+        the covariance V; ``block_start`` is the index of the first sample, ``refine`` asks for more points where the error is
+        large. Shapes: R replicates (independent sets of points), n samples, d = P C latents.
         """
         xp = namespace(omega)
         R = REPLICATES

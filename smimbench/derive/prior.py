@@ -270,7 +270,8 @@ class DensityPrior(DerivedLaw):
         self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float
     ) -> Host:
         """Posterior mean and variance of signal entries w observed as ``r`` (N,) with noise of variance 1/information, and the
-        log-density of r, stacked (3, N), by quadrature over t with ``w = origin + scale t``.
+        log-density of r, stacked (3, N), by quadrature over t with ``w = origin + scale t``. The quadrature is accurate to
+        ``tolerance``.
         """
 
         def log_weight(t: Host, lines: Host) -> Host:

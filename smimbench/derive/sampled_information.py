@@ -235,7 +235,8 @@ def sampled_moments(
     channel: Channel, sites: int, Q: Array, V: Array
 ) -> tuple[Uncertain, Uncertain]:
     """Information and susceptibility at one overlap Q and error V (P, P), as means over labels with the channel's posterior;
-    unlearned components have zero overlap, and their susceptibility needs second moments of the posterior.
+    unlearned components have zero overlap, and their susceptibility needs second moments of the posterior. ``sites`` is the
+    number C of latents per component.
 
     Parameters
     ----------

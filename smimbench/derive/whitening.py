@@ -72,7 +72,9 @@ class WeightedModel(Delegate):
         return signal * self._weights(signal)
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
-        """Overlaps ``sum_k lambda_k A_k B_k^T / D`` (..., P, P) of two signals A and B, weighted by the feature variances."""
+        """Overlaps ``sum_k lambda_k A_k B_k^T / D`` (..., P, P) of two signals A (``signal_1``) and B (``signal_2``), weighted by
+        the feature variances.
+        """
         return self.model.inner(self.weighted(signal_1), self.weighted(signal_2))
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:

@@ -132,8 +132,8 @@ def lobatto_points(count: int) -> Host:
 def chebyshev_fit(
     s: Host, values: Host, standard_error: Host, degree: int, fit_error: float
 ) -> ChebyshevFit:
-    """Fit one Chebyshev polynomial of the given ``degree`` per scramble to estimates (points, scrambles) with standard errors
-    (points,) at positions ``s`` in [0, 1], by weighted least squares. ``fit_error`` is the relative error that the fit is
+    """Fit one Chebyshev polynomial of the given ``degree`` per scramble to estimates ``values`` (points, scrambles) with standard
+    errors (points,) at positions ``s`` in [0, 1], by weighted least squares. ``fit_error`` is the relative error that the fit is
     stated to have.
     """
     basis = chebyshev.chebvander(2 * s - 1, degree)

@@ -201,10 +201,10 @@ def line_moments(
     search: bool = True,
     places: Sequence[float] = (),
 ) -> LineMoments:
-    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` (phi: standard normal density) on each of ``count`` lines,
-    by adaptive quadrature until every mean is accurate to ``tolerance``. ``log_weight(t, lines)`` takes coordinates t and
-    numbers of lines; t is cut at ``-reach`` and ``reach`` and first split at ``places``; at most ``rounds`` refinements, and
-    lines that seem zero are searched for a peak if ``search``.
+    """Mass, mean and second moment of ``phi(t) exp(log_weight(t))`` (phi: standard normal density) on each of ``count`` lines, by
+    adaptive quadrature until every mean is accurate to ``tolerance``. ``log_weight(t, lines)`` takes coordinates t and numbers of
+    lines; t is cut at ``-reach`` and ``reach`` and first split at ``places``; at most ``rounds`` refinements, on the ``device``
+    of the array namespace ``xp``, and lines that seem zero are searched for a peak if ``search``.
 
     Parameters
     ----------
@@ -464,7 +464,7 @@ def _moments_and_priorities(
     """
 
     def line_sums(cell_numbers: Host) -> Host:
-        """Sums over the cells of every line, of one number per cell."""
+        """Sums over the cells of every line of ``cell_numbers``, one number per cell."""
         return np.add.reduceat(cell_numbers, line_starts)
 
     top = np.maximum.reduceat(cells.top, line_starts)

@@ -163,8 +163,8 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
 
 
 def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
-    """Call the channel's ``log_likelihood`` on labels y and latents z, check that its n values are numbers or -inf, and return
-    them.
+    """Call ``log_likelihood`` of the channel in ``channel_test`` on labels y and latents z, check that its n values are numbers
+    or -inf, and return them.
     """
     with np.errstate(all="ignore"):
         log_likelihoods = np.asarray(
@@ -182,8 +182,9 @@ def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
 
 
 def _require_prior(prior_test: PriorTest, P: int) -> None:
-    """Test the moments and the denoiser of a prior for signals of P components, at matrices Qhat of information by which
-    components are known to different degrees: multiples (``qhat_factor``) of the inverse prior variance, weighted by component.
+    """Test the moments and the denoiser of the prior in ``prior_test`` for signals of P components, at matrices Qhat of
+    information by which components are known to different degrees: multiples (``qhat_factor``) of the inverse prior variance,
+    weighted by component.
     """
     signal = prior_test.call(
         "sample", prior_test.rng("signal, form"), P, prior_test.min_draws

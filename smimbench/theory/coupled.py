@@ -161,8 +161,8 @@ class Recursion:
         offset: Host | None,
     ) -> FixedPoint:
         """Iterate the rough map (information from few labels) from Qhat = ``start`` to a fixed point, correct the map there by
-        its offset (accurate minus rough log Qhat), and repeat until the accurate residual is small, or the known fixed point
-        ``target`` is reached.
+        its offset (accurate minus rough log Qhat), and repeat until the accurate residual is below ``residual_tolerance``, or the
+        known fixed point ``target`` is reached.
         """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
@@ -228,9 +228,10 @@ class Recursion:
         offset: Host | None = None,
         stated_error: float | None = None,
     ) -> FixedPoint:
-        """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, or to the known one
-        ``target``; mixing weights are fitted to the last points and their steps. With an ``offset``, the rough map (information
-        from few labels) plus offset is iterated, whose relative error is ``stated_error``; else the accurate map.
+        """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, where the residual is below
+        ``residual_tolerance``, or to the known one ``target``; mixing weights are fitted to the last points and their steps. With
+        an ``offset``, the rough map (information from few labels) plus offset is iterated, whose relative error is
+        ``stated_error``; else the accurate map.
         """
         upper_triangle = np.triu_indices(len(start))
         log_qhat = symmetric_logarithm(start)
@@ -343,7 +344,9 @@ def is_same_fixed_point(
 
 
 def distance(qhat: Host, other_qhat: Host) -> float:
-    """Largest entry of the difference of two Qhat (P, P), divided by the roots of the two diagonal entries of the first."""
+    """Largest entry of the difference of two matrices Qhat (P, P), ``qhat`` and ``other_qhat``, divided by the roots of the two
+    diagonal entries of the first.
+    """
     root_of_diagonal = np.sqrt(np.diagonal(qhat))
     return float(
         np.abs((other_qhat - qhat) / np.outer(root_of_diagonal, root_of_diagonal)).max()

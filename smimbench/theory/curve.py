@@ -386,9 +386,9 @@ def free_entropy_between(
 
 
 def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
-    """Index of the node at which a branch reaches each of k requested sample ratios, on a curve with n nodes at these
-    ``ratios``; n if it never does. The uninformed branch takes the first node that reaches it, the informed one the node from
-    which on all do.
+    """Index of the node at which a branch reaches each of k ``requested_ratios`` (sample ratios), on a curve with n nodes at
+    these ``ratios``; n if it never does. The uninformed branch takes the first node that reaches it, the informed one the node
+    from which on all do.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
@@ -427,7 +427,7 @@ def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Predictio
 
 
 def bayes_optimal_first(competing_pair: list[Prediction]) -> list[Prediction]:
-    """Sort two competing predictions by free entropy, the largest (Bayes-optimal) first."""
+    """Sort a pair of competing predictions by free entropy, the largest (Bayes-optimal) first."""
     return sorted(
         competing_pair,
         key=lambda prediction: (
@@ -443,8 +443,9 @@ def thresholds_with_reasons(
     hard_phase: HardPhase | None,
     reasons: dict[str, str],
 ) -> Thresholds:
-    """Build the thresholds of a problem, with a reason, from ``reasons`` by name, for each one that does not exist.
-    ``sequential`` are the sample ratios at which components are learned one after the other.
+    """Build the thresholds of a problem from those of weak and perfect recovery, of sequential learning and of the hard phase,
+    with a reason, from ``reasons`` by name, for each one that does not exist. ``sequential`` are the sample ratios at which
+    components are learned one after the other.
     """
     thresholds_without_reasons = Thresholds(
         weak_recovery, perfect_recovery, tuple(sequential), hard_phase

@@ -216,7 +216,8 @@ class FixedPointCurve(Continuation, Curve):
     ) -> tuple[Host, Host]:
         """Numerical errors (P,) at a ``position`` of a stage: of coordinates x at fixed alpha, and of the log alpha_a (sample
         ratio that component a requires) at fixed x, from the errors of the nodes around it (Jacobians d log alpha_a / dx
-        interpolated between them) and of the interpolation. ``curve_derivative`` is that of x and log alpha along the curve.
+        interpolated between them) and of the interpolation (``interpolation_error``, of x). ``curve_derivative`` is that of x and
+        log alpha along the curve.
         """
         node_positions, moving_components = (
             stage_curve.node_positions,

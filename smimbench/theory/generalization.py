@@ -74,8 +74,8 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> Errors:
 
 
 def _closed_errors(formulas: Errors) -> Errors:
-    """Convert generalization errors in closed form, by kind of predictor (bayes, plugin, constant), to floats, without negative
-    rounding.
+    """Convert generalization errors in closed form (``formulas``), by kind of predictor (bayes, plugin, constant), to floats,
+    without negative rounding.
     """
     return _not_negative({kind: _to_float(formulas[kind]) for kind in KINDS})
 
@@ -113,7 +113,8 @@ def measured_error(
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors:
-    """Generalization errors at overlap Q and error V whose uncertainty includes the numerical error (P,) of the diagonal of V.
+    """Generalization errors at overlap Q and error V whose uncertainty includes the numerical error ``V_error`` (P,) of the
+    diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
@@ -123,8 +124,8 @@ def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors
 def curve_errors(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array], V_errors: Sequence[Array]
 ) -> list[Errors]:
-    """Generalization errors along a curve of one component, at lists of overlaps Q, errors V and numerical errors of V; if the
-    curve has many points they are interpolated.
+    """Generalization errors along a curve of one component, at lists of overlaps Q, errors V and numerical errors ``V_errors`` of
+    V; if the curve has many points they are interpolated.
     """
     if len(Q) <= CURVE_NODES:
         return [point_errors(problem, *point) for point in zip(Q, V, V_errors)]

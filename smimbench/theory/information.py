@@ -353,7 +353,7 @@ def inverse_map(
     prior_variance_block = (second_moment - prior_mean_overlap)[learned_block]
 
     def qhat_matrix(log_entries: Host) -> Host:
-        """Qhat (P, P) from the free (unknown) entries of its logarithm; 0 for components that are not learned."""
+        """Qhat (P, P) from the free (unknown) entries ``log_entries`` of its logarithm; 0 for components that are not learned."""
         log_matrix = np.zeros_like(prior_variance_block)
         log_matrix[free_entries] = log_entries
         log_matrix = log_matrix + np.triu(log_matrix, 1).T
@@ -376,7 +376,7 @@ def inverse_map(
     )  # this start is exact for Gaussian signals
 
     def residual(log_entries: Host) -> Host:
-        """Log-odds (see ``log_odds``) at these entries of log Qhat minus those of the Q and V asked for."""
+        """Log-odds (see ``log_odds``) at these free entries ``log_entries`` of log Qhat minus those of the Q and V asked for."""
         return (
             log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target_log_odds
         )

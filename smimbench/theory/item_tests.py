@@ -74,9 +74,8 @@ class ItemTest:
 
     def call(self, method: str, *arguments: object, **options: object) -> Any:
         """Call a method of the item; an exception becomes a one-line ProblemError."""
-        method_result, error = attempt(
-            getattr(self.item, method), *arguments, **options
-        )
+        member = getattr(self.item, method)
+        method_result, error = attempt(member, *arguments, **options)
         if error is not None:
             raise self.fail(f"{method} raised {error_line(error)}") from error
         return method_result

@@ -511,8 +511,9 @@ class Corrector:
     def _correction_noise(
         self, moving_components: list[int], error: Host, jacobian: Host, tangent: Host
     ) -> float:
-        """Standard error of a correction of x across the curve, from the standard ``error`` (P,) of the log alpha_a, the sample
-        ratio that each component requires, whose derivatives in x are the ``jacobian``.
+        """Standard error of a correction of x on ``moving_components`` across the curve, perpendicular to the ``tangent``, from
+        the standard ``error`` (P,) of the log alpha_a, the sample ratio that each component requires, whose derivatives in x are
+        the ``jacobian``.
         """
         if len(moving_components) < 2:
             return 0.0
@@ -532,7 +533,7 @@ class Corrector:
         tangent: Host,
     ) -> Host:
         """Newton step (P,) in x, perpendicular to the ``tangent``, after which the ``log_ratios`` (log alpha_a, the sample ratio
-        that component a requires) of moving components agree.
+        that component a requires) of moving components agree; ``jacobian`` is d log alpha_a / dx.
         """
         correction = np.zeros(len(log_ratios))
         if len(moving_components) > 1:

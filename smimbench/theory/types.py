@@ -119,7 +119,7 @@ class TheoryPoint:
 
     @classmethod
     def read(cls, document: JsonObject) -> Self:
-        """Read a theory point from its JSON object."""
+        """Read a theory point from its JSON object, ``document``."""
         field_values = {
             field.name: document[field.name]
             for field in fields(cls)
@@ -484,8 +484,8 @@ def compare(
     stated: float = 0.0,
     **check_options: Any,
 ) -> Check:
-    """Check a ``printed`` number and its ``error`` against the mean of independent samples (n,) of systematic
-    error ``stated``.
+    """Check a ``printed`` number and its ``error``, named by its ``quantity`` and component, against the mean of independent
+    samples (n,) of systematic error ``stated``.
     """
     standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     check_options = {"effective": effective_sample_size(samples)} | check_options

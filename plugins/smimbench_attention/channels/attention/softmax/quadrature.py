@@ -326,9 +326,9 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation above ``threshold`` of ``_q_log_weight`` (whose arguments are the last four) over s = p + r + c - 1 from s_low to
-    s_high; its one maximum is at q = 1 / s^2 = ``best_q``. It is computed and not probed, because where s changes its sign the
-    weight vanishes on a curve between two maxima.
+    """Variation above ``threshold`` of ``_q_log_weight`` (whose arguments ``slope_size``, ``target_a2``, ``slack`` and ``prior``
+    these are) over s = p + r + c - 1 from s_low to s_high; its one maximum is at q = 1 / s^2 = ``best_q``. It is computed and not
+    probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
@@ -484,7 +484,7 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 def _root_cells(prior, sample, accuracy, cells):
     """Write to ``cells`` equal cells (center y, b; half-widths) that cover the ``prior`` of ``sample``, y being the mean logit t
     less its value on the ridge, the curve along which the weight is long; return their number. i and j count cells along the
-    axes.
+    axes. ``accuracy`` has their number.
     """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
@@ -513,8 +513,9 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
     """Integrate the posterior weight of ``sample`` into ``sums`` over cells of (y, b), y being the mean logit t less its value on
     the ridge (the curve along which the weight is long), halved until the log-weight varies by at most ``largest_variation``
     along either axis; return the logarithm of the unit of ``sums``, and whether it was given up. ``rule`` has the nodes of a
-    cell, ``buffers`` are work arrays: cells, the halves of those to be halved, and per cell the upper bound, variations, log-area
-    and highest probe; k counts cells, i and j points. All cells of one depth are looked at before any is halved.
+    cell, ``accuracy`` the settings, ``buffers`` are work arrays: cells, the halves of those to be halved, and per cell the upper
+    bound, variations, log-area and highest probe; k counts cells, i and j points. All cells of one depth are looked at before any
+    is halved.
     """
     nodes, node_weights = rule
     cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
@@ -629,8 +630,8 @@ def integrate_samples(
 ):  # fmt: skip
     """Integrate all ``samples`` (n, 6), each (t, v, a2, b2, slope, margin) as in ``Sample``, one by one with the weight of
     parameters ``prior``, by Gauss-Hermite ``rules`` (if ``try_gauss_hermite``) or by cells with the Gauss-Legendre ``cell_rule``
-    and the settings ``accuracy``; write the fields of ``Sums``, which are the last four arguments; i and j count the four
-    variables.
+    in which the log-weight varies by at most ``largest_variation``, and the settings ``accuracy``; write the fields of ``Sums``,
+    which are the last four arguments; i and j count the four variables.
     """
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes

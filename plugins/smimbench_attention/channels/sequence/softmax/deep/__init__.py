@@ -229,8 +229,8 @@ def _integration_points(
     runs: int,
 ) -> object:
     """Random points of all four stages of ``kernel.integrate_samples`` (pilot, improvement, first and last estimate), by
-    component of the mixture, and the number of points of each component in a scramble; ``trial_points`` and ``all_points`` are
-    those of the two estimates in a scramble, whose number is ``scrambles`` for each of ``runs``.
+    component of the mixture, and the number of points of each component in a scramble; ``seed`` numbers them, ``trial_points``
+    and ``all_points`` are those of the two estimates in a scramble, whose number is ``scrambles`` for each of ``runs``.
 
     Its two estimates use ``trial_points`` and ``all_points`` of a scramble. The first axis counts ``runs``. Rows are normal
     numbers for all coordinates and residuals, uniform ones for all layers but the last, and Gumbel's noise.

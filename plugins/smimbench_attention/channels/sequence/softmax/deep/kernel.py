@@ -405,8 +405,8 @@ def _estimate(
     """Estimate the posterior moments of one ``sample`` (outputs u, means omega) by importance sampling, as ratios of ``sums``
     over points, taken n at a time from ``first_point`` on; return the effective number of points. ``estimates`` gets the
     logarithm of the unit of weights, the partition function in that unit (mass), the error, and means. ``points`` are random
-    numbers for each of the three components of the mixture of Gaussians, ``component_sizes`` the number of points of each in a
-    scramble (independent set of points).
+    numbers for each of the three components of the mixture, of which the second are ``gaussians``, ``component_sizes`` the number
+    of points of each in a scramble (independent set of points).
     """
     omega, log_unit, weight = sample[1], -1e300, table[WEIGHT]
     layers, tokens = omega.shape

@@ -135,9 +135,9 @@ def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
 @by_value(maxsize=512)
 def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) -> Host:
     r"""Information, its error, susceptibility, and its error (4, L, L) at one (Q, V), both (L, L), that ``supports`` accepts:
-    means over drawn labels with control variates, whose posteriors come from tables on a grid of nodes. ``skip`` is the weight c
-    of the skip connection; known layers are those with an overlap, ``output_layer`` is the last, ``outer_grid`` that of the
-    values of the known layer before it.
+    means over drawn labels with control variates, whose posteriors come from tables on a grid of nodes. ``accuracy`` has the
+    settings, ``skip`` is the weight c of the skip connection; known layers are those with an overlap, ``output_layer`` is the
+    last, ``outer_grid`` that of the values of the known layer before it.
 
     .. math::
 
@@ -323,7 +323,7 @@ def posterior_moments(
     bilinear forms in ``tables`` of the layers before the last; the last one is z ~ N(omega, v), and ``e1``, ``e2`` are its errors
     ``z - omega`` at the nodes, for either ``sign`` of the output, whose Gaussian factors multiply the table along x
     (``forward_...``) and y (``backward_...``). ``known_layer`` are the mean (n, 2) and the variance of the known layer before the
-    last, or None; a mode is a combination of its values on a grid.
+    last, or None; a mode is a combination of its values on a grid. Moments of fourth order only if ``fourth_moments``.
 
     ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
     """
@@ -461,8 +461,9 @@ def _columns_to_average(
     case: _Case, labels: LayerLabels, moments: LastLayerMoments
 ) -> tuple[Host, Host]:
     """Columns (n, J), one row per label, whose means over ``labels`` are the entries of the information and of the
-    susceptibility, and control variates (n, K) of mean zero. ``moments`` are the labels' posterior means; a response is ``E[z z^T
-    | y]`` of an unknown layer, in units of its variance, minus the unit matrix: entries 11, 22 and 12.
+    susceptibility, and control variates (n, K) of mean zero. ``moments`` are the labels' posterior means, ``case`` says which
+    layers have an overlap; a response is ``E[z z^T | y]`` of an unknown layer, in units of its variance, minus the unit matrix:
+    entries 11, 22 and 12.
     """
     q = case.q
     v = case.v

@@ -499,7 +499,8 @@ def rounded_node_count(
     accuracy: TableAccuracy,
 ) -> int:
     """Number of nodes along x of a table: ``nodes_needed``, whose arguments these are, rounded up to a power of sqrt(2) times the
-    least number (``half_doublings``) so that tables can be reused, and at most ``MOST_NODES``.
+    least number (``half_doublings``) so that tables can be reused, and at most ``MOST_NODES``. ``relative_spacing`` is in units
+    of the label's Gaussian factor, ``variance_fraction`` is ``V / (Q + V)`` of the last layer.
     """
     least_count = nodes_needed(
         skip, layers, variance_fraction, relative_spacing, accuracy

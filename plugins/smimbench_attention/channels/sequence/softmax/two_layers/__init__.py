@@ -75,7 +75,7 @@ def integrate(
     (n, 2) up to sign, by quadrature in boxes around omega to the relative error ``accuracy``; samples whose box was too small
     (``is_truncated``) are integrated again. ``skip`` is the weight c of the skip connection; the energy of a sample is the
     posterior mean of ``|z - omega|^2 / 2 V``, which says whether its box was large enough. Correlated layers need more columns,
-    by ``column_growth``.
+    by ``column_growth``. Whole second moments if ``full_second_moment``, else traces over tokens.
 
     ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, both in float64; ``V`` (2, 2) is positive definite, on the
     host. ``accuracy`` is the target for the relative error of every sample. ``full_second_moment`` asks for the

@@ -42,8 +42,9 @@ def _integrate_samples(u, omega, half_width, log_unit, rule, totals, error):
 def device_sums(
     u: Array, omega: Array, rule: object, half_width: Array, log_unit: Array
 ) -> tuple[Array, Array]:
-    """Sums of the integrand and of moments over boxes of latents around ``omega``, given outputs ``u`` up to sign, with relative
-    errors, on a CUDA device, by ``rule``; arguments and results are those of ``kernel.host_sums``.
+    """Sums of the integrand and of moments over boxes of latents around ``omega`` of ``half_width`` in sqrt(V), in units of
+    ``exp(log_unit)``, given outputs ``u`` up to sign, with relative errors, on a CUDA device, by ``rule``; arguments and results
+    are those of ``kernel.host_sums``.
     """
     xp = namespace(u)
     arrays = [
