@@ -49,8 +49,8 @@ class PlainTorchAdam:
         return self.factor @ self.factor.T / math.sqrt(self.factor.shape[1] * self.d)
 
     def step(self, problem, data, state):
-        """Make one step of Adam on the loss over all samples, with ``projections`` of the tokens by the factor and the softmax
-        inputs that they give.
+        """Make one step of Adam on the loss over all samples; ``projections`` are products of the tokens with the factor, whose
+        products are the inputs of the softmax.
         """
         self.optimizer.zero_grad()
         factor_norm = math.sqrt(self.factor.shape[1] * self.d)

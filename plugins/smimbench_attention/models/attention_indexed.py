@@ -129,7 +129,7 @@ class AttentionIndexed(TokenModel):
     _axes = (-2, -1)  # array axes of a component's entries
 
     def __post_init__(self) -> None:
-        """Check the number of tokens; without symmetry there must be two."""
+        """Check the number of tokens, which without symmetry must be at least two."""
         super().__post_init__()
         if not self.symmetric and self.tokens < 2:
             raise ParameterError(

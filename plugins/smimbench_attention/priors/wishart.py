@@ -453,8 +453,8 @@ class _Edge:
         )
 
     def edge_switch_point(self) -> float:
-        """Eigenvalue in the gap between two bulks at which ``denoise_beyond`` switches from one edge to the other, an
-        inflection of the eigenvalue as a function of w.
+        """Eigenvalue in the gap between two bulks at which ``denoise_beyond`` switches from one edge to the other: where the
+        eigenvalue has an inflection as a function of w, the inverse Stieltjes transform.
         """
         return float(
             self.inflection_distance

@@ -1,4 +1,6 @@
-"""Committee and parity machines: the published checks, and what the engine integrates against sums over hidden signs."""
+"""Committee and parity machines: the published checks, and the engine's integrals of the likelihood against sums over hidden
+signs.
+"""
 
 from __future__ import annotations
 

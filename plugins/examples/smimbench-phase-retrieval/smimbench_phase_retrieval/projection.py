@@ -1,4 +1,4 @@
-"""Declarations that the real channels of phase retrieval share."""
+"""Base class of the channels of real phase retrieval, with what they declare in common."""
 
 from smimbench import Capabilities
 

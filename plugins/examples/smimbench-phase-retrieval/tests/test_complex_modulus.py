@@ -233,7 +233,7 @@ def test_a_narrow_pass_decides_between_an_error_and_perfect_recovery():
     """
 
     def ratio_of_fixed_point(log_v):
-        """Sample ratio at which the error ``v = exp(log_v)`` is a fixed point."""
+        """Sample ratio at which the error ``v = exp(log_v)`` is a fixed point of state evolution."""
         v = np.exp(log_v)
         return (1 / v - 1) / ComplexModulus().information(
             (1 - v) * np.eye(2), v * np.eye(2)

@@ -55,7 +55,7 @@ class _Mixture:
     # -- law ----------------------------------------------------------------------------------------------------
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Any:
-        """Draw a signal (P, D) on the host, for each entry first the Gaussian that it comes from."""
+        """Draw a signal (P, D) on the host: for each entry one Gaussian of the mixture (``gaussian_index``), then its value."""
         weights, means, variances = (np.array(column) for column in zip(*self.mixture))
         gaussian_index = rng.choice(
             len(weights), size=(components, dimension), p=weights
@@ -73,7 +73,7 @@ class _Mixture:
         return np.eye(components)
 
     def mean_overlap(self, components: int) -> Any:
-        """Overlap (P, P) of the prior mean with the signal: zeros."""
+        """Overlap (P, P) of the prior mean with itself: zeros."""
         return np.zeros((components, components))
 
     # -- inference ------------------------------------------------------------------------------------------------

@@ -551,7 +551,7 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length_rule: str) ->
         return excess_mse[log_penalty]
 
     def best_log_penalty() -> float:
-        """Log-penalty of the smallest error so far."""
+        """Log-penalty with the smallest error of all that were tried so far."""
         return min(excess_mse, key=excess_mse.__getitem__)
 
     # Decrease the penalty from one at which the iteration always converges until the minimum is passed; increase it if the

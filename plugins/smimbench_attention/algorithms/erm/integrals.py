@@ -87,8 +87,9 @@ LOSSES = {
 
 
 def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
-    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss l, elementwise, for labels y, prior means
-    omega and variances v > 0 of the latents z.
+    """Proximal operator ``argmin_z l(y, z) + (z - omega)^2 / (2 v)`` of a loss l, elementwise, for labels y, prior means omega
+    and variances v > 0 of the latents z, by Newton steps within bounds of z that narrow; ``last_step`` and ``step_before_last``
+    are lengths of steps, ``residual`` is that of the derivative times v.
 
     Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """

@@ -157,7 +157,7 @@ def latent_gradient(
 
 
 def factor_of(problem: Problem) -> Factor:
-    """Factor of the signal that gradient descent optimizes, as declared by the prior."""
+    """Factorization of the signal, as declared by the prior, whose factor gradient descent optimizes."""
     assert problem.prior.factor is not None
     return problem.prior.factor
 

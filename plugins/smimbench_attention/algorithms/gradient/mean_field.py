@@ -124,7 +124,7 @@ class _GrowingColumns:
     """A growing set of vectors, stored as columns (rows, count), of which ``count`` are in use."""
 
     def __init__(self, vectors: Host) -> None:
-        """Store the first vectors (rows, count)."""
+        """Store the first vectors, an array (rows, count)."""
         self._storage, self.count = vectors, vectors.shape[1]
 
     @property

@@ -68,7 +68,7 @@ class NuclearState(NamedTuple):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the matrix is symmetric."""
+        """Whether the matrix that is estimated is symmetric."""
         return is_symmetric(self.least_squares.problem.model)
 
 

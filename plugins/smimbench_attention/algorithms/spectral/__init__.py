@@ -207,7 +207,7 @@ class Spectral(Algorithm):
     def init(
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> SpectralState:
-        """Initial state at the prior mean."""
+        """Initial state, whose estimate is the prior mean."""
         xp = namespace(data.inputs)
         prior_mean = problem.prior.mean(problem.components, data.dimension)
         return SpectralState(xp.asarray(prior_mean, **matching(data.inputs)), rng)

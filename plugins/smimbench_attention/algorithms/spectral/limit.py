@@ -346,14 +346,14 @@ def direction_mode(
         return mode_without_outlier
 
     def edge_equation(chi: float) -> float:
-        """Function of the susceptibility chi that vanishes where the bulk of eigenvalues ends, from the resolvents J of the
+        """Function of the susceptibility chi whose root gives the edge of the bulk of eigenvalues, from the resolvents J of the
         labels.
         """
         J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
         return alpha * chi**2 * mean_over_labels(J**2) - 1
 
     def outlier_equation(chi: float) -> float:
-        """Function of the susceptibility chi that vanishes at the outlier eigenvalue."""
+        """Function of the susceptibility chi whose root gives the outlier eigenvalue."""
         resolvent_products = (
             eigenvalues
             * preprocessed_eigenvalues
