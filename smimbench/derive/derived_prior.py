@@ -92,7 +92,7 @@ class DerivedPrior(Delegate):
         if width is not None:
             raise ParameterError(
                 "width",
-                f"must not be set with the prior {self.prior.name!r}, got {width}",
+                f"has no effect with the prior {self.prior.name!r} and must be left out, got {width}",
             )
         signal_axes = 2 if self.matrix else 1
         return rng.standard_normal((components, *[dimension] * signal_axes))

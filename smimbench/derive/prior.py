@@ -451,7 +451,7 @@ class SpectrumPrior(DerivedLaw):
         if not variance > 0:
             raise ParameterError(
                 "quantile",
-                "must be the quantile function of a law with positive variance",
+                "must be the quantile function of a law with positive variance, but all its values are equal",
             )
         self._set_scale(mean, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law=law)

@@ -402,6 +402,6 @@ def mixed_channel(channel: Channel, mixing: Host) -> Channel:
         raise ParameterError(
             "name",
             f"channel {channel.name!r} has no posterior for correlated tokens (neither `mixed` nor `log_likelihood`): "
-            "its tokens must be independent",
+            "use inputs with independent tokens",
         )
     return MixedChannel(channel, mixing)

@@ -256,7 +256,7 @@ def require_consistent_at(
             return
         if not (unknown_shares >= -ROUNDING).all():
             raise item_tests[-1].fail(
-                f"this overlap gives a negative error ({np.diagonal(V).min():.3g}); errors must be >= 0"
+                f"overlap gives a negative error V ({np.diagonal(V).min():.3g}); it must be >= 0 at every Qhat"
             )
         if unknown_shares.max() < SMALLEST_UNKNOWN_SHARE:
             continue
