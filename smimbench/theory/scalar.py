@@ -549,8 +549,8 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes of the curve, refined until the interpolation of log alpha is accurate: arrays of log Qhat, alpha, and the error
-        of alpha (interpolation included), the rows of ``table``.
+        """Nodes of the curve, refined by halving the gaps between them until the interpolation of log alpha is accurate: arrays
+        of log Qhat, alpha, and the error of alpha (interpolation included), the rows of ``table``.
         """
         alpha, error = super().alpha_of(self.log_qhat)
         resolved_indices = np.flatnonzero(

@@ -483,8 +483,8 @@ def _evaluate_cell(prior, sample, cell, nodes, values):
 @_compiled_function
 def _root_cells(prior, sample, accuracy, cells):
     """Write to ``cells`` equal cells (center y, b; half-widths) that cover the ``prior`` of ``sample``, y being the mean logit t
-    less its value on the ridge, the curve along which the weight is long; return their number. i and j count cells along the
-    axes. ``accuracy`` has their number.
+    less its value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; return
+    their number. i and j count cells along the axes, whose number ``accuracy`` has.
     """
     half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
     v_low = sample.v - half_width * prior.unit_v
