@@ -109,7 +109,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
                 )
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
+        """Column of the largest attention logit of every row, integers (..., n, T), for latents ``z`` (..., n, 1, C) of all pairs
+        of tokens.
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """

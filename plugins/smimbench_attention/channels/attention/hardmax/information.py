@@ -226,14 +226,18 @@ def _gibbs_squares(
 
 
 def _hazard_square(margin: Array) -> Array:
-    """Square of the normal hazard ``phi(k) / Phi(k)`` at the margin k, in standard deviations."""
+    """Square of the normal hazard ``phi(k) / Phi(k)`` (density over distribution function) at the margin k, in standard
+    deviations.
+    """
     from scipy.special import erfcx
 
     return (math.sqrt(2 / math.pi) / erfcx(-margin / math.sqrt(2))) ** 2
 
 
 def _tie_information(margin: Array) -> Array:
-    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of a sign with a margin of k deviations: its mean squared hazard."""
+    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of the sign of a normal number whose mean is the margin k, in standard
+    deviations: its mean squared hazard.
+    """
     from scipy.special import ndtr
 
     return (

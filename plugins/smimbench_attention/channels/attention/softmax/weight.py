@@ -82,7 +82,8 @@ ACCURACY = QuadratureAccuracy()
 
 class Weight(NamedTuple):
     """Parameters, common to all samples, of the posterior weight of the first layer's indices (a_1, b_1), the two combinations of
-    its latents on which attention depends.
+    its latents on which attention depends; t and v are mean and difference of the logits of attention p and r, ``lift`` the shift
+    of a_2 and b_2 per prior width of a_1 and b_1.
     """
 
     beta: float  # inverse temperature
@@ -96,9 +97,10 @@ class Weight(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Data of one sample on which its posterior weight depends: prior means of t, v, a_2 and b_2, what the label says (slope,
-    margin), and the log-odds ``ridge`` of the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of (t, v), along which
-    the weight may be long.
+    """Data of one sample on which its posterior weight depends: prior means of t and v, mean and difference of the logits of the
+    first layer's attention p and r, and of the second layer's latents a_2 and b_2, what the label says (slope, margin), and the
+    log-odds ``ridge`` of the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of (t, v), along which the weight may be
+    long.
 
     ``ridge`` names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be
     long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.

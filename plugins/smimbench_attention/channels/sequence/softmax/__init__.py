@@ -189,7 +189,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     @property
     def sampling(self) -> Sampling:  # type: ignore[override]
-        """Number of labels that finite differences need, and how to draw posteriors on other points."""
+        """Number of labels that finite differences of the information need, and how to sample posteriors with other random
+        points.
+        """
         return Sampling(
             functools.partial(labels_for_differences, self._network), self._resampled
         )
