@@ -41,8 +41,8 @@ class Pattern(NamedTuple):
 
 class Patterns(NamedTuple):
     """Patterns of all labels y of T tokens, by their code ``sum_a y_a T^a``: the distinct ones, the index (T^T,) of each label's
-    (-1 for labels that no symmetric matrix has), and the site of the sample behind every site of the pattern (T^T, C), and the
-    reverse.
+    (-1 for labels that no symmetric matrix has), the ``sites`` of the sample behind every site of the pattern (T^T, C), and the
+    reverse, ``inverse_sites``.
     """
 
     distinct_patterns: tuple[Pattern, ...]
@@ -193,7 +193,8 @@ def row_posterior(
     """Posterior of ``z ~ N(omega, V I)`` given labels y (n, T) of T = ``tokens`` tokens, the columns of the row maxima, by nested
     integrals over the maxima, with ``node_count`` nodes in a window of ``window_half_width`` standard deviations around every
     row's largest entry; ``omega`` (n, C) and ``V`` () are in double precision. Samples are taken together by the pattern of their
-    labels (``pattern_index``), in chunks.
+    labels (``pattern_index``), in chunks, with the ``sites`` of the sample in the order of the pattern, and back by
+    ``inverse_sites``.
 
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
     may miss the posterior. Doubled, ``window_half_width`` and ``node_count`` leave errors of 1e-6 in place of 2e-5 at small V.
