@@ -139,15 +139,16 @@ class RidgeAverages(NamedTuple):
     fitted_fraction : float
         ``v / (1 + v)`` of the susceptibility v, the mean of ``s`` over the ratio: how far a label pulls its latent.
     noise_gain, error_denominator : float
-        Mean of ``s^2`` over the ratio, and 1 minus that: the error is ``(missing T + noise_share * noise) / denominator``.
+        Mean of ``s^2`` over the ratio, and 1 minus that: the error is
+        ``(squared_bias T + noise_gain noise) / error_denominator``.
     """
 
-    mean_gain: float
-    squared_bias: float
-    squared_gain: float
-    fitted_fraction: float
-    noise_gain: float
-    error_denominator: float
+    mean_gain: float  # mean of lambda s
+    squared_bias: float  # mean of lambda (1 - s)^2
+    squared_gain: float  # mean of lambda s^2
+    fitted_fraction: float  # share of a label that is fitted
+    noise_gain: float  # mean of s^2 over the ratio
+    error_denominator: float  # 1 - noise_gain
 
 
 def ridge_averages(

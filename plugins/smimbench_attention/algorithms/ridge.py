@@ -49,10 +49,10 @@ class RidgeState(NamedTuple):
     deviation: Array
     residual: Array
     direction: Array
-    least_squares: LeastSquares
+    least_squares: LeastSquares  # the loss
     penalty: Array
     right_side_norm: Array  # norm of the normal equations' right side
-    prior_mean: Array
+    prior_mean: Array  # where the deviation is 0
     remark: str  # what the user reads on labels and penalty
 
 

@@ -43,7 +43,7 @@ class CorrelatedTokens(Inputs):
     version = 1
     reference = "derived, checked by tests/inputs/test_correlated.py"
     capabilities = Capabilities()
-    gaussian = True
+    gaussian = True  # inputs are Gaussian
 
     def __post_init__(self) -> None:
         """Check that the decay is between -1 and 1, and that a given covariance C between tokens is symmetric, positive

@@ -42,7 +42,7 @@ class GaussianInputs(Independent):
 
     name = "gaussian"
     reference = "arXiv:2502.00901"
-    gaussian = True
+    gaussian = True  # inputs are Gaussian
 
     def transform(self, z: Array) -> Array:
         """Turn iid normal numbers ``z`` (n, T, D) into inputs: they are returned unchanged."""

@@ -51,7 +51,7 @@ class PowerLaw(Inputs):
     version = 1
     reference = "arXiv:2411.12135"
     capabilities = Capabilities()
-    gaussian = True
+    gaussian = True  # inputs are Gaussian
 
     def __post_init__(self) -> None:
         """Check the exponent, the number of features and the spectrum of variances."""

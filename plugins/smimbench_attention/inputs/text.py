@@ -75,12 +75,12 @@ class Text(Inputs):
     Levy, Goldberg, Dagan, TACL 3, 211 (2015), doi:10.1162/tacl_a_00134.
     """
 
-    path: str | None = None
+    path: str | None = None  # text file; None: built-in text
     window: int = 5
     split: Literal["text", "vocabulary"] = "text"
-    normalized: bool = False
-    shuffled: bool = False
-    digest: str = ""
+    normalized: bool = False  # scale every token to |x|^2 = D
+    shuffled: bool = False  # shuffle the words of all samples
+    digest: str = ""  # hash of the text
 
     name = "text"
     version = 1

@@ -17,8 +17,8 @@ class PerComponent(Metric):
 
     version = 1
     capabilities = Capabilities()
-    direction = "higher"
-    per_component = True
+    direction = "higher"  # higher values are better
+    per_component = True  # one value for each component
 
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims

@@ -20,7 +20,7 @@ class Cosine(PerComponent):
     name = "cosine"
     reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
     label = "cosine"
-    unit = "the direction of the signal"
+    unit = "the direction of the signal"  # what the value 1 means
 
     def bounded(self, model: Model) -> bool:
         """Whether the posterior mean is the best estimate by this metric: true, no estimate has a larger mean cosine with the

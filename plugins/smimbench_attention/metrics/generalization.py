@@ -19,13 +19,13 @@ class _PredictionError(Metric):
     ``kind`` is that of the predictor: bayes, plugin or constant.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # kind of the predictor
     version = 2
     reference = "the definition; see smimbench.theory.generalization"
     capabilities = Capabilities()
     unit = "squared norm of the label, summed over its entries"
-    direction = "lower"
-    per_component = False
+    direction = "lower"  # lower values are better
+    per_component = False  # one value for all components
 
     def measure(
         self, instance: Instance, estimate: Array, claims: Claims
@@ -81,7 +81,7 @@ class BayesError(_PredictionError):
 
     name = "generalization_error_bayes"
     label = "Bayes generalization error"
-    kind = "bayes"
+    kind = "bayes"  # kind of the predictor
 
     def bounded(self, model: Model) -> bool:
         """Whether the Bayes predictor at the posterior mean is the best by this metric: true, no predictor has a smaller error,
@@ -108,7 +108,7 @@ class PluginError(_PredictionError):
 
     name = "generalization_error_plugin"
     label = "plug-in generalization error"
-    kind = "plugin"
+    kind = "plugin"  # kind of the predictor
 
 
 class ConstantError(_PredictionError):
@@ -116,4 +116,4 @@ class ConstantError(_PredictionError):
 
     name = "generalization_error_constant"
     label = "error of the constant predictor"
-    kind = "constant"
+    kind = "constant"  # kind of the predictor

@@ -19,9 +19,9 @@ class MSE(PerComponent):
     name = "mse"
     reference = "the definition; theory is diag(second_moment - Q), arXiv:2506.01582"
     label = "MSE"
-    unit = "error of the prior mean"
-    direction = "lower"
-    in_trajectory = True
+    unit = "error of the prior mean"  # what the value 1 means
+    direction = "lower"  # lower values are better
+    in_trajectory = True  # measured along trajectories, too
 
     def bounded(self, model: Model) -> bool:
         """Whether the posterior mean is the best estimate by this metric: true, no estimate has a smaller mean squared error, in

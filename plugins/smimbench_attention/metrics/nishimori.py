@@ -38,8 +38,8 @@ class Nishimori(PerComponent):
         "Nishimori identity: E <S_hat, S> = E <S_hat, S_hat> for a posterior mean"
     )
     label = "Nishimori ratio"
-    unit = "the estimate of a posterior mean"
-    direction = "one"
+    unit = "the estimate of a posterior mean"  # what the value 1 means
+    direction = "one"  # values near 1 are better
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Nishimori ratio of each component (P,) of the aligned estimate in ``claims``; NaN for a component whose estimate is
@@ -102,8 +102,8 @@ class Calibration(PerComponent):
     name = "calibration"
     reference = "Nishimori identity: on the Bayes-optimal line the claimed error is the real one"
     label = "claimed over real squared error"
-    unit = "the claimed error is right"
-    direction = "one"
+    unit = "the claimed error is right"  # what the value 1 means
+    direction = "one"  # values near 1 are better
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Calibration of each component (P,), from the claimed error, the signal and the aligned estimate in ``claims``; NaN

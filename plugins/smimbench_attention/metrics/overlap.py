@@ -17,8 +17,8 @@ class OverlapMetric(PerComponent):
     name = "overlap"
     reference = "the definition; theory is diag Q (over the second moment for low rank)"
     label = "overlap"
-    unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
-    in_trajectory = True
+    unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"  # what the value 1 means
+    in_trajectory = True  # measured along trajectories, too
 
     def bounded(self, model: Model) -> bool:
         """Whether the posterior mean is the best estimate by this metric: true for squared cosines (low rank), not for ``tr(S_hat

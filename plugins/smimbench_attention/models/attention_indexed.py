@@ -120,7 +120,7 @@ class AttentionIndexed(TokenModel):
     """
 
     tokens: int
-    symmetric: bool = True
+    symmetric: bool = True  # whether S is symmetric
 
     name = "attention-indexed"
     reference = "arXiv:2506.01582"

@@ -370,8 +370,8 @@ class Bilinear(ProductPrior):
     by tests/priors/test_bilinear.py.
     """
 
-    rho: float
-    symmetric: bool = False
+    rho: float  # width r over D
+    symmetric: bool = False  # must agree with the model's
 
     name = "bilinear"
     version = 1

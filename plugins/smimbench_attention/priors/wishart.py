@@ -588,7 +588,7 @@ class Wishart(ProductPrior):
     arXiv:2506.01582 (model and channel); equations derived, checked by tests/priors/test_wishart.py.
     """
 
-    rho: float
+    rho: float  # width r over D
 
     name = "wishart"
     version = 1

@@ -34,9 +34,9 @@ class Periodic:
         Must be 1; filled in from the model.
     """
 
-    frequency: float = 2.2
+    frequency: float = 2.2  # k in sin(k z) - c z
     noise: float = 0.1
-    slope: float = 0.0
+    slope: float = 0.0  # c in sin(k z) - c z
     tokens: int = 1
 
     name = "periodic"

@@ -38,14 +38,14 @@ class LibraryOptimizer(Descent):
         As for ``adam``.
     """
 
-    options: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None  # options of the optimizer
 
     version: ClassVar[int] = 1
     optimizer: ClassVar[Any]
     """The optimizer, or the path it is imported from when it is used."""
-    default_options: ClassVar[dict[str, Any]] = {}
+    default_options: ClassVar[dict[str, Any]] = {}  # not the library's own
     """Options that differ from the library's own defaults."""
-    rate_name: ClassVar[str] = ""
+    rate_name: ClassVar[str] = ""  # the library's name of the learning rate
     """What the library calls its learning rate."""
 
     @classmethod

@@ -42,7 +42,7 @@ def sam(learning_rate: float, rho: float = 0.05, optimizer: str = "optax.adam") 
 class OptaxOptimizer(LibraryOptimizer):
     """Gradient descent with the update of an optax ``GradientTransformation``, made by a function of the learning rate."""
 
-    rate_name = "learning_rate"
+    rate_name = "learning_rate"  # optax's name of the learning rate
 
     def try_out(self, options: dict[str, Any]) -> None:
         """Trace one update, so that invalid options raise an error before a run."""

@@ -50,7 +50,7 @@ class TorchRun:
 class TorchOptimizer(LibraryOptimizer):
     """Gradient descent with the step of a ``torch.optim.Optimizer``."""
 
-    rate_name = "lr"
+    rate_name = "lr"  # PyTorch's name of the learning rate
 
     def try_out(self, options: dict[str, Any]) -> None:
         """Create the optimizer for a small matrix, so that invalid options raise an error before a run."""

@@ -58,7 +58,7 @@ class ComplexModulus:
     capabilities = Capabilities(models=("sequence-multi-index",))
     components = 2
     symmetry = "rotations"
-    equations = 1.0
+    equations = 1.0  # equations that a sample gives
 
     def __post_init__(self) -> None:
         """Check that there are two tokens, for real and imaginary part."""

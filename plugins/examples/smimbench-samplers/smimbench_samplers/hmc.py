@@ -116,8 +116,8 @@ class Hmc(Algorithm):
     """
 
     samples: int = 8
-    steps: int = 6000
-    leapfrog: int = 5
+    steps: int = 6000  # gradients of a run
+    leapfrog: int = 5  # steps of a trajectory
 
     name = "hmc"
     version = 1

@@ -47,7 +47,7 @@ class ErmState(NamedTuple):
     penalty: float
     length_factor: float  # estimate over weights
     remark: str  # what the user reads on loss and penalty
-    training_loss: float = 0.0
+    training_loss: float = 0.0  # mean over samples, without the penalty
     gradient_norm_at_zero: float = 1.0
 
 

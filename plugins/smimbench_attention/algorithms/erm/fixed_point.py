@@ -66,7 +66,7 @@ class Minimum(NamedTuple):
     overlaps: Overlaps
     training_loss: float
     test_loss: float
-    overlap_errors: Overlaps
+    overlap_errors: Overlaps  # numerical errors of the overlaps
 
 
 def best_length_factor(overlaps: Sequence[Overlaps]) -> float:

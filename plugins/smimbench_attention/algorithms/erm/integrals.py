@@ -35,7 +35,7 @@ class Loss:
         Values of ``y z`` at which the curvature jumps.
     """
 
-    name: str
+    name: str  # name of the loss
     has_sign_labels: bool  # whether labels are -1 or +1
     value: Callable[[Array, Array], Array]  # l(y, z)
     slope: Callable[[Array, Array], Array]  # dl/dz
@@ -162,10 +162,10 @@ class IntegrationAccuracy(NamedTuple):
     largest_omega: float = 9.0  # in standard deviations of omega
     smallest_panel: float = 1e-12  # width of the innermost panel
     point_sets: int = 4  # independent sets of random points
-    points_per_set: int = 2**12
-    iterations_per_attempt: int = 10
+    points_per_set: int = 2**12  # random points of a set
+    iterations_per_attempt: int = 10  # before the root finder
     root_attempts: int = 20  # attempts of the root finder
-    evaluations_per_unknown: int = 30
+    evaluations_per_unknown: int = 30  # of the root finder
     converged_change: float = 1e-11  # relative change at a fixed point
     stalled_change: float = 1e-8  # accepted if no less is reached
     damping_weight: float = 0.7  # weight of the new order parameters
@@ -210,9 +210,9 @@ class RiskMoments(NamedTuple):
     V_hat: Host
     m_hat: Host
     Q_hat: Host
-    g_signal_product: Host
-    training_loss: float
-    test_loss: float
+    g_signal_product: Host  # E g z*^T
+    training_loss: float  # at the proximal point
+    test_loss: float  # at omega
 
 
 def labels_of(problem: Problem) -> str | None:

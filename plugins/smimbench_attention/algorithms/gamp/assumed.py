@@ -124,7 +124,7 @@ class RecursionAccuracy(NamedTuple):
     initial_overlap: float = 1e-4  # of starts where the prior mean stays
     damping: float = 0.3  # weight of the old order parameters
     stationary_change: float = 1e-10  # relative change that ends the recursion
-    max_iterations: int = 1000
+    max_iterations: int = 1000  # of the recursion
 
 
 ACCURACY = RecursionAccuracy()
@@ -190,12 +190,12 @@ class DenoisedSpectrum(NamedTuple):
         Denoised ``s x``.
     """
 
-    observation_scale: float
-    assumed_noise: float
-    unscaled_eigenvalues: Host
-    signal_means: Host
+    observation_scale: float  # m / Qhat
+    assumed_noise: float  # noise variance that is assumed
+    unscaled_eigenvalues: Host  # of S + sqrt(Delta) Z
+    signal_means: Host  # posterior means of the signal
     weights: Host  # weights of the eigenvalues
-    denoised_eigenvalues: Host
+    denoised_eigenvalues: Host  # after the assumed denoiser
 
 
 class MismatchedRecursion:

@@ -37,10 +37,10 @@ class Messages(NamedTuple):
     """
 
     g: Array
-    summed_adjoint: Array
-    summed_covariance: Array
-    undamped_square_of_g: Array
-    square_of_g: Array
+    summed_adjoint: Array  # adjoint of g, over all samples
+    summed_covariance: Array  # posterior covariances, summed
+    undamped_square_of_g: Array  # g g^T before damping, summed
+    square_of_g: Array  # g g^T after damping, summed
     integration_errors: list[Array]  # integration error of every chunk
 
 
@@ -195,8 +195,8 @@ class DampingSettings(NamedTuple):
     initial_weight: float
     largest_weight: float
     smallest_weight: float
-    shrink_factor: float
-    growth_factor: float
+    shrink_factor: float  # after a step that was too large
+    growth_factor: float  # after any other step
 
 
 DAMPING_SETTINGS = {

@@ -88,13 +88,13 @@ class DescentState(NamedTuple):
     signal: Array
     memory: tuple[Array, ...]  # velocity or moments of the gradient
     targets: Array  # labels as a user would measure them
-    remaining_samples: Host
+    remaining_samples: Host  # indices still unused in this epoch
     rng: np.random.Generator
     mean_square: Array | None  # mean square of the estimate's entries
     loss: str  # name of the loss
-    total_steps: int
-    steps_made: int = 0
-    processed_samples: int = 0
+    total_steps: int  # steps of the whole run
+    steps_made: int = 0  # steps so far
+    processed_samples: int = 0  # samples of all steps so far
 
 
 @dataclass(frozen=True)
@@ -543,7 +543,7 @@ class MomentumDescent(Descent):
 
     momentum: float = 0.0
     nesterov: bool = False  # step along the next velocity
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # coefficient of |W|^2 / 2
 
     # Of a step: along the velocity ("gradient"), its signs ("sign") or its polar factor ("polar").
     direction_kind: ClassVar[str] = "gradient"

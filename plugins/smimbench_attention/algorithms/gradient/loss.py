@@ -31,7 +31,7 @@ def fitting_loss(problem: Problem) -> str:
 class LossGradient(NamedTuple):
     """Loss summed over samples, one number per student, and its gradient with respect to the factor that is learned."""
 
-    loss: Array
+    loss: Array  # summed over samples
     gradient: Array
 
 

@@ -117,7 +117,7 @@ class SimulatedSystem(NamedTuple):
     samples: int  # number n
     batch: int  # samples of a step
     dimension: float
-    exact_noise: float | None = None
+    exact_noise: float | None = None  # label noise in the exact limit
 
 
 class _GrowingColumns:
@@ -385,7 +385,7 @@ class DrawPlan(NamedTuple):
     """
 
     system: SimulatedSystem
-    draw_count: int
+    draw_count: int  # number of draws
     starts: Sequence[Overlaps]
     method: str
     in_limit: bool  # what is drawn is the limit

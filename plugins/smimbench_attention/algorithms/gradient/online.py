@@ -101,7 +101,7 @@ class DescentRule:
         ``direction(velocity, metric)``: what the student moves along in place of the velocity, in the same coordinates.
     """
 
-    learning_rate: Callable[[float], float]
+    learning_rate: Callable[[float], float]  # as a function of the step
     batch_ratio: float  # B / D
     decay: float = 0.0  # weight decay lambda
     momentum: float = 0.0

@@ -83,9 +83,9 @@ class FieldAccuracy(NamedTuple):
     fewest_steps: int = 1000  # shorter runs get all points
     fewest_points: int = 64  # random points per latent and set
     draw_range: tuple[int, int] = (64, 256)  # draws at finite D, all starts
-    fewest_draws_per_start: int = 4
+    fewest_draws_per_start: int = 4  # at finite D
     largest_draw_latents: float = 6e7  # latents of all draws together
-    signsgd_draw_range: tuple[int, int] = (64, 1024)
+    signsgd_draw_range: tuple[int, int] = (64, 1024)  # fewest and most draws of signsgd
     signsgd_draw_sets: int = 16  # sets of draws with mean overlaps
     largest_signsgd_entries: float = 1e8  # entries of all students and steps
     largest_limit_latents: float = 4e7  # latents of a limit next to draws
@@ -113,7 +113,7 @@ class _IntegrationPoints(NamedTuple):
     The mirrored copy shares the labels and has ``u_2`` reversed.
     """
 
-    white_fields: Host
+    white_fields: Host  # u (n, 2 P, C)
     weights: Host
     mirrored_copies: int
 

@@ -57,8 +57,8 @@ class OnlinePrediction(NamedTuple):
         How they were obtained.
     """
 
-    overlap_path: OverlapPath
-    drawn_path: OverlapPath | None
+    overlap_path: OverlapPath  # predicted overlaps
+    drawn_path: OverlapPath | None  # draws at the dimension of the runs
     method: str
 
 

@@ -53,16 +53,16 @@ class NuclearState(NamedTuple):
     """
 
     estimate: Array
-    extrapolated_point: Array
-    momentum_counter: float
+    extrapolated_point: Array  # estimate plus momentum
+    momentum_counter: float  # t_k of Beck and Teboulle
     # extrapolated_point = estimate + extrapolation_weight (estimate - previous estimate)
-    extrapolation_weight: float
+    extrapolation_weight: float  # weight of the momentum
     previous_slope: Array  # minus the gradient of the loss at the previous estimate
     duality_gap: float  # relative, of the previous estimate; infinite at the start
-    least_squares: LeastSquares
+    least_squares: LeastSquares  # the loss
     slope_and_loss_at_zero: tuple[Array, float]  # slope and loss of the zero matrix
     lipschitz: float  # Lipschitz constant of the gradient
-    penalty: float
+    penalty: float  # tau
     next_penalty: float  # penalty of the next step; it falls to ``penalty``
     remark: str  # what the user reads on labels and penalty
 

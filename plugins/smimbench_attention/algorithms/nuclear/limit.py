@@ -69,7 +69,7 @@ class Observations:
 
     weights: Host
     noise: Host
-    kappa_alpha: float
+    kappa_alpha: float  # kappa times the sample ratio
 
     def stiffness(self, v: float) -> float:
         """Effective information ``Qhat`` of the labels on the matrix at susceptibility v of the estimate, the sum of
@@ -128,7 +128,7 @@ class NuclearFixedPoint:
     threshold: float
     susceptibility: float
     estimate: ShrunkMatrix
-    remaining_loss: float
+    remaining_loss: float  # training loss at the minimum
 
     @property
     def error_uncertainty(self) -> float:

@@ -32,10 +32,10 @@ class ShrunkMatrix(NamedTuple):
     """
 
     error: float  # |f(R) - S|^2 / D
-    signal_overlap: float
-    squared_norm: float
-    nuclear_norm: float
-    degrees_of_freedom: float
+    signal_overlap: float  # tr f(R) S / D
+    squared_norm: float  # |f(R)|^2 / D
+    nuclear_norm: float  # sum of |eigenvalues| / D
+    degrees_of_freedom: float  # div f / (D^2 / 2)
     relative_rank: float  # rank / D
     numerical_error: float = 0.0  # numerical error of ``error``
 

@@ -126,7 +126,7 @@ class SpectralState(NamedTuple):
     """State of ``spectral``: the estimate, the random generator for initial vectors, the outlier eigenvalues."""
 
     estimate: Array
-    rng: np.random.Generator
+    rng: np.random.Generator  # draws initial vectors
     outliers: Sequence[float | None] = ()  # eigenvalues
 
 

@@ -143,7 +143,7 @@ class Mode:
     direction: Host | None  # unit vector e of the components
     A: Host  # overlap with the signal
     gram: Host  # U U^T
-    signal_strength: float
+    signal_strength: float  # alpha F
 
     @property
     def is_outlier(self) -> bool:
@@ -178,11 +178,11 @@ class SpectralTheory:
     """
 
     modes: tuple[Mode, ...]
-    squared_cosine: Host
-    mse: Host
-    mse_error: Host
-    self_overlap: Host
-    signal_overlap: Host
+    squared_cosine: Host  # of every component (P,)
+    mse: Host  # of every component (P,)
+    mse_error: Host  # numerical error of the MSE (P,)
+    self_overlap: Host  # estimate with estimate (P, P)
+    signal_overlap: Host  # estimate with signal (P, P)
 
 
 @functools.lru_cache(maxsize=256)
