@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from smimbench.files import printable, write_atomically
 from smimbench.report.style import (
     FILE_TYPES,
     add_legend_and_note,
+    arrange_panels,
     file_type,
     floor_ticks,
     log_ticks,
+    make_room_for_labels,
     math_text,
-    new_figure,
     plain_matplotlib,
     svg_text,
 )
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from smimbench.interfaces import Host
-    from smimbench.report.style import ToSvg
 
 Kind = Literal["line", "marks", "bars", "vertical"]
 CsvRow = dict[str, Any]
@@ -79,22 +80,21 @@ class Series:
 
     @property
     def full_name(self) -> str:
-        """The legend entry with the component, where there are several."""
-        return ", ".join(filter(None, (self.name, self.component)))
+        """The legend entry with the algorithm that it belongs to, and the component where there are several."""
+        names = dict.fromkeys((self.algorithm, self.name, self.component))
+        return ", ".join(filter(None, names))
 
     @property
     def rows(self) -> list[CsvRow]:
         """The CSV rows of the series, one per point, without points that have no value."""
         if self.constant_columns is None:
             return []
-        rows = []
-        for row_values in zip(
-            *(np.asarray(column).tolist() for column in self.columns.values())
-        ):
-            row = {**self.constant_columns, **dict(zip(self.columns, row_values))}
-            if row.get("value") == row.get("value"):  # false for NaN
-                rows.append(row)
-        return rows
+        columns = [np.asarray(column).tolist() for column in self.columns.values()]
+        rows = [
+            {**self.constant_columns, **dict(zip(self.columns, values))}
+            for values in zip(*columns)
+        ]
+        return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
 
     def numbers(self, column: str) -> Host:
         """Return a column as an array of floats, with NaN where there is no number."""
@@ -151,62 +151,71 @@ class Chart:
         return replace(self, title="", note="", panels=panels)
 
     @property
+    def series(self) -> Iterator[Series]:
+        """All series, panel by panel."""
+        return itertools.chain.from_iterable(panel.series for panel in self.panels)
+
+    @property
     def rows(self) -> list[CsvRow]:
         """The rows of the figure's CSV."""
-        rows: list[CsvRow] = []
-        for panel in self.panels:
-            for series in panel.series:
-                rows += series.rows
-        return rows
+        return [row for series in self.series for row in series.rows]
 
 
 # -- the drawing ----------------------------------------------------------------------------------------------------------
 
 
+LEGEND_GRAY = "0.35"
+"""Color of a legend entry whose lines or marks have several colors."""
+
+
 @plain_matplotlib()
 def draw(
-    chart: Chart,
-    *,
-    without_layout: bool = False,
-    width: str | None = None,
-    figure: Figure | None = None,
+    chart: Chart, width: str | None = None, figure: Figure | None = None
 ) -> Figure:
-    """Draw a chart with Matplotlib; ``without_layout``: a single panel without layout, for the page; others as in ``new_figure``.
+    """Draw a chart with Matplotlib, into an empty ``figure`` with a constrained layout or a new one.
+
+    ``width`` is a length or a name as in ``width_in_inches``; default: a column for one panel, a page for several.
 
     Raises
     ------
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    panels = chart.panels
-    figure, axes = new_figure(
-        chart.title,
-        len(panels),
-        without_layout=without_layout,
-        width=width,
-        figure=figure,
-    )
-    vertical_line_names: dict[str, None] = {}
-    for panel in panels:
-        for series in panel.series:
-            if series.kind == "vertical":
-                vertical_line_names.update(dict.fromkeys(series.columns["threshold"]))
-    dash_patterns = {
-        name: VERTICAL_DASHES[index % len(VERTICAL_DASHES)]
-        for index, name in enumerate(vertical_line_names)
-    }
-    for panel_axes, panel in zip(axes, panels):
-        _draw_panel(panel_axes, panel, dash_patterns)
-    component_colors: dict[str, Any] = {}
-    colors_by_name: dict[str, set[Any]] = {}
-    for series in itertools.chain(*(panel.series for panel in panels)):
-        if series.component:
-            component_colors[series.component] = series.color
-        for name in series.columns.get("threshold", [series.name]):
-            colors_by_name.setdefault(name, set()).add(series.color)
-    shared_names = [name for name, colors in colors_by_name.items() if len(colors) > 1]
-    add_legend_and_note(figure, axes, chart.note, component_colors, shared_names)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if figure is None:
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+    all_axes = arrange_panels(figure, chart.title, len(chart.panels), width)
+    dashes: dict[str, Dashes] = {}
+    for axes, panel in zip(all_axes, chart.panels):
+        _draw_panel(axes, panel, dashes)
+    add_legend_and_note(figure, _legend_entries(chart, all_axes), chart.note)
+    make_room_for_labels(figure)
     return figure
+
+
+def _legend_entries(chart: Chart, all_axes: Sequence[Axes]) -> dict[str, Any]:
+    """Return the lines and marks of a legend by their names, without duplicates: components first, which have a color each, then
+    what is drawn on ``all_axes``, in gray if it has several colors.
+    """
+    from matplotlib.patches import Patch
+
+    entries: dict[str, Any] = {}
+    colors: dict[str, set[Any]] = {}
+    for series in chart.series:
+        if series.component:
+            entries[series.component] = Patch(color=series.color)
+        for name in series.columns.get("threshold", [series.name]):
+            colors.setdefault(math_text(name), set()).add(series.color)
+    for axes in all_axes:
+        for handle, name in zip(*axes.get_legend_handles_labels()):
+            if name not in entries:
+                entries[name] = copy.copy(handle)
+                if len(colors.get(name, ())) > 1:
+                    entries[name].set_color(LEGEND_GRAY)
+    return entries
 
 
 def save(
@@ -217,7 +226,7 @@ def save(
     title: bool = True,
     name: str = "",
 ) -> list[Path]:
-    """Write a chart as reproducible image files of these kinds and as CSV; write nothing for None.
+    """Write a chart of this ``width`` as reproducible image files of these kinds and as CSV; write nothing for None.
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
 
@@ -230,8 +239,15 @@ def save(
     """
     if chart is None:
         return []
-    figure, paths = draw(chart if title else chart.without_title(), width=width), []
-    name, caption = name or chart.name, printable(chart.caption)
+    figure = draw(chart if title else chart.without_title(), width)
+    return _write(figure, chart, folder / (name or chart.name), file_types)
+
+
+def _write(
+    figure: Figure, chart: Chart, stem: Path, file_types: Sequence[str]
+) -> list[Path]:
+    """Write the drawn figure of a chart as files of these kinds, and its rows as CSV; ``stem`` is their path without suffix."""
+    paths, caption = [], printable(chart.caption)
     metadata = {
         "png": {"Description": caption},
         "svg": {"Date": None, "Description": caption},
@@ -241,15 +257,15 @@ def save(
         # One layout for all files: most of the time would go into finding the same one again.
         figure.set_layout_engine(None)
         for suffix in file_types:
-            paths.append(folder / f"{name}.{suffix}")
+            paths.append(stem.with_name(f"{stem.name}.{suffix}"))
             kind = suffix.lower()
             write_image = functools.partial(
                 figure.savefig, format=kind, dpi=300, metadata=metadata[kind]
             )
             write_atomically(paths[-1], write_image)
     if rows := chart.rows:
-        paths.append(folder / f"{name}.csv")
-        column_names = dict.fromkeys(column_name for row in rows for column_name in row)
+        paths.append(stem.with_name(f"{stem.name}.csv"))
+        column_names = dict.fromkeys(itertools.chain(*rows))
         text = csv_text(rows, list(column_names))
         write_atomically(paths[-1], text.encode(), durable_name=False)
     return paths
@@ -263,171 +279,156 @@ def show(
 ) -> Any:
     """Draw a chart with pyplot, in a notebook or a window; return its axes, an array of axes for several panels.
 
-    With ``output``, also write it to this file, with its data as CSV.
+    ``width``: see ``draw``; without ``title`` there is no note either. With ``output``, also write it to this file, with its data
+    as CSV.
     """
     from matplotlib import pyplot
 
-    if output is not None:
-        path = Path(output)
-        save(chart, path.parent, (file_type(path),), width, title, path.stem)
+    path = None if output is None else Path(output)
+    file_types = [] if path is None else [file_type(path)]
     # Before the style: a notebook changes settings here.
     figure = pyplot.figure(layout="constrained", dpi=150)
+    draw(chart if title else chart.without_title(), width, figure)
+    if path is not None:
+        _write(figure, chart, path.with_suffix(""), file_types)
     with plain_matplotlib():
-        draw(chart if title else chart.without_title(), width=width, figure=figure)
         figure.draw_without_rendering()  # ticks that are made later have another style
     axes = figure.axes[: len(chart.panels)]
     return axes[0] if len(axes) == 1 else np.array(axes)
 
 
-def _draw_panel(axis: Any, panel: Panel, dashes: Mapping[str, Dashes]) -> None:
-    """Draw a panel: its series, vertical lines at thresholds, the hard phase, ticks, title and labels."""
+def _draw_panel(axes: Any, panel: Panel, dashes: dict[str, Dashes]) -> None:
+    """Draw a panel: its series, vertical lines at thresholds, the hard phase, ticks, title and labels. ``dashes`` are the
+    patterns of vertical lines by their names, to which those of this panel are added.
+    """
     if panel.xlog:
-        axis.set_xscale("log")
+        axes.set_xscale("log")
     if panel.ylog or panel.axis_floor:
-        axis.set_yscale("log")
-    triangle_counts: Counter[float] = Counter()
-    for series in panel.series:
-        if series.kind != "vertical":
-            _draw_series(axis, series, panel, triangle_counts)
-    if panel.starts_at_zero and axis.get_yscale() == "linear":
-        axis.update_datalim([(0, 0)], updatex=False)
-        axis.autoscale_view(scalex=False)
-    (x_min, x_max), (y_min, y_max) = panel.axis_limits or (
-        axis.get_xlim(),
-        axis.get_ylim(),
-    )
-    axis.set_ylim(
-        0.6 * panel.axis_floor if panel.axis_floor else y_min,
-        min(y_max, panel.axis_cap),
-    )
-    for series in panel.series:
-        if series.kind != "vertical":
-            continue
-        for x, name in zip(series.columns[panel.x_column], series.columns["threshold"]):
-            if x_min < x < x_max:
-                line_style = {"color": series.color, "lw": 0.9, "zorder": 0}
-                axis.axvline(x, ls=dashes[name], label=math_text(name), **line_style)
-    if panel.hard_phase:
-        hard_start, hard_end = panel.hard_phase
-        # A band that cannot be seen would have a name only.
-        if min(hard_end, x_max) - max(hard_start, x_min) > 0.01 * (x_max - x_min):
-            axis.axvspan(
-                hard_start, hard_end, color="0.9", zorder=0, label="hard phase"
-            )
-    axis.set_xlim(x_min, x_max)
-    if panel.xlog:
-        log_ticks(axis.xaxis)
-    else:
-        axis.locator_params(axis="x", nbins=6)
+        axes.set_yscale("log")
+    below = [
+        (x, series)
+        for series in panel.series
+        if series.kind != "vertical"
+        for x in _draw_series(axes, series, panel)
+    ]
+    if panel.starts_at_zero and axes.get_yscale() == "linear":
+        axes.update_datalim([(0, 0)], updatex=False)
+        axes.autoscale_view(scalex=False)
+    limits = axes.get_xlim(), axes.get_ylim()
+    (x_min, x_max), (y_min, y_max) = panel.axis_limits or limits
     if panel.axis_floor:
-        floor_ticks(axis.yaxis, panel.axis_floor)
+        y_min = 0.6 * panel.axis_floor
+        _draw_triangles(axes, below, panel.axis_floor)
+    axes.set_xlim(x_min, x_max)
+    axes.set_ylim(y_min, min(y_max, panel.axis_cap))
+    for series in panel.series:
+        if series.kind == "vertical":
+            names = series.columns["threshold"]
+            for x, name in zip(series.columns[panel.x_column], names):
+                if x_min < x < x_max:
+                    dash = VERTICAL_DASHES[len(dashes) % len(VERTICAL_DASHES)]
+                    style = {"ls": dashes.setdefault(name, dash), "lw": 0.9}
+                    label = math_text(name)
+                    axes.axvline(x, color=series.color, label=label, zorder=0, **style)
+    start, end = np.clip(panel.hard_phase or (0, 0), x_min, x_max)
+    if end - start > 0.01 * (x_max - x_min):  # or there is a name for nothing to see
+        axes.axvspan(start, end, color="0.9", zorder=0, label="hard phase")
+    if panel.xlog:
+        log_ticks(axes.xaxis)
+    else:
+        axes.locator_params(axis="x", nbins=6)
+    if panel.axis_floor:
+        floor_ticks(axes.yaxis, panel.axis_floor)
     elif panel.ylog:
-        log_ticks(axis.yaxis)
-    if panel.axis_floor and triangle_counts:
-        x = max(triangle_counts)
-        axis.annotate(
+        log_ticks(axes.yaxis)
+    # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
+    axes.set_title(math_text(panel.title), y=1.0)
+    axes.set_xlabel(math_text(panel.xlabel))
+    axes.set_ylabel(math_text(panel.ylabel))
+
+
+def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
+    """Draw a series on the axes of its panel, with error bars or a band; return where it has marks below the axis, which are not
+    drawn yet.
+    """
+    columns, color, below = series.columns, series.color, np.array([])
+    x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
+    label = math_text(series.name) or "_"
+    style = {"color": color, "label": label, **series.style}
+    lower = upper = y
+    if "low" in columns:
+        lower, upper = series.numbers("low"), series.numbers("high")
+    elif "error" in columns:
+        errors = np.nan_to_num(series.numbers("error"))
+        lower, upper = y - errors, y + errors
+    floor = panel.axis_floor or -math.inf
+    is_below = y < floor
+    y, lower, upper = np.maximum([y, lower, upper], floor)
+    has_error = bool((upper > lower).any())
+    artists: list[Artist] = []
+    if series.kind == "bars":
+        artists += axes.bar(x, y, series.numbers("to") - x, align="edge", **style)
+    elif series.kind == "line":
+        artists += axes.plot(x, y, **style)
+        if has_error:
+            band_style = {"color": color, "alpha": 0.18, "lw": 0}
+            artists.append(axes.fill_between(x, lower, upper, **band_style))
+    else:
+        if "hollow" in columns:
+            below = x[is_below]
+            y[is_below] = np.nan
+        marks = axes.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **style})
+        artists.append(marks)
+        if "hollow" in columns:
+            face_colors = {True: "white", False: color}
+            marks.set_facecolor([face_colors[hollow] for hollow in columns["hollow"]])
+        if has_error:
+            bar_style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
+            bars = axes.errorbar(x, y, (y - lower, upper - y), fmt="none", **bar_style)
+            artists += [*bars.lines[1], *bars.lines[2]]
+    _mark_for_page(artists, series)
+    return below
+
+
+def _mark_for_page(artists: Iterable[Artist], series: Series) -> None:
+    """Mark what is drawn of a series with its algorithm, which the page hides."""
+    for artist in artists:
+        if series.algorithm:
+            artist.set_gid(f"of {printable(series.algorithm)}")
+
+
+def _draw_triangles(
+    axes: Any, below: Sequence[tuple[float, Series]], floor: float
+) -> None:
+    """Draw a triangle for each mark below the axis (its horizontal position and series), whose lower end is ``floor``; they are
+    stacked under the word "below".
+    """
+    from matplotlib.transforms import offset_copy
+
+    counts: Counter[float] = Counter()
+    for x, series in below:
+        height, counts[x] = 4 + 6 * counts[x], counts[x] + 1
+        shifted = offset_copy(axes.transData, axes.figure, y=height, units="points")
+        style = {"color": series.color, "ms": 4, "transform": shifted, "zorder": 4}
+        _mark_for_page(axes.plot(x, floor, "v", **style), series)
+    if counts:
+        x = max(counts)
+        axes.annotate(
             "below",
-            (x, panel.axis_floor),
-            xytext=(0, 3 + 6 * triangle_counts[x]),
+            (x, floor),
+            xytext=(0, 3 + 6 * counts[x]),
             textcoords="offset points",
             ha="center",
             # A threshold may stand behind it.
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )
-    # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
-    axis.set_title(math_text(panel.title), y=1.0)
-    axis.set_xlabel(math_text(panel.xlabel))
-    axis.set_ylabel(math_text(panel.ylabel))
-
-
-def _draw_series(
-    axis: Axes, series: Series, panel: Panel, triangle_counts: Counter[float]
-) -> None:
-    """Draw a series, with error bars or a band from ``y_lower`` to ``y_upper``; ``triangle_counts`` counts the triangles
-    (values below the axis) already stacked at each horizontal position.
-    """
-    columns, color = series.columns, series.color
-    x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
-    artist_style = {
-        "color": color,
-        "label": math_text(series.name) or "_",
-        **series.style,
-    }
-    y_lower = y_upper = y
-    if "low" in columns:
-        y_lower, y_upper = series.numbers("low"), series.numbers("high")
-    elif "error" in columns:
-        errors = np.nan_to_num(series.numbers("error"))
-        y_lower, y_upper = y - errors, y + errors
-    floor = panel.axis_floor or -math.inf
-    is_below = y < floor
-    y, y_lower, y_upper = (
-        np.maximum(y_values, floor) for y_values in (y, y_lower, y_upper)
-    )
-    has_error = bool((y_upper > y_lower).any())
-    artists: list[Artist]
-    if series.kind == "bars":
-        widths = series.numbers("to") - x
-        artists = list(axis.bar(x, y, widths, align="edge", **artist_style))
-    elif series.kind == "line":
-        artists = list(axis.plot(x, y, **artist_style))
-        if has_error:
-            error_band = axis.fill_between(
-                x, y_lower, y_upper, color=color, alpha=0.18, lw=0
-            )
-            artists.append(error_band)
-    else:
-        hollow = columns.get("hollow", ())
-        if len(hollow):
-            y[is_below] = np.nan
-        mark_collection = axis.scatter(
-            x, y, **{"zorder": 3, "linewidths": 0.9, **artist_style}
-        )
-        artists = [mark_collection]
-        if has_error:
-            artist_style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
-            error_bars = axis.errorbar(
-                x, y, (y - y_lower, y_upper - y), fmt="none", **artist_style
-            )
-            artists += [*error_bars.lines[1], *error_bars.lines[2]]
-        if len(hollow):
-            face_colors = {True: "white", False: color}
-            mark_collection.set_facecolor(
-                [face_colors[bool(is_hollow)] for is_hollow in hollow]
-            )
-            artists += [
-                _draw_triangle(axis, alpha_below, floor, color, triangle_counts)
-                for alpha_below in x[is_below]
-            ]
-    if series.algorithm and axis.figure.get_layout_engine() is None:
-        # The page hides what belongs to an algorithm.
-        for artist in artists:
-            artist.set_gid(f"of {printable(series.algorithm)}")
-
-
-def _draw_triangle(
-    axis: Any, x: float, floor: float, color: Any, triangle_counts: Counter[float]
-) -> Any:
-    """Draw a triangle at the horizontal position x for a value below the axis, whose lower end is ``floor``, stacked on the
-    others at this position, which ``triangle_counts`` counts.
-    """
-    from matplotlib.transforms import offset_copy
-
-    shifted_transform = offset_copy(
-        axis.transData, axis.figure, y=4 + 6 * triangle_counts[x], units="points"
-    )
-    triangle_counts[x] += 1
-    return axis.plot(
-        x, floor, "v", color=color, ms=4, transform=shifted_transform, zorder=4
-    )[0]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class PageSeries:
-    """Series on the HTML page: positions of its points in the SVG, and their tooltips."""
+class PageSeries(TypedDict):
+    """Series on the HTML page: its name and algorithm, positions ``at`` of its points in the SVG, and their tooltips' columns."""
 
     name: str
     algorithm: str
@@ -444,43 +445,41 @@ class PageFigure:
     svg: str
     series: list[PageSeries]
 
-    def document(self) -> list[CsvRow]:
-        """Return the series as JSON for the page's script."""
-        return [asdict(series) for series in self.series]
-
 
 def page_figures(chart: Chart) -> list[PageFigure]:
     """Draw every panel of a chart as an SVG for the HTML page."""
     figures = []
     for panel in chart.panels:
-        figure = draw(replace(chart, panels=[panel], note=""), without_layout=True)
-        svg, to_svg = svg_text(figure)
+        figure = draw(replace(chart, panels=[panel], note=""))
         title = f"{panel.title}: {panel.ylabel} against {panel.xlabel}"
         page_series = [
-            _page_series(series, panel, figure.axes[0], to_svg)
+            _page_series(series, panel, figure.axes[0])
             for series in panel.series
             if series.name and series.kind != "bars"
         ]
-        figures.append(
-            PageFigure(title.removeprefix(": "), panel.problem or "", svg, page_series)
-        )
+        svg, problem = svg_text(figure), panel.problem or ""
+        figures.append(PageFigure(title.removeprefix(": "), problem, svg, page_series))
     return figures
 
 
-def _page_series(series: Series, panel: Panel, axis: Axes, to_svg: ToSvg) -> PageSeries:
-    """Return a series with the positions of its finite points in the SVG, and their tooltips."""
+def _page_series(series: Series, panel: Panel, axes: Any) -> PageSeries:
+    """Return a series of a panel, drawn on ``axes``, with the positions of its finite points in the SVG, and their tooltips."""
     y = np.maximum(series.numbers(panel.y_column), panel.axis_floor or -math.inf)
     points = np.stack([series.numbers(panel.x_column), y], axis=1)
-    finite_indices = np.isfinite(points).all(axis=1).nonzero()[0]
+    indices = np.isfinite(points).all(axis=1).nonzero()[0]
+    figure = axes.figure
+    pixels = axes.transData.transform(points[indices])
+    # The SVG counts points, of which an inch has 72, from its top.
+    positions = 72 * np.abs(pixels / figure.dpi - [0, figure.get_figheight()])
     columns = {
-        name: [_rounded_cell(column[point_index]) for point_index in finite_indices]
+        name: [_rounded_cell(column[index]) for index in indices]
         for name, column in series.columns.items()
     }
-    svg_points = (
-        to_svg(axis.transData.transform(points[finite_indices])).round(1).tolist()
-    )
     return PageSeries(
-        series.full_name, printable(series.algorithm), svg_points, columns
+        name=series.full_name,
+        algorithm=printable(series.algorithm),
+        at=positions.round(1).tolist(),
+        columns=columns,
     )
 
 

@@ -30,7 +30,7 @@ from smimbench.report.row import (
     grouped,
     summed_statuses,
 )
-from smimbench.report.style import MARKERS, line_name
+from smimbench.report.style import MARKERS
 from smimbench.suite.cells import Suite
 
 ONE_SAMPLE = 4.0
@@ -314,11 +314,12 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
         )
         series += _limit_series(limit, color, MARKERS[alpha_index % len(MARKERS)])
     example_limit, dimension_letter = limits[0], common_dimension_letter(limits)
-    component = None if example_limit.component is None else example_limit.component - 1
     backend, algorithm = example_limit.place.backend, example_limit.place.algorithm
     if backend != "numpy":
         algorithm += f"@{backend}"
-    title = line_name(algorithm, example_limit.component_word, component)
+    title = algorithm
+    if example_limit.component is not None:
+        title += f", {example_limit.component_word} {example_limit.component}"
     ylabel = metric_label(example_limit.metric)
     return Panel(
         title,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.interfaces.item import title_word
-from smimbench.registry.items import Parameters
 from smimbench.registry.registry import find_metric, metric_label
-from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
+from smimbench.report.charts import Chart, CsvRow, Dashes, Panel, Series
 from smimbench.report.row import (
     ZERO,
     component_word,
@@ -20,7 +20,7 @@ from smimbench.report.row import (
     grouped,
     largest_dimension_rows,
 )
-from smimbench.report.style import COLORS, PREDICTED, Look, floor_of, looks_of
+from smimbench.report.style import COLORS, Look, floor_of, looks_of
 from smimbench.report.theory_lines import (
     UNINFORMED,
     Line,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
 
+PREDICTED = "predicted"
+"""Name of the theory for an algorithm in legends and data."""
 PANELS = 12
 """Largest number of panels in a figure; doubled, a figure is two pages high."""
 
@@ -72,35 +74,22 @@ def theory_series(
     constant_columns: CsvRow,
     algorithm: str = "",
 ) -> Series:
-    """Make a drawn line from a theoretical curve, with a band for its numerical error; one or two isolated points become
-    horizontal bars. ``constant_columns`` are the CSV columns that are equal at all points.
+    """Make a drawn line from a theoretical curve, with a band for its numerical error; of one or two points, and where both
+    neighbors are missing, a horizontal bar. ``constant_columns`` are the CSV columns that are equal at all points.
     """
-    line_style: dict[str, object] = {"zorder": 2}
-    kind: Kind = "line"
+    columns = line._asdict()
+    style: dict[str, object] = {"zorder": 2, "marker": "_"}
     if len(line.alpha) < 3:
-        kind = "marks"
-        marker_size = 60 if algorithm else 250
-        line_style |= {"marker": "_", "s": marker_size, "linewidths": 1.5}
+        style |= {"s": 60 if algorithm else 250, "linewidths": 1.5}
+        return Series(name, columns, constant_columns, "marks", color, style, algorithm)
+    is_missing = np.pad(np.isnan(line.value), 1, constant_values=True)
+    is_isolated = is_missing[:-2] & ~is_missing[1:-1] & is_missing[2:]
+    if is_isolated.any():
+        style |= {"ms": 14, "mew": 1.3, "markevery": is_isolated}
     else:
-        line_style["ls"] = dashes
-        gap_indices = np.flatnonzero(np.isnan(line.value))
-        segments = np.split(np.arange(len(line.value)), gap_indices)
-        isolated_indices: list[int] = []
-        for segment_indices in segments:
-            finite_indices = segment_indices[np.isfinite(line.value[segment_indices])]
-            isolated_indices += (
-                finite_indices.tolist() if len(finite_indices) < 3 else []
-            )
-        if isolated_indices:
-            line_style |= {
-                "marker": "_",
-                "ms": 14,
-                "mew": 1.3,
-                "markevery": isolated_indices,
-            }
-    return Series(
-        name, line._asdict(), constant_columns, kind, color, line_style, algorithm
-    )
+        del style["marker"]
+    style["ls"] = dashes
+    return Series(name, columns, constant_columns, "line", color, style, algorithm)
 
 
 # -- a metric -------------------------------------------------------------------------------------------------------------
@@ -108,7 +97,7 @@ def theory_series(
 KEY = (
     "Solid line, or bars at one or two sample ratios: theory of the Bayes-optimal estimate; dashed: theory for the algorithm. "
     "Marks: mean and standard error over runs; hollow: some runs did not converge; triangles: below the axis. "
-    "Only the largest dimension is shown."
+    "Only the largest dimension is shown. Theory that is slow is interpolated between points by monotone cubics."
 )
 """Legend in words for the figure of a metric."""
 
@@ -210,11 +199,11 @@ def _metric_panel(
     problem = plan.problem
     metric_item = find_metric(metric, problem.model.name)
     drawn_alphas = sorted(
-        {row.place.alpha for row in rows} | {*(alphas or plan.alphas)}
+        {row.place.alpha for row in rows}.union(alphas or plan.alphas)
     )
     if dimensions := sorted({row.place.dimension for row in rows}):
-        smallest_and_largest = map(str, dict.fromkeys([dimensions[0], dimensions[-1]]))
-        title += f", {dimension_letter_of(problem.model)} = {' to '.join(smallest_and_largest)}"
+        ends = dict.fromkeys(map(str, [dimensions[0], dimensions[-1]]))
+        title += f", {dimension_letter_of(problem.model)} = {' to '.join(ends)}"
     thresholds = answers.thresholds_or_empty(problem)
     component_name, hard_phase = component_word(problem), thresholds.hard_phase
     marks: list[ThresholdMark] = []
@@ -231,11 +220,16 @@ def _metric_panel(
     )
     optimal_lines = []
     for component in _components(plan, metric):
-        component_series = _ComponentSeries(plan, metric, component, component_name)
         lines = theory_lines(answers, plan, metric, drawn_alphas, (component or 1) - 1)
         optimal_lines += [line for name, line in lines.items() if name != UNINFORMED]
         component_rows = [row for row in rows if row.component == component]
-        panel.series += component_series.series(lines, component_rows, looks)
+        series = _component_series(
+            plan, metric, component, lines, component_rows, looks
+        )
+        if component is not None:
+            word = f"{component_name} {component}"
+            series = [replace(drawn, component=word) for drawn in series]
+        panel.series += series
     about = {"problem": plan.label, "component": None}
     panel.series.append(threshold_series(marks, about))
     if optimal_lines and metric_item.direction == "lower":
@@ -275,124 +269,107 @@ def _scale_errors(
         panel.axis_floor = floor_of(shown_errors, target)
 
 
-@dataclass(frozen=True)
-class _ComponentSeries:
-    """Series for a metric of one problem, of one component (from 1) or of all together (None)."""
+def _component_series(
+    plan: ProblemPlan,
+    metric: str,
+    component: int | None,
+    lines: Mapping[str, Line],
+    rows: Sequence[Row],
+    looks: Mapping[str, Look],
+) -> list[Series]:
+    """Make the series for a metric of one problem, of one component (from 1) or of all together (None): of theory (``lines`` by
+    name), of the runs and predictions of every algorithm (``rows``), and of published values.
+    """
+    color = None if component is None else COLORS[(component - 1) % len(COLORS)]
+    about: CsvRow = {"problem": plan.label, "component": component}
+    series = []
+    for name, line in lines.items():
+        dashes = "--" if name == UNINFORMED else "-"
+        constant_columns = {**about, "what": name}
+        series.append(
+            theory_series(line, name, color or "black", dashes, constant_columns)
+        )
+    for name, algorithm_rows in grouped(rows, lambda row: row.place.algorithm).items():
+        look = looks[name]._replace(color=color or looks[name].color)
+        constant_columns = {**about, "what": "runs", "algorithm": name}
+        series.append(_run_marks(algorithm_rows, look, constant_columns))
+        marker = "." if color is None else look.marker
+        constant_columns = {**constant_columns, "what": PREDICTED}
+        series += _prediction_series(
+            algorithm_rows, look.color, marker, constant_columns
+        )
+    return series + _published_marks(plan, metric, about, color or "#737373")
 
-    plan: ProblemPlan
-    metric: str
-    component: int | None
-    component_name: str
 
-    @property
-    def color(self) -> str | None:
-        """Color of the component, if there are several."""
-        if self.component is None:
-            return None
-        return COLORS[(self.component - 1) % len(COLORS)]
+def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Series:
+    """Make the marks (mean and standard error) of one algorithm, hollow where a run did not end ok."""
+    columns = {
+        "alpha": [row.place.alpha for row in rows],
+        "dimension": [row.place.dimension for row in rows],
+        "value": [row.estimate.mean for row in rows],
+        "error": [row.estimate.sem for row in rows],
+        "n": [row.estimate.n for row in rows],
+        "hollow": [
+            not row.runs.status_counts.keys() <= {"ok", "skipped"} for row in rows
+        ],
+    }
+    name, style = constant_columns["algorithm"], {"marker": look.marker, "s": 18}
+    return Series(name, columns, constant_columns, "marks", look.color, style, name)
 
-    def series(
-        self, lines: Mapping[str, Line], rows: Sequence[Row], looks: Mapping[str, Look]
-    ) -> list[Series]:
-        """Make the series of theory, of the runs and predictions of every algorithm, and of published values."""
-        series = []
-        for name, line in lines.items():
-            dashes, about = (
-                "--" if name == UNINFORMED else "-",
-                self._constant_columns(name),
-            )
-            series.append(
-                theory_series(line, name, self.color or "black", dashes, about)
-            )
-        for name, algorithm_rows in grouped(
-            rows, lambda row: row.place.algorithm
-        ).items():
-            look = looks[name]._replace(color=self.color or looks[name].color)
-            series.append(self._run_marks(algorithm_rows, look, name))
-            series += self._prediction_series(algorithm_rows, look, name)
-        series += self._published_marks()
-        if self.component is None:
-            return series
-        component = f"{self.component_name} {self.component}"
-        return [replace(one_series, component=component) for one_series in series]
 
-    def _constant_columns(self, kind: str, algorithm: str = "") -> CsvRow:
-        """Return the CSV columns that are equal at all points of a series: problem, component, algorithm and what is drawn
-        (``kind``).
-        """
-        about = {"problem": self.plan.label, "component": self.component, "what": kind}
-        return about | ({"algorithm": algorithm} if algorithm else {})
+def _prediction_series(
+    rows: Sequence[Row], color: str, marker: str, constant_columns: CsvRow
+) -> list[Series]:
+    """Make the line of the theory for an algorithm, with marks where it was computed; nothing if it is Bayes-optimal."""
+    predictions = {
+        row.place.alpha: (
+            row.place.alpha,
+            row.prediction.value,
+            row.prediction.error or 0,
+        )
+        for row in rows
+        if row.prediction.value is not None
+    }
+    is_optimal = all(row.prediction.value == row.optimum.limit for row in rows)
+    if is_optimal or not predictions:
+        return []
+    points = [predictions[alpha] for alpha in sorted(predictions)]
+    line, name = Line(*np.array(points, dtype=float).T), constant_columns["algorithm"]
+    series = theory_series(
+        smooth(line, ()), PREDICTED, color, "--", constant_columns, name
+    )
+    if series.kind == "marks":
+        return [series]
+    columns, style = line._asdict(), {"marker": marker, "s": 6, "zorder": 2}
+    marks = Series("", columns, constant_columns, "marks", color, style, name)
+    return [replace(series, constant_columns=None), marks]
 
-    def _run_marks(self, rows: Sequence[Row], look: Look, name: str) -> Series:
-        """Make the marks (mean and standard error) of one algorithm, hollow where a run did not end ok."""
+
+def _published_marks(
+    plan: ProblemPlan, metric: str, about: CsvRow, color: str
+) -> list[Series]:
+    """Make the crosses at published values of the component that ``about`` names."""
+    component = about["component"]
+    suffix = f", {component_word(plan.problem)} {component}"
+    references = [
+        reference
+        for reference in plan.references
+        if reference.metric == metric and reference.component in (None, component or 1)
+    ]
+    series = []
+    for reference, marker in zip(references, itertools.cycle("x+1234")):
         columns = {
-            "alpha": [row.place.alpha for row in rows],
-            "dimension": [row.place.dimension for row in rows],
-            "value": [row.estimate.mean for row in rows],
-            "error": [row.estimate.sem for row in rows],
-            "n": [row.estimate.n for row in rows],
-            "hollow": [
-                bool(set(row.runs.status_counts) - {"ok", "skipped"}) for row in rows
-            ],
+            "alpha": reference.alpha,
+            "value": reference.value,
+            "error": [reference.tolerance] * len(reference.alpha),
         }
-        constant_columns, style = (
-            self._constant_columns("runs", name),
-            {"marker": look.marker, "s": 18},
+        constant_columns = {**about, "what": "reference", "algorithm": reference.label}
+        name, style = (
+            reference.label.removesuffix(suffix),
+            {"marker": marker, "s": 25, "zorder": 1},
         )
-        return Series(name, columns, constant_columns, "marks", look.color, style, name)
-
-    def _prediction_series(
-        self, rows: Sequence[Row], look: Look, name: str
-    ) -> list[Series]:
-        """Make the line of the theory for an algorithm, where it differs from the Bayes-optimal value."""
-        predictions = {}
-        for row in rows:
-            value, error = row.prediction.value, row.prediction.error
-            if value is not None:
-                predictions[row.place.alpha] = (row.place.alpha, value, error or 0.0)
-        if all(row.prediction.value == row.optimum.limit for row in rows):
-            return []
-        if not predictions:
-            return []
-        line_points = [predictions[alpha] for alpha in sorted(predictions)]
-        line = Line(*np.array(line_points, dtype=float).T)
-        constant_columns, label = (
-            self._constant_columns("predicted", name),
-            f"{name}{PREDICTED}",
-        )
-        line_series = theory_series(
-            smooth(line, ()), label, look.color, "--", constant_columns, name
-        )
-        if line_series.kind == "marks":
-            return [line_series]
-        style = {"marker": look.marker if self.color else ".", "s": 6, "zorder": 2}
-        point_marks = Series(
-            "", line._asdict(), constant_columns, "marks", look.color, style, name
-        )
-        return [replace(line_series, constant_columns=None), point_marks]
-
-    def _published_marks(self) -> list[Series]:
-        """Make the crosses at published values, whose colors stand for components."""
-        suffix = f", {self.component_name} {self.component}"
-        references = [
-            reference
-            for reference in self.plan.references
-            if reference.metric == self.metric
-            and reference.component in (None, self.component or 1)
-        ]
-        series = []
-        for reference, marker in zip(references, itertools.cycle("x+1234")):
-            columns = {
-                "alpha": reference.alpha,
-                "value": reference.value,
-                "error": [reference.tolerance] * len(reference.alpha),
-            }
-            name = reference.label.removesuffix(suffix)
-            style = {"marker": marker, "s": 25, "zorder": 1}
-            about = self._constant_columns("reference", reference.label)
-            color = self.color or "#737373"
-            series.append(Series(name, columns, about, "marks", color, style))
-        return series
+        series.append(Series(name, columns, constant_columns, "marks", color, style))
+    return series
 
 
 # -- theory alone ---------------------------------------------------------------------------------------------------------
@@ -413,66 +390,53 @@ def theory_charts(
 
 def varied_parameter(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     """Find the only numerical parameter that varies among at least three problems, with its values; None if there is none."""
-    parameters_by_problem = [_parameters(plan) for plan in plans]
-    values_by_name: dict[str, list[Any]] = {}
-    for name in {name for parameters in parameters_by_problem for name in parameters}:
-        values = [parameters.get(name) for parameters in parameters_by_problem]
+    tables = [
+        {
+            f"{kind}.{name}": parameter
+            for kind, spec in plan.problem.spec.items()
+            for name, parameter in spec.items()
+        }
+        for plan in plans
+    ]
+    varied: dict[str, list[Any]] = {}
+    for name in set(itertools.chain(*tables)):
+        values = [table.get(name) for table in tables]
         if len(set(map(repr, values))) > 1:
-            values_by_name[name] = values
-    if len(plans) < 3 or len(values_by_name) != 1:
+            varied[name] = values
+    if len(plans) < 3 or len(varied) != 1:
         return None
-    ((name, values),) = values_by_name.items()
+    ((name, values),) = varied.items()
     is_numeric = {type(value) for value in values} <= {int, float}
-    if not is_numeric or len(set(values)) < len(values):
-        return None
-    return name, values
-
-
-def _parameters(plan: ProblemPlan) -> Parameters:
-    """Return all parameters of a problem's items by name, such as ``prior.rho``."""
-    parameters: Parameters = {}
-    for kind, spec in plan.problem.spec.items():
-        parameters |= {f"{kind}.{name}": parameter for name, parameter in spec.items()}
-    return parameters
+    return (name, values) if is_numeric and len(set(values)) == len(values) else None
 
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
     """Make the phase diagram: thresholds in the plane of sample ratio and the varied parameter."""
-    parameter_name, varied_values = varied_parameter(suite.chosen_plans) or ("", [])
-    threshold_lines: dict[str, list[tuple[float, float]]] = {}
-    values_and_plans = zip(varied_values, suite.chosen_plans)
-    for varied_value, plan in sorted(
-        values_and_plans, key=lambda value_and_plan: value_and_plan[0]
+    plans = suite.chosen_plans
+    parameter_name, parameter_values = varied_parameter(plans) or ("", [])
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for parameter, plan in sorted(
+        zip(parameter_values, plans), key=operator.itemgetter(0)
     ):
         thresholds = answers.thresholds_or_empty(plan.problem)
         for mark in threshold_marks(thresholds, component_word(plan.problem)):
-            threshold_lines.setdefault(mark.name, []).append((mark.alpha, varied_value))
-    if not threshold_lines:
+            lines.setdefault(mark.name, []).append((parameter, mark.alpha))
+    if not lines:
         return None
     series = []
-    for line_index, (threshold_name, line_points) in enumerate(threshold_lines.items()):
-        alphas, parameter_values = zip(*line_points)
-        columns, color = (
-            {parameter_name: parameter_values, "alpha": alphas},
-            COLORS[line_index % len(COLORS)],
-        )
-        dashes = "-" if threshold_name.startswith("perfect") else "--"
+    for (name, points), color in zip(lines.items(), itertools.cycle(COLORS)):
+        columns = dict(zip((parameter_name, "alpha"), zip(*points)))
+        dashes = "-" if name.startswith("perfect") else "--"
         style = {"ls": dashes, "marker": "o", "ms": 2.5}
-        series.append(
-            Series(
-                threshold_name, columns, {"what": threshold_name}, "line", color, style
-            )
-        )
+        series.append(Series(name, columns, {"what": name}, "line", color, style))
     kind, _, name = parameter_name.partition(".")
-    ylabel = title_word(getattr(suite.chosen_plans[0].problem, kind), name)
-    title = figure_title(suite)
     panel = Panel(
-        title,
+        figure_title(suite),
         "sample ratio α",
-        ylabel,
+        title_word(getattr(plans[0].problem, kind), name),
         series,
         y_column=parameter_name,
         starts_at_zero=False,
     )
     key = f"thresholds in the plane of sample ratio and {parameter_name}."
-    return Chart("phases", title, [panel], legend_words=key)
+    return Chart("phases", panel.title, [panel], legend_words=key)

@@ -76,7 +76,7 @@ def render_page(
         panel.svg = _inline_svg(panel.svg, f"f{panel_index}")
     extrapolated_documents = [limit.document() for limit in extrapolated]
     page_data = {
-        "series": [panel.document() for panel in panels],
+        "series": [panel.series for panel in panels],
         "csv": as_csv([row.document() for row in rows], extrapolated_documents),
     }
     name_of_row, verdicts = names_with_backend(rows), table.verdicts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import io
 import itertools
@@ -15,7 +14,7 @@ import textwrap
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,7 +144,7 @@ class Look(NamedTuple):
 
 
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
-    """Choose the color and marker for each label, given the name of its algorithm.
+    """Choose the color and marker for each label in ``algorithms``, which maps it to the name of its algorithm.
 
     What ships has those of its place in the order in which it is registered, everything else those of its name. The first label
     of an algorithm, its own name if that is one, has them in all figures and all runs; others have those of their own name, or
@@ -156,131 +155,81 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         for entry in get_registry().entries("algorithm")
         if entry.distribution == BUILT_IN
     ]
-    main_labels: dict[str, str] = {}
+    indices: dict[str, tuple[bool, int]] = {}
+    main_names: set[str] = set()
     for label in sorted(
-        algorithms, key=lambda label: (label == algorithms[label], label)
+        algorithms, key=lambda label: (label != algorithms[label], label)
     ):
-        main_labels[algorithms[label]] = label
-    main_label_algorithms = {
-        label: look_name for look_name, label in main_labels.items()
-    }
+        name = algorithms[label]
+        is_further = name in main_names
+        main_names.add(name)
+        name = label if is_further else name
+        index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
+        indices[label] = is_further, index
     looks_by_label: dict[str, Look] = {}
-    for label in sorted(
-        algorithms,
-        key=lambda label: (
-            label not in main_label_algorithms,
-            main_label_algorithms.get(label) not in shipped,
-            label,
-        ),
-    ):
-        look_name = main_label_algorithms.get(label, label)
-        look_index = (
-            shipped.index(look_name)
-            if look_name in shipped
-            else zlib.crc32(look_name.encode())
-        )
-        possible_looks = [
-            *itertools.product(
-                _rotated(COLORS, look_index), _rotated(MARKERS, look_index)
-            )
+    for label in sorted(indices, key=indices.__getitem__):
+        _, index = indices[label]
+        candidates = [
+            Look(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)])
+            for place in range(index, index + math.lcm(len(COLORS), len(MARKERS)))
         ]
-        use_counts = Counter(itertools.chain(*looks_by_label.values()))
-        taken_looks = set(looks_by_label.values())
-        chosen_look = min(
-            possible_looks,
-            key=lambda pair: (
-                pair in taken_looks,
-                use_counts[pair[0]],
-                use_counts[pair[1]],
+        taken_looks = looks_by_label.values()
+        use_counts = Counter(itertools.chain(*taken_looks))
+        looks_by_label[label] = min(
+            candidates,
+            key=lambda look: (
+                look in taken_looks,
+                use_counts[look.color] + use_counts[look.marker],
             ),
         )
-        looks_by_label[label] = Look(*chosen_look)
     return looks_by_label
 
 
-def _rotated(sequence: Sequence[str], index: int) -> Sequence[str]:
-    """Rotate a sequence of marks so that it begins at ``index``."""
-    index %= len(sequence)
-    return [*sequence[index:], *sequence[:index]]
-
-
-def end_marker(look: Look) -> dict[str, object]:
+def end_marker(look: Look) -> dict[str, Any]:
     """Return the style of the marker at the end of an algorithm's curve, which distinguishes curves in grayscale."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5}
 
 
-def escape_for_matplotlib(text: str) -> str:
-    """Escape a user's text for Matplotlib, where dollars start formulas and a leading underscore hides a legend entry."""
-    escaped = printable(text).replace("\t", " ").replace("$", r"\$")
-    return f"\N{ZERO WIDTH SPACE}{escaped}" if escaped.startswith("_") else escaped
-
-
 _GREEK_PARAMETER = re.compile(rf"\b(?:\w+\.)?({'|'.join(GREEK)})\s*=\s*")
-_LONE_LETTER = re.compile(r"[α-ω]|(?<![\w$\\])[A-Za-zΔ](?![^\W²³])")
-_OPERATORS = tuple("=/+-(")
+_SYMBOL = re.compile(
+    r"[α-ω]|(?<![\w$\\])[A-Za-zΔ](?=\s?[=/+\-)²³])|((?<=[=/+(-])|(?<=[=/+(-] ))[A-Za-zΔ](?!\w)"
+)
 
 
 def math_text(text: str) -> str:
-    """Escape a text for Matplotlib, with symbols in math italics.
+    """Escape a user's text for Matplotlib, where dollars start formulas and a leading underscore hides a legend entry, and write
+    symbols in math italics.
 
     Symbols are Greek letters, parameters named after one that have a value (``rho = 0.3``), and lone letters next to an
     operator, a parenthesis or an exponent.
     """
     text = _GREEK_PARAMETER.sub(lambda match: f"{GREEK[match[1]]} = ", text)
-    text = escape_for_matplotlib(text)
-
-    def italic(match: re.Match[str]) -> str:
-        """Return a letter as a formula if it is a symbol."""
-        text_before = text[: match.start()].rstrip()
-        text_after = text[match.end() :].lstrip()
-        is_symbol = text_before.endswith(_OPERATORS) or text_after.startswith(
-            (*_OPERATORS[:-1], ")", "²", "³")
-        )
-        return f"${match[0]}$" if is_symbol or match[0] in GREEK.values() else match[0]
-
-    return re.sub(
-        " ([=/]) ",
-        "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}",
-        _LONE_LETTER.sub(italic, text),
-    )
+    text = printable(text).replace("\t", " ").replace("$", r"\$")
+    text = re.sub("^_", "\N{ZERO WIDTH SPACE}_", text)
+    text = _SYMBOL.sub(r"$\g<0>$", text)
+    return re.sub(" ([=/]) ", "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", text)
 
 
-def line_name(name: str, component_name: str, component: int | None) -> str:
-    """Return the legend entry of a line, for one component (counted from 0) or for all together (None)."""
-    return name if component is None else f"{name}, {component_name} {component + 1}"
-
-
-def new_figure(
-    title: str,
-    panel_count: int,
-    *,
-    without_layout: bool = False,
-    width: str | None = None,
-    figure: Figure | None = None,
-) -> tuple[Figure, Any]:
-    """Create a figure with this number of panels, or fill an empty one.
+def arrange_panels(
+    figure: Figure, title: str, panel_count: int, width: str | None
+) -> list[Axes]:
+    """Give an empty figure its size, its title above several panels, and the axes of this number of panels.
 
     ``width`` is a length or one of ``WIDTHS``; default: a column for one panel, a page for several.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    width_inches = width_in_inches(width or ("column" if panel_count == 1 else "page"))
-    rows = -(-panel_count // max(1, int(width_inches / PANEL_WIDTH)))
+    inches = width_in_inches(width or ("column" if panel_count == 1 else "page"))
+    rows = -(-panel_count // max(1, int(inches / PANEL_WIDTH)))
     columns = -(-panel_count // rows)
-    if figure is None:
-        figure = Figure(layout=None if without_layout else "constrained")
-        FigureCanvasAgg(figure)
+    panel_height = min(2.7, max(1.8, 0.78 * inches / columns))
     figure.set_facecolor("white")
-    panel_height = min(2.7, max(1.8, 0.78 * width_inches / columns))
-    figure.set_size_inches(width_inches, 0.4 + rows * panel_height)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure.set_size_inches(inches, 0.4 + rows * panel_height)
+    axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axis in axes[panel_count:]:
         axis.set_visible(False)
     figure.align_ylabels()
     if title and panel_count > 1:
         figure.suptitle(math_text(title), fontsize=8)
-    return figure, axes[:panel_count]
+    return axes[:panel_count]
 
 
 def log_ticks(axis: Any) -> None:
@@ -305,17 +254,10 @@ def floor_ticks(axis: Axis, floor: float) -> None:
 
     decade_count = math.log10(axis.get_view_interval()[1] / floor)
     step = math.ceil((decade_count + 1) / 6)
-    ticks = [
-        floor * 10.0**decade for decade in range(0, math.floor(decade_count) + 1, step)
-    ]
+    ticks = floor * 10.0 ** np.arange(0, math.floor(decade_count) + 1, step)
     labels = [f"{tick:g}" for tick in ticks]
-    labels[0] = f"≤ {labels[0]}"
-    axis.set_ticks(ticks, labels)
+    axis.set_ticks(ticks, [f"≤ {labels[0]}", *labels[1:]])
     axis.set_minor_locator(NullLocator())
-
-
-PREDICTED = ", predicted"
-"""Suffix that follows the name of an algorithm in the legend entry of its prediction."""
 
 
 LEGEND_GRAY = "0.35"
@@ -323,66 +265,29 @@ LEGEND_GRAY = "0.35"
 
 
 def add_legend_and_note(
-    figure: Figure,
-    axes: Iterable[Axes],
-    note: str = "",
-    component_colors: Mapping[str, str] | None = None,
-    shared_names: Collection[str] = (),
+    figure: Figure, entries: Mapping[str, Artist], note: str
 ) -> None:
-    """Add a common legend, without duplicates, and a note below all panels.
-
-    Parameters
-    ----------
-    component_colors : dict or None
-        Colors of components by their names, which have entries of their own.
-    shared_names : collection of str
-        Entries whose lines or marks have several colors, and are gray in the legend.
-    """
-    from matplotlib.patches import Patch
-
-    entries: dict[str, Artist] = {
-        name: Patch(color=color) for name, color in (component_colors or {}).items()
-    }
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels()):
-            entries.setdefault(label, handle)
-    predicted_labels = [label for label in entries if label.endswith(PREDICTED)]
-    if len(predicted_labels) > 1:  # one entry for all
-        entries[PREDICTED[2:]] = entries[predicted_labels[0]]
-        for label in predicted_labels:
-            del entries[label]
-    for label in {PREDICTED[2:], *map(math_text, shared_names)}.intersection(entries):
-        gray_entry: Any = copy.copy(entries[label])
-        gray_entry.set_color(LEGEND_GRAY)
-        entries[label] = gray_entry
-    width_inches = figure.get_figwidth()
-    labels = [
-        textwrap.fill(label, max(12, int(17 * width_inches - 8))) for label in entries
-    ]
-    position: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
-    if figure.get_layout_engine():
-        # Below the panels, which keep their height however many entries there are.
-        position = {"loc": "outside lower center"}
+    """Add a legend (``entries``: lines or marks by their names) and a note below all panels, which keep their height."""
+    width = figure.get_figwidth()
+    names = [textwrap.fill(name, max(12, int(17 * width - 8))) for name in entries]
     for column_count in range(len(entries), 0, -1):
         legend = figure.legend(
             entries.values(),
-            labels,
+            names,
+            loc="outside lower center",
             ncol=column_count,
             handlelength=2.0,
             columnspacing=1.5,
             title=math_text(note) or None,
             title_fontproperties={"size": 8},
-            **position,
         )
         _break_lines(legend.get_title(), 0.95 * figure.bbox.width)
         extent = legend.get_window_extent()
         if extent.width <= figure.bbox.width or column_count == 1:
+            height = max(0.0, extent.height / figure.dpi - 0.25)
+            figure.set_figheight(figure.get_figheight() + height)
             break
         legend.remove()
-    if entries and figure.get_layout_engine():
-        legend_height = extent.height / figure.dpi
-        figure.set_figheight(figure.get_figheight() + max(0.0, legend_height - 0.25))
-    make_room_for_labels(figure)
 
 
 def make_room_for_labels(figure: Figure) -> None:
@@ -390,10 +295,9 @@ def make_room_for_labels(figure: Figure) -> None:
 
     Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut.
     """
-    engine = figure.get_layout_engine()
+    engine: Any = figure.get_layout_engine()
     for _ in range(2):
-        if engine is not None:
-            engine.execute(figure)
+        engine.execute(figure)
         for axes in figure.axes:
             if axes.get_visible():
                 _break_lines(axes.title, axes.bbox.width)
@@ -403,81 +307,46 @@ def make_room_for_labels(figure: Figure) -> None:
                 _thin_ticks(axes.yaxis)
         for text in figure.texts:
             _break_lines(text, figure.bbox.width)
-    if engine is not None:
-        engine.execute(figure)
+    engine.execute(figure)
 
 
 def _break_lines(label: Text, length: float) -> None:
     """Break a horizontal or vertical text into lines that are at most ``length`` pixels long."""
-    words = " ".join(label.get_text().split("\n"))
-    character_count = len(words)
-    while character_count > 4:
+    words = label.get_text().replace("\n", " ")
+    for characters in range(len(words), 4, -max(1, len(words) // 50)):
         is_plain = "$" not in words
-        lines = textwrap.fill(words, character_count, break_long_words=is_plain)
-        label.set_text(lines)
+        label.set_text(textwrap.fill(words, characters, break_long_words=is_plain))
         extent = label.get_window_extent()
-        text_length = max(extent.width, extent.height)
-        if text_length <= length:
+        if max(extent.width, extent.height) <= length:
             return
-        # The letters of a text are not equally wide: this many at most fit.
-        character_count = min(
-            character_count - 1, int(1.2 * character_count * length / text_length)
-        )
 
 
 def _thin_ticks(axis: Axis) -> None:
     """Label only every second tick, or every third and so on, where labels would meet."""
     lowest, highest = sorted(axis.get_view_interval())
     labels = [
-        (location, label)
-        for label, location in zip(axis.get_ticklabels(), axis.get_majorticklocs())
+        (location, label.get_text(), label.get_window_extent())
+        for location, label in zip(axis.get_majorticklocs(), axis.get_ticklabels())
         if lowest <= location <= highest and label.get_text()
     ]
-    is_horizontal, step = axis is axis.axes.xaxis, 1
+    side = 0 if axis is axis.axes.xaxis else 1
     for step in range(1, len(labels)):
-        extents = [label.get_window_extent() for _, label in labels[::step]]
-        gaps = [
-            next_extent.x0 - extent.x1 - 0.9 * extent.height
-            if is_horizontal
-            else next_extent.y0 - extent.y1
-            for extent, next_extent in itertools.pairwise(extents)
-        ]
-        if min(gaps, default=0.0) >= 0:
+        locations, texts, extents = zip(*labels[::step])
+        starts, ends = np.array([(box.min[side], box.max[side]) for box in extents]).T
+        gap = extents[0].height if side == 0 else 0.0
+        if (starts[1:] - ends[:-1] >= gap).all():
+            if step > 1:
+                axis.set_ticks(locations, texts)
             break
-    if step > 1:
-        locations, thinned_labels = zip(*labels[::step])
-        axis.set_ticks(locations, [label.get_text() for label in thinned_labels])
 
 
-PAGE_MARGIN = 0.4
-"""Inches left of a panel on the page, for its labels."""
-
-ToSvg = Callable[[Any], Any]
-"""Function from pixel coordinates (..., 2) of a figure to coordinates (..., 2) in its SVG."""
-
-
-def svg_text(figure: Figure) -> tuple[str, ToSvg]:
-    """Convert a figure to a transparent, cropped SVG, and return its text with the function that maps pixels to its
-    coordinates.
-    """
-    from matplotlib.transforms import Bbox
-
+@plain_matplotlib()
+def svg_text(figure: Figure) -> str:
+    """Return a figure as the text of a transparent SVG, whose coordinates are points from its top left."""
     buffer = io.StringIO()
-    with plain_matplotlib():
-        # Inches; all equally wide, or those next to each other on a page would have letters of different sizes.
-        bounding_box = Bbox.union(
-            [
-                figure.get_tightbbox().padded(0.03),
-                Bbox.from_extents(-PAGE_MARGIN, 1, figure.get_figwidth() + 0.05, 1),
-            ]
-        )
-        svg_options: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
-        figure.savefig(buffer, format="svg", bbox_inches=bounding_box, **svg_options)
-    top_left = np.array([bounding_box.x0, bounding_box.y1])
-    return (
-        buffer.getvalue(),
-        lambda pixels: (pixels / figure.dpi - top_left) * [72, -72],
-    )
+    options: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
+    figure.savefig(buffer, format="svg", **options)
+    return buffer.getvalue()
 
 
 def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:

@@ -41,28 +41,32 @@ def is_cheap(problem: Problem) -> bool:
 
 
 class LineGrid(NamedTuple):
-    """Sample ratios at which a theoretical line is drawn or solved: the given ones, a fine grid, nodes for interpolation, and
-    those where the curve jumps or has a threshold.
+    """Sample ratios at which a theoretical line is drawn: ``given_alphas`` of rows and suite, ``fine_alphas`` of a curve that has
+    been solved, and ``threshold_alphas``, where it may jump or have a kink.
 
     Attributes
     ----------
-    given_alphas : list of float
-        Those of rows and suite.
-    fine_alphas : list of float
-        Many, those of a curve that has been solved.
-    node_alphas : list of float
-        Some, between which what the solved curve lacks is interpolated.
-    jump_alphas : list of float
-        Thresholds where the curve may jump.
-    threshold_alphas : list of float
-        All thresholds, where it may have a kink.
+    given_alphas, fine_alphas, threshold_alphas : list of float
+        All in increasing order.
     """
 
     given_alphas: list[float]
     fine_alphas: list[float]
-    node_alphas: list[float]
-    jump_alphas: list[float]
     threshold_alphas: list[float]
+
+    def node_alphas(self, nodes: int) -> list[float]:
+        """Return the sample ratios between which a line is interpolated: the given ones, those next to every threshold, and
+        ``nodes`` more between two thresholds.
+        """
+        first, last = self.fine_alphas[0], self.fine_alphas[-1]
+        inner = [alpha for alpha in self.threshold_alphas if first < alpha < last]
+        starts = np.array([first, *inner]) * (1 + BESIDE_THRESHOLD)
+        ends = np.array([*inner, last]) * (1 - BESIDE_THRESHOLD)
+        # Denser towards thresholds, as Chebyshev nodes are.
+        positions = (1 - np.cos(np.pi * np.arange(nodes) / max(1, nodes - 1))) / 2
+        between = starts[:, None] + np.outer(ends - starts, positions)
+        beside = [*starts[1:], *ends[:-1]]
+        return sorted({*self.given_alphas, *beside, *between.ravel()})
 
 
 NODES = 8
@@ -79,51 +83,27 @@ def line_grid(
     alphas: Iterable[float],
     xlog: bool | None = None,
 ) -> LineGrid:
-    """Choose the sample ratios at which theory is drawn for runs at ``alphas``: slightly more than their range, dense at
-    thresholds; evenly spaced on a logarithmic axis if ``xlog``.
-
-    ``xlog``: whether the axis is logarithmic; default: if the sample ratios span decades.
+    """Choose the sample ratios at which the theory of ``problem`` is drawn for runs at ``alphas``: slightly more than their
+    range, and dense at the thresholds in ``answers``. They are evenly spaced on a logarithmic axis if ``xlog``; None: if
+    ``alphas`` span decades.
     """
-    sorted_alphas = sorted(alphas)
-    lowest_alpha, highest_alpha = sorted_alphas[0], sorted_alphas[-1]
-    if spans_decades(sorted_alphas):
-        first_drawn, last_drawn = lowest_alpha / 1.3, highest_alpha * 1.3
+    given_alphas = sorted(alphas)
+    lowest, highest = given_alphas[0], given_alphas[-1]
+    if spans_decades(given_alphas):
+        first, last = lowest / 1.3, highest * 1.3
     else:
-        margin = (
-            0.05 * (highest_alpha - lowest_alpha)
-            if highest_alpha > lowest_alpha
-            else 0.2 * highest_alpha
-        )
-        first_drawn, last_drawn = (
-            max(lowest_alpha - margin, lowest_alpha / 2),
-            highest_alpha + margin,
-        )
+        margin = 0.05 * (highest - lowest) or 0.2 * highest
+        first, last = max(lowest - margin, lowest / 2), highest + margin
     marks = threshold_marks(answers.thresholds_or_empty(problem))
-    threshold_alphas = sorted(mark.alpha for mark in marks)
-    jump_alphas = [mark.alpha for mark in marks if "recovery" in mark.name]
+    recovery_alphas = [mark.alpha for mark in marks if "recovery" in mark.name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
-    relative_offsets = [*10.0 ** -np.array([1.5, 2, 2.5, 3]), BESIDE_THRESHOLD]
-    factors = 1 + np.concatenate([np.negative(relative_offsets), relative_offsets])
-    alphas_near_jumps = np.outer(jump_alphas, factors).ravel()
-    is_drawn = (first_drawn < alphas_near_jumps) & (alphas_near_jumps < last_drawn)
-    alphas_near_jumps = alphas_near_jumps[is_drawn]
-    evenly_spaced = _evenly_spaced(first_drawn, last_drawn, xlog)
-    fine_grid = np.unique([*evenly_spaced, *sorted_alphas, *alphas_near_jumps])
-    inner_thresholds = [
-        alpha for alpha in threshold_alphas if first_drawn < alpha < last_drawn
-    ]
-    starts = np.array([first_drawn, *inner_thresholds]) * (1 + BESIDE_THRESHOLD)
-    ends = np.array([*inner_thresholds, last_drawn]) * (1 - BESIDE_THRESHOLD)
-    # Denser towards thresholds, as Chebyshev nodes are.
-    positions = (1 - np.cos(np.pi * np.arange(NODES) / (NODES - 1))) / 2
-    nodes = starts[:, None] + np.outer(ends - starts, positions)
-    return LineGrid(
-        sorted_alphas,
-        fine_grid.tolist(),
-        np.unique([*nodes.ravel(), *sorted_alphas, *alphas_near_jumps]).tolist(),
-        jump_alphas,
-        threshold_alphas,
-    )
+    offsets = np.array([*10.0 ** -np.array([1.5, 2, 2.5, 3]), BESIDE_THRESHOLD])
+    near_recovery = np.outer(recovery_alphas, [*(1 - offsets), *(1 + offsets)])
+    evenly_spaced = _evenly_spaced(first, last, xlog)
+    grid = np.unique([*evenly_spaced, *given_alphas, *near_recovery.ravel()])
+    grid = grid[(first <= grid) & (grid <= last)]
+    threshold_alphas = sorted(mark.alpha for mark in marks)
+    return LineGrid(given_alphas, grid.tolist(), threshold_alphas)
 
 
 def has_fine_lines(problem: Problem) -> bool:
@@ -168,42 +148,33 @@ def chart_questions(
         grid = line_grid(answers, problem, alphas_by_problem[plan.label])
         if has_fine_lines(problem):
             yield LineQuestion(problem, tuple(grid.fine_alphas))
+        line = _stored_line(answers, problem, grid)
         other_metrics = [
-            metric
-            for metric in metrics
-            if not _is_on_line(answers, problem, metric, grid)
+            metric for metric in metrics if not _has_theory(metric, problem, line)
         ]
         if other_metrics:
             yield PointsQuestion(problem, tuple(grid.given_alphas))
         points = stored_or_none(answers.points, problem, grid.given_alphas[:1])
-        has_values = points is not None and any(
-            _theory_of(metric, problem, points[0][0])[0][0] is not None
-            for metric in other_metrics
-        )
-        if has_values and _has_line(answers, problem, grid):
-            yield PointsQuestion(problem, tuple(grid.node_alphas))
+        if any(_has_theory(metric, problem, points) for metric in other_metrics):
+            yield PointsQuestion(problem, tuple(grid.node_alphas(NODES if line else 0)))
 
 
-def _has_line(answers: Answers, problem: Problem, grid: LineGrid) -> bool:
-    """Return whether theory on a line's grid is stored: points between are then quick, too."""
+def _stored_line(
+    answers: Answers, problem: Problem, grid: LineGrid
+) -> list[Branches] | None:
+    """Return the stored theory of a problem at the fine sample ratios of a grid; None if there is none: points are slow then."""
     if not has_fine_lines(problem):
-        return False
-    return answers.line_or_none(problem, grid.fine_alphas) is not None
+        return None
+    return answers.line_or_none(problem, grid.fine_alphas)
 
 
-def _is_on_line(
-    answers: Answers, problem: Problem, metric: str, grid: LineGrid
+def _has_theory(
+    metric: str, problem: Problem, points: Sequence[Branches] | None
 ) -> bool:
-    """Return whether stored theory on a line's grid of sample ratios includes a metric; it may lack generalization errors."""
-    line = (
-        answers.line_or_none(problem, grid.fine_alphas)
-        if has_fine_lines(problem)
-        else None
-    )
-    if line is None:
+    """Return whether theory at ``points``, if any, has values of a metric; a line may lack generalization errors."""
+    if not points:
         return False
-    values, _ = _theory_of(metric, problem, line[0][0])
-    return values[0] is not None
+    return _theory_of(metric, problem, points[0][0])[0][0] is not None
 
 
 def _theory_of(
@@ -222,57 +193,41 @@ def theory_lines(
     component_index: int,
     xlog: bool | None = None,
 ) -> dict[str, Line]:
-    """Compute the theoretical lines of a metric of one component (index from 0), by name: Bayes-optimal, and uninformed where
-    that differs. They are on a fine grid of sample ratios, or interpolated between some of them.
+    """Return the theoretical lines of a metric of one component (index from 0) of a planned problem, by name: Bayes-optimal, and
+    uninformed where that differs. They are drawn for runs at the sample ratios ``alphas``, on an axis as in ``line_grid``.
 
-    The lines are ``optimum_name`` and, where it is another one, that of an uninformed start; none where theory is not stored.
+    Where ``answers`` have no line with this metric, it is interpolated between stored points (see ``smooth``); none without any.
     """
     problem = plan.problem
     grid = line_grid(answers, problem, alphas, xlog)
-    line_alphas, jump_alphas = grid.fine_alphas, None
-    points: list[Branches] | None = None
-    if _is_on_line(answers, problem, metric, grid):
-        points = answers.line_or_none(problem, line_alphas)
-    elif _has_line(answers, problem, grid):
-        line_alphas, jump_alphas = grid.node_alphas, grid.threshold_alphas
-        points = stored_or_none(answers.points, problem, line_alphas)
-    if points is None:
-        line_alphas, jump_alphas = grid.given_alphas, grid.jump_alphas
-        points = stored_or_none(answers.points, problem, line_alphas)
-    optimal_points: list[tuple[float, float, float]] = []
-    uninformed_points: list[tuple[float, float, float]] = []
-    branches_differed = False
-    for alpha, branches in zip(line_alphas, points or ()):
-        uninformed_point = next(
-            (
-                branch_point
-                for branch_point in branches
-                if branch_point.branch == "uninformed"
-            ),
-            branches[0],
-        )
-        branches_differ = uninformed_point is not branches[0]
-        for line_points, point, is_shown in (
-            (optimal_points, branches[0], True),
-            # With the point where they meet again.
-            (uninformed_points, uninformed_point, branches_differ or branches_differed),
-        ):
+    line = _stored_line(answers, problem, grid)
+    is_on_line = _has_theory(metric, problem, line)
+    points: dict[float, Branches] = {}
+    if line is not None and is_on_line:
+        points = dict(zip(grid.fine_alphas, line))
+    else:
+        for alpha in grid.node_alphas(NODES if line else 0):
+            if at_alpha := stored_or_none(answers.points, problem, [alpha]):
+                points[alpha] = at_alpha[0]
+    optimum = optimum_name(find_metric(metric, problem.model.name), problem)
+    rows: dict[str, list[tuple[float, float, float]]] = {optimum: [], UNINFORMED: []}
+    is_apart = False
+    for alpha, branches in points.items():
+        drawn_points, was_apart = {optimum: branches[0]}, is_apart
+        uninformed = [point for point in branches if point.branch == "uninformed"]
+        is_apart = bool(uninformed) and uninformed[0] is not branches[0]
+        if is_apart or was_apart:  # with the point where they meet again
+            drawn_points[UNINFORMED] = [*uninformed, branches[0]][0]
+        for name, point in drawn_points.items():
             values, errors = _theory_of(metric, problem, point)
             value, error = values[component_index], errors[component_index]
-            if is_shown and value is not None:
-                line_points.append((alpha, value, error or 0.0))
-        branches_differed = branches_differ
+            if value is not None:
+                rows[name].append((alpha, value, error or 0.0))
     lines = {}
-    for name, line_points in (
-        (
-            optimum_name(find_metric(metric, problem.model.name), problem),
-            optimal_points,
-        ),
-        (UNINFORMED, uninformed_points),
-    ):
-        if line_points:
-            line = Line(*np.array(line_points, dtype=float).T)
-            lines[name] = line if jump_alphas is None else smooth(line, jump_alphas)
+    for name in filter(rows.get, rows):
+        lines[name] = Line(*np.array(rows[name], dtype=float).T)
+        if not is_on_line:
+            lines[name] = smooth(lines[name], grid.threshold_alphas)
     return lines
 
 
@@ -295,8 +250,8 @@ def _evenly_spaced(
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
-    """Interpolate a theoretical line over the sample ratio by monotone cubics without overshoot, with breaks at the ratios
-    ``jump_alphas`` where it jumps.
+    """Interpolate a theoretical line over the sample ratio by monotone cubics (PCHIP) without overshoot, of the logarithm where
+    no value is 0, with breaks at the ratios ``jump_alphas`` where it jumps.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line, unless
     both are next to the threshold.
@@ -305,25 +260,23 @@ def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
 
     segments: list[Line] = []
     split_indices = np.searchsorted(line.alpha, sorted(jump_alphas), side="right")
-    for segment_alphas, *segment_columns in zip(
+    for alphas, values, errors in zip(
         *(np.split(column, split_indices) for column in line)
     ):
-        if not len(segment_alphas):
+        if not len(alphas):
             continue
-        if (
-            segments
-            and segment_alphas[0] > (1 + 4 * BESIDE_THRESHOLD) * segments[-1].alpha[-1]
-        ):
-            segments.append(Line(segment_alphas[:1], *np.full((2, 1), np.nan)))
-        if len(segment_alphas) > 2:
-            fine_alphas = _evenly_spaced(segment_alphas[0], segment_alphas[-1])
-            interpolated_columns = [
-                PchipInterpolator(segment_alphas, column)(fine_alphas)
-                for column in segment_columns
-            ]
-            segments.append(Line(fine_alphas, *interpolated_columns))
-        else:
-            segments.append(Line(segment_alphas, *segment_columns))
+        if segments and alphas[0] > (1 + 4 * BESIDE_THRESHOLD) * segments[-1].alpha[-1]:
+            segments.append(Line(alphas[:1], *np.full((2, 1), np.nan)))
+        segment = Line(alphas, values, errors)
+        if len(alphas) > 2:
+            fine_alphas = _evenly_spaced(alphas[0], alphas[-1])
+            is_positive = values.min() > 1e-9 * abs(values).max()
+            scaled = np.log(values) if is_positive else values
+            fine_values = PchipInterpolator(alphas, scaled)(fine_alphas)
+            fine_errors = PchipInterpolator(alphas, errors)(fine_alphas)
+            fine_values = np.exp(fine_values) if is_positive else fine_values
+            segment = Line(fine_alphas, fine_values, fine_errors)
+        segments.append(segment)
     return Line(*map(np.concatenate, zip(*segments)))
 
 

@@ -282,7 +282,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     found = metric_chart(suite, rows, THEORY, "mse")
     (axis,) = draw(found).axes
     labels = axis.get_legend_handles_labels()[1]
-    assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
+    assert {"Bayes-optimal", "predicted"} <= set(labels)
     lines = [
         line
         for line in axis.lines
@@ -291,7 +291,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     marks = [
         list(one.get_offsets()[:, 0])
         for one in axis.collections
-        if one.get_label() in ("Bayes-optimal", "gamp, predicted")
+        if one.get_label() in ("Bayes-optimal", "predicted")
     ]
     assert bool(lines) is not bars
     assert marks == ([alphas, alphas] if bars else [])

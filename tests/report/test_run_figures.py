@@ -124,7 +124,7 @@ def test_components_have_a_line_each(tmp_path, drawn):
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    names = {"sgd", "sgd, predicted", "Bayes-optimal"}
+    names = {"sgd", "predicted", "Bayes-optimal"}
     lines = [line for line in axis.lines if line.get_label() in names]
     colors = {line.get_color() for line in lines}
     assert len(lines) == 2 * len(names)

@@ -242,7 +242,7 @@ def test_trajectories_are_drawn(results):
         paths = save(chart, folder / "figures")
         assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
         for panel in chart.panels:
-            curves = {series.name: series for series in panel.series}
+            curves = {series.full_name: series for series in panel.series}
             for name, series in curves.items():
                 if name.endswith(", predicted"):
                     predicted.add(series.algorithm)

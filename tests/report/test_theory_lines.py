@@ -26,6 +26,34 @@ class LinesWithoutErrors(Theory):
     line_or_none = line
 
 
+class PointsAlone(Theory):
+    """Coupled components, whose theory is too slow for a line."""
+
+    def line_or_none(self, problem, alphas):
+        return None
+
+
+def test_slow_theory_is_a_curve_through_points_that_has_no_gaps():
+    suite, metric = load_suite("aim-two-layers"), "generalization_error_bayes"
+    (plan,), answers = suite.plans, PointsAlone()
+    (line,) = theory_lines(answers, plan, metric, plan.alphas, 0).values()
+    assert np.isfinite(line.value).all()
+    assert line.alpha[[0, -1]].tolist() == [plan.alphas[0], plan.alphas[-1]]
+    assert len(line.alpha) > 200
+    (error,) = theory_lines(answers, plan, "mse", plan.alphas, 1).values()
+    exact = np.clip(1 - 2 * error.alpha, 0, None)
+    assert error.value == pytest.approx(exact, abs=5e-3)
+    (question,) = [
+        question
+        for question in chart_questions(
+            suite, answers, {plan.label: plan.alphas}, (metric,)
+        )
+        if isinstance(question, PointsQuestion)
+        and len(question.alphas) > len(plan.alphas)
+    ]
+    assert len(question.alphas) <= len(plan.alphas) + 2 * 4, "two points at a threshold"
+
+
 def vertical(panel):
     return [series for series in panel.series if series.kind == "vertical"]
 
