@@ -251,7 +251,7 @@ def _evenly_spaced(
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
     """Interpolate a theoretical line over the sample ratio by monotone cubics (PCHIP) without overshoot, of the logarithm where
-    no value is 0, with breaks at the ratios ``jump_alphas`` where it jumps.
+    values span decades but none is 0, with breaks at the ratios ``jump_alphas`` where it jumps.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line, unless
     both are next to the threshold.
@@ -270,11 +270,12 @@ def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
         segment = Line(alphas, values, errors)
         if len(alphas) > 2:
             fine_alphas = _evenly_spaced(alphas[0], alphas[-1])
-            is_positive = values.min() > 1e-9 * abs(values).max()
-            scaled = np.log(values) if is_positive else values
+            largest = values.max()
+            is_log = 1e-9 * largest < values.min() < largest / DECADES
+            scaled = np.log(values) if is_log else values
             fine_values = PchipInterpolator(alphas, scaled)(fine_alphas)
             fine_errors = PchipInterpolator(alphas, errors)(fine_alphas)
-            fine_values = np.exp(fine_values) if is_positive else fine_values
+            fine_values = np.exp(fine_values) if is_log else fine_values
             segment = Line(fine_alphas, fine_values, fine_errors)
         segments.append(segment)
     return Line(*map(np.concatenate, zip(*segments)))
@@ -325,7 +326,13 @@ def threshold_marks(
     return marks
 
 
+DECADES = 20.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic; halved, more curves are bent on it."""
+
+
 def spans_decades(values: Iterable[float]) -> bool:
     """Return whether positive values span so many decades that a linear axis would hide the small ones."""
     positive_values = [value for value in values if value > 0]
-    return bool(positive_values) and max(positive_values) > 20.0 * min(positive_values)
+    return bool(positive_values) and max(positive_values) > DECADES * min(
+        positive_values
+    )
