@@ -1,4 +1,4 @@
-"""Values of other groups stand next to theory within their tolerance, or a remark says why they do not."""
+"""Published values of other groups agree with theory within their tolerance, or a remark explains the difference."""
 
 from __future__ import annotations
 
