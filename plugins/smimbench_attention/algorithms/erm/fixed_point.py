@@ -230,7 +230,7 @@ def stiffness(V: Host, penalty: float, feature_variances: Host) -> Host:
         )
 
     def stiffness_of_eigenvalues(eigenvalues: Host) -> Host:
-        """Stiffness for every one of the eigenvalues v of the susceptibility."""
+        """Stiffness for each of the ``eigenvalues`` v of the susceptibility V."""
         return np.array([scalar_stiffness(v) for v in eigenvalues])
 
     return np.asarray(spectral_function(V, stiffness_of_eigenvalues))
@@ -376,9 +376,9 @@ class FixedPoints:
             return np.asarray(unknowns.reshape(parameters.shape) * parameter_scale)
 
         def residual(unknowns: Host) -> Host:
-            """Unknowns after one iteration minus the given ones, zero at the fixed point; large constants where V or Q is not
-            positive. ``orders`` are the overlaps that follow from the unknowns, V_hat and Q_hat stiffness and noise after the
-            iteration.
+            """Unknowns after one iteration minus the given ones, zero at the fixed point; large constants where the
+            susceptibility V or the self-overlap Q is not positive. ``orders`` are the overlaps that follow from the unknowns,
+            V_hat and Q_hat stiffness and noise after the iteration.
             """
             trial_parameters = parameters_from(unknowns)
             orders = self._order_parameters(trial_parameters, penalty)

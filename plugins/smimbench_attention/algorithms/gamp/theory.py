@@ -310,7 +310,9 @@ def _bayes_optimal_iteration(
     )
 
     def iterate(orders: Orders) -> Orders:
-        """Order parameters (overlaps M and Q, error V) after one iteration: V from the information Qhat at the previous ones."""
+        """Order parameters (overlaps M and Q, error V) after one iteration from given ones, ``orders``: V follows from their
+        information Qhat, M and Q from V.
+        """
         Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
         return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
 

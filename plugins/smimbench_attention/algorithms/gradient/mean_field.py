@@ -217,7 +217,9 @@ class Directions:
     def _orthogonal_part(
         self, vector: Host, samples: slice | Host = ALL_SAMPLES
     ) -> Host:
-        """Part (rows,) that is orthogonal to all directions p_j, of a vector given at some samples and zero at all others."""
+        """Part (rows,) of a vector that is orthogonal to all stored directions p_j; the vector is given at some ``samples`` and
+        zero at all others.
+        """
         orthogonal_part: Host = -(
             self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
         )
@@ -226,7 +228,9 @@ class Directions:
         return orthogonal_part
 
     def _fresh_column(self) -> Host:
-        """Draw a new Gaussian column ``a_k`` orthogonal to all p_j (in the exact limit, to all previous vectors)."""
+        """Draw a new Gaussian column (rows,) orthogonal to all stored directions p_j (in the exact limit, to all previous
+        vectors).
+        """
         fresh_column = self.rng.standard_normal(self.rows)
         if not self.is_exact:
             return self._orthogonal_part(fresh_column)

@@ -293,6 +293,8 @@ class Spectral(Algorithm):
         return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:
-        """Kind (symmetric or asymmetric) and regularisation epsilon of the low-rank matrix, with defaults filled in."""
+        """Kind (symmetric or asymmetric) and regularisation epsilon of the matrix used for low-rank signals, with defaults filled
+        in.
+        """
         epsilon = self.regularisation
         return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

@@ -255,7 +255,9 @@ class LinearizedMatrices:
         sample_weights = identity - self.xp.linalg.inv(regularized_G)
 
         def multiply_by_T(vector: Host) -> Host:
-            """Product of T with a flat signal vector, on the host, through the latents z of the signal."""
+            """Product of the symmetric matrix T of linearized message passing with a flat signal vector, on the host, through the
+            latents z of the signal.
+            """
             signal = self._project_out(self._to_device(vector, signal_shape))
             z = self._multiply_by_sample(sample_weights, self._forward(signal))
             return self._to_host(self._adjoint(z))
@@ -310,7 +312,9 @@ class LinearizedMatrices:
             return self._multiply_by_sample(self.G, self._to_device(vector, (-1,)))
 
         def multiply_by_K(vector: Host) -> Host:
-            """Product of K with a flat vector of latents, on the host; z are these latents times G."""
+            """Product of the asymmetric matrix K of linearized message passing with a flat vector of latents, on the host; z are
+            these latents times the label matrices G.
+            """
             z = weighted_latents(vector)
             return self._to_host(self._forward(self._adjoint(z)) - z)
 

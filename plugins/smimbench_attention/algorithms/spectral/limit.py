@@ -331,7 +331,7 @@ def direction_mode(
     F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
 
     def mode(eigenvalue: float, q: float) -> Mode:
-        """Mode along e with this eigenvalue and the squared overlap q with the signal."""
+        """Mode along the direction e of the components with this eigenvalue and the squared overlap q with the signal."""
         return Mode(eigenvalue, e, np.sqrt(q) * projector, projector, alpha * F)
 
     mode_without_outlier = mode(np.nan, 0.0)
@@ -424,8 +424,8 @@ def joint_eigenvector_mode(
         )
 
         def resolvent(X: Host) -> Host:
-            """Resolvents ``J = T (I - X T)^{-1}`` of all labels at the susceptibility X (P, P), with T the preprocessed label
-            matrices.
+            """Resolvents ``J = T (I - X T)^{-1}`` of all labels at the susceptibility X (P, P), with T the label matrices after
+            preprocessing.
             """
             matrix_to_invert = identity - preprocessed_matrices @ np.kron(X, np.eye(C))
             return np.asarray(np.linalg.solve(matrix_to_invert, preprocessed_matrices))
