@@ -322,7 +322,7 @@ def remove_leftovers(folder: Path) -> int:
         if not re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name):
             continue
         file_status = unless(OSError, path.stat)
-        # The date may be in the future: a clock may have been ahead.
+        # The date of a file may be in the future, if a clock was ahead.
         if (
             file_status is not None
             and abs(time.time() - file_status.st_mtime) > LEFTOVER

@@ -59,7 +59,7 @@ def machine_info() -> dict[str, object]:
     blas_libraries = [
         library for library in threadpool_info() if library.get("user_api") == "blas"
     ]
-    # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
+    # SciPy may bring another BLAS; the description must not change when it happens to be loaded.
     numpy_folder = str(Path(np.__file__).resolve().parent)
     numpy_libraries = [
         library
@@ -113,7 +113,7 @@ def cpu_quota(
                 ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
             )
         group_path = group_root / path.lstrip("/")
-        # The group that a container takes for the root may be any of the parents.
+        # In a container the root may be any parent of the group.
         for group_folder in (group_path, *group_path.parents):
             quota_texts = [
                 unless(OSError, (group_folder / quota_file).read_text) or ""
@@ -127,7 +127,7 @@ def cpu_quota(
 
 def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
     """Context manager that sets the number of threads of every BLAS library in this process to ``limit``."""
-    # Finding the libraries takes a millisecond; none can have come without a module that brought it.
+    # Finding the libraries takes a millisecond; a new one comes only with a newly imported module.
     return _blas_controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
 
 
@@ -144,7 +144,7 @@ def _blas_controller(module_count: int) -> ThreadpoolController:
 @functools.cache
 def fingerprint() -> str:
     """Hash that identifies this machine; timings are comparable only between equal fingerprints."""
-    # Without its memory: what a container or a virtual machine calls its memory moves with what others take.
+    # Memory is left out, because that of a container or virtual machine changes with the load of others.
     machine_description = {**machine_info(), "node": platform.node()}
     del machine_description["memory_gib"]
     return hashlib.sha256(canonical_json(machine_description).encode()).hexdigest()[:12]
@@ -218,7 +218,7 @@ def reset_peak_memory() -> None:
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
     if sys.platform == "linux":
-        # Another C library than glibc has no such function.
+        # C libraries other than glibc lack this function.
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if malloc_trim is not None:
             malloc_trim(0)
@@ -360,7 +360,7 @@ def measure_peak_rates(backend: str = "numpy", threads: int = 1) -> dict[str, fl
     rates_json = (
         json.dumps({"version": PEAK_RATES_VERSION, "rates": rates}, indent=1) + "\n"
     )
-    # A home folder without write permission costs two seconds per run, no more.
+    # Without write permission the rates are measured again in each run, which takes two seconds.
     unless(
         StoreError, write_atomically, _rates_file(backend, threads), rates_json.encode()
     )

@@ -39,7 +39,7 @@ class StreamedInputs:
 
     def __init__(self, host: Host, backend: Backend) -> None:
         """Keep the inputs ``host`` (n, T, D) in host memory, with the backend's reader of slices."""
-        # An empty array of the right kind knows device and dtype in the backend's own terms.
+        # An empty array holds device and dtype in the backend's own terms.
         self._set_source(host.shape, backend.asarray(host[:0]), backend.reader(host))
 
         self.itemsize = host.dtype.itemsize
@@ -56,7 +56,7 @@ class StreamedInputs:
         self.shape = tuple(shape)
         """(n, T, D)."""
         self.like = empty_array
-        self._read = read_slice
+        self._read_slice = read_slice
         self.itemsize = int(namespace(empty_array).finfo(empty_array.dtype).bits) // 8
         """Bytes per stored number."""
 
@@ -87,7 +87,7 @@ class StreamedInputs:
         if not isinstance(samples, slice) or samples == slice(None):
             raise TypeError(_SLICES_ONLY)
         further_indices = key[1:] if isinstance(key, tuple) else ()
-        array = self._read(slice(*samples.indices(len(self))))
+        array = self._read_slice(slice(*samples.indices(len(self))))
         array = namespace(self.like).astype(array, self.dtype, copy=False)
         return array[(slice(None), *further_indices)] if further_indices else array
 
@@ -272,16 +272,16 @@ class Prefetch:
             begin_transfer,
             await_transfer,
         )
-        self._ahead: tuple[tuple[int, int], tuple[Array, object]] | None = None
-        self._first = 0
+        self._prefetched: tuple[tuple[int, int], tuple[Array, object]] | None = None
+        self._first_stop = 0
 
     def __call__(self, samples: slice) -> Array:
         """Return the samples of a slice once they have arrived on the device."""
         start, stop, _ = samples.indices(self._length)
         slice_bounds = (start, max(start, stop))
-        next_transfer, self._ahead = self._ahead, None
+        next_transfer, self._prefetched = self._prefetched, None
         if next_transfer is not None:
-            # Even if the slice is not used: its memory must not be reused while a transfer is running.
+            # Wait even if the slice is not used: its memory must not be reused while a transfer is running.
             self._await_transfer(next_transfer[1][1])
         if next_transfer is not None and next_transfer[0] == slice_bounds:
             array = next_transfer[1][0]
@@ -291,16 +291,16 @@ class Prefetch:
         del next_transfer
         next_bounds = self._next_bounds(*slice_bounds)
         if next_bounds is not None:
-            self._ahead = next_bounds, self._begin_transfer(*next_bounds)
+            self._prefetched = next_bounds, self._begin_transfer(*next_bounds)
         return array
 
     def _next_bounds(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return start and stop of the slice after this one; None if one slice covers all samples."""
         if start == 0:
-            self._first = stop
+            self._first_stop = stop
         if stop < self._length:
             return stop, min(2 * stop - start, self._length)
-        return (0, self._first) if 0 < self._first < self._length else None
+        return (0, self._first_stop) if 0 < self._first_stop < self._length else None
 
 
 _LOCKED_HOSTS: set[int] = set()
@@ -318,7 +318,7 @@ def pinned_transfers(cupy: ModuleType, host: Host) -> Prefetch:
     def begin_transfer(start: int, stop: int) -> tuple[Array, object]:
         """Start copying the samples from ``start`` to ``stop`` to the GPU; return their array and the event of its arrival."""
         array = cupy.empty((stop - start, *host.shape[1:]), dtype=host.dtype)
-        # The pool may have given memory that is still read by what has been queued so far.
+        # The pool may have returned memory that operations queued earlier still read.
         stream.wait_event(cupy.cuda.get_current_stream().record())
         array.set(host[start:stop], stream=stream)
         return array, stream.record()

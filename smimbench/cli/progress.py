@@ -268,11 +268,11 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None
         ]
         self._display: _ProgressBars | _ProgressLines = _ProgressLines(None)
-        self._begin = self._reached = 0.0
+        self._begin_time = self._solved_curves = 0.0
 
     def __enter__(self) -> TheorySolver:
         self._display = _choose_display(self._patience)
-        self._begin, self._reached = time.monotonic(), 0.0
+        self._begin_time, self._solved_curves = time.monotonic(), 0.0
         if self._plans:
             self._show(0, "theory")
         self._display.__enter__()
@@ -306,7 +306,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
             if plan.problem is problem and progress.solved < progress.total:
                 # A curve that has all of its sample ratios may still lack thresholds: the bar is full at the very end.
                 solved_fraction = 0.9 * progress.solved / progress.total
-                self._reached = max(self._reached, index + solved_fraction)
+                self._solved_curves = max(self._solved_curves, index + solved_fraction)
                 count_text = (
                     f"{progress.solved} / {progress.total}{_position_text(progress)}"
                 )
@@ -316,13 +316,13 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         """Update the display: the curve of which index is being solved, and how far it is (``count_text``)."""
         curve_count = len(self._plans)
         title = f"curve {index + 1} of {curve_count}: {self._plans[index].label}"
-        seconds = time.monotonic() - self._begin
+        seconds = time.monotonic() - self._begin_time
         self._display.show(
             "theory",
             title,
             count_text,
             seconds,
-            completed=self._reached,
+            completed=self._solved_curves,
             total=curve_count,
         )
 

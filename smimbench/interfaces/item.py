@@ -256,7 +256,7 @@ class Delegate:
 
     def __getattr__(self, name: str) -> Any:
         """Return a member of the wrapped object, of this name, that the wrapper does not define."""
-        # Special methods are not the original's: copies and pickles would be of that.
+        # Special methods are not forwarded: copying and pickling would then act on the wrapped object.
         if name == self._original or name.startswith("__"):
             raise AttributeError(name)
         return getattr(getattr(self, self._original), name)

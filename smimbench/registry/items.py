@@ -567,7 +567,7 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
     if missing_names:
         return f"the class lacks {', '.join(missing_names)}"
     if alternative_member_sets:
-        # Of two sets of which one contains the other, the smaller is enough.
+        # If one set of members contains another, the smaller one is enough.
         minimal_member_sets = []
         for member_set in alternative_member_sets:
             if not any(

@@ -249,7 +249,7 @@ class Registry:
         )
         self.plugins.append(plugin)
         try:
-            # What a third-party plugin wants to find there is set again in processes of its own.
+            # Environment variables that a third-party plugin sets are set again in worker processes, which import it too.
             restores_environment = (
                 self._allowed_distributions is None and plugin.distribution != BUILT_IN
             )
@@ -535,11 +535,9 @@ def _import_file(file: Path, module_stem: str) -> ModuleType:
         module_name, file, submodule_search_locations=search_locations
     )
     if spec is None or spec.loader is None:
-        raise RegistryError(
-            f"{file} is not a Python file; give a file that ends in .py, or a folder"
-        )
+        raise RegistryError(f"{file} is not a Python file; give one that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    # Last, so that a neighbor can be imported and hides nothing.
+    # The folder is last on the path, so that neighboring modules can be imported but hide no other module.
     if (parent_folder := str(file.resolve().parent)) not in sys.path:
         sys.path.append(parent_folder)
     sys.modules[module_name] = module  # dataclasses look their module up by name
@@ -696,7 +694,5 @@ def _require_value_count(
         for component_value in values
     ]
     if len(checked_values) != count:
-        raise ValueError(
-            f"it returned {len(checked_values)} values instead of {count}; return one for each value of measure"
-        )
+        raise ValueError(f"it returned {len(checked_values)} values instead of {count}")
     return checked_values

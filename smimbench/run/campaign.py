@@ -139,7 +139,7 @@ class Campaign:
                 return
             except ProblemError as error:
                 if error.key == "theory":
-                    # Its process ended: rows say so, the runs may be good.
+                    # The process of this test ended: rows of theory say so, and the runs may be good.
                     return
                 inconsistency_errors.append(error)
             except TheoryError:  # its rows say so

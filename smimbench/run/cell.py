@@ -98,7 +98,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
         return _record(cell, {**outcome, "timing": timing_fields})
 
     while True:
-        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
+        # Arrays of a failed try must be freed before the next one: no reference to the error may stay.
         try:
             with (
                 warnings.catch_warnings(record=True) as caught_warnings,
@@ -208,7 +208,7 @@ def _outcome(
     warm_up_data = None
     if timing:
         warm_up_data = _warm_up(cell, problem, backend)
-        # What it started must not share the processor with the timed run.
+        # Threads that the warm-up started must not share the processor with the timed run.
         machine.wait_for_threads(active_threads)
     child_cpu_seconds = machine.seconds_of_children()
     instance, checksum = _instance(cell, problem, backend)
@@ -333,7 +333,7 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
     cell = replace(cell, replicate=WARM_UP)
     instance, _ = _instance(cell, problem, backend)
     _LATEST.clear()
-    # A new object, because what it stores in itself belongs to these data.
+    # The warm-up has an algorithm object of its own, because an algorithm may store numbers of its data.
     algorithm = build_algorithm(cell.algorithm, problem)
     _, data = plan_and_visible_data(
         algorithm,
@@ -405,7 +405,7 @@ def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start
     problem: Problem = instance.problem
     rng = _random_generator(cell, problem, "start", bit_generator="PCG64")
     if cell.run.start == "informed":
-        # In units of the noise, information q / (1 - q) gives a Gaussian prior the overlap q.
+        # With information q / (1 - q), a Gaussian prior has the overlap q.
         return problem.start(
             instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend
         )

@@ -55,7 +55,7 @@ def on_dask(
             "dask: Dask is not installed; run pip install 'smimbench[dask]'"
         ) from None
     for logger_name in ("distributed", *logging.root.manager.loggerDict):
-        # Errors are reported here, in one line.
+        # Errors are reported below, in one line each, instead of by Dask's loggers.
         if logger_name.partition(".")[0] == "distributed":
             logging.getLogger(logger_name).setLevel(logging.CRITICAL)
     client, error = _call_dask(Client, address, timeout=10)
@@ -105,8 +105,8 @@ def on_dask(
             if error is None:
                 yield record
             elif type(error).__name__ in LOST_ERRORS and attempt < 5:
-                # Dask itself sends it to other workers before. It went with its worker, or with the scheduler: a moment later
-                # it is known which.
+                # Dask itself has already tried other workers. A moment later it is known whether the worker or the scheduler
+                # was lost.
                 time.sleep(1.0)
                 if cluster_monitor.workers() is None:
                     raise cluster_monitor.scheduler_lost_error()
@@ -117,7 +117,7 @@ def on_dask(
     finally:
         for future in running_cells:
             _call_dask(future.cancel)
-        # All results are stored: a cluster that is gone already is no failure.
+        # All results are stored: it is no failure if the cluster is gone by now.
         _call_dask(client.close, timeout=2)
 
 
@@ -130,7 +130,7 @@ def _call_dask(
     try:
         return function(*arguments, **keyword_options), None
     except (Exception, asyncio.CancelledError) as error:
-        # The caller tells a lost cluster from a mistake.
+        # The caller decides whether the cluster was lost or something else is wrong.
         return None, error
 
 
@@ -140,7 +140,7 @@ def _record_or_error(future: Any) -> tuple[Any, BaseException | None]:
         return None, future.exception()
     if future.status != "finished":
         return None, TimeoutError(f"the task is {future.status}")
-    # Its worker may have died since, with its results.
+    # The worker may have died since, with the result.
     record, error = _call_dask(future.result, timeout=PATIENCE / 4)
     if error is None or type(error).__name__ in LOST_ERRORS:
         return record, error
@@ -153,7 +153,7 @@ class _ClusterMonitor:
     def __init__(self, client: Any, address: str) -> None:
         """Monitor the cluster of this Dask client, whose scheduler is at ``address``."""
         self._client, self._address = client, address
-        self._last = time.monotonic()
+        self._last_seen = time.monotonic()
 
     def scheduler_lost_error(self) -> BackendError:
         """Return the error for a scheduler that does not respond."""
@@ -182,8 +182,8 @@ class _ClusterMonitor:
             False in needs_gpu or "GPU" in worker_resource
             for worker_resource in worker_resources
         ):
-            self._last = time.monotonic()
-        if time.monotonic() - self._last <= PATIENCE:
+            self._last_seen = time.monotonic()
+        if time.monotonic() - self._last_seen <= PATIENCE:
             return
         if workers is None:
             raise self.scheduler_lost_error()

@@ -196,7 +196,7 @@ class Executor:
         """
         waiting_tasks = deque(tasks)
         if len({task.distributions for task in waiting_tasks}) > SPARE:
-            # Otherwise nearly every task would start a process.
+            # In the given order nearly every task would start a process of its own.
             tasks_by_packages = sorted(
                 waiting_tasks, key=lambda task: sorted(task.distributions)
             )
@@ -216,7 +216,7 @@ class Executor:
                     [worker.running_task() for worker in self.workers if worker.is_busy]
                 )
         finally:
-            # Nobody waits for these tasks any more.
+            # The caller takes no more outcomes, so running tasks are stopped.
             self._end_workers([worker for worker in self.workers if worker.task])
 
     def end(self) -> None:
@@ -384,7 +384,7 @@ class _Worker:
     def begin_task(self, task: Task) -> None:
         """Send a task to the process."""
         self.task = task
-        # Until it answers that it has begun: it may still be starting.
+        # The time of the task counts from the process's first answer, because it may still be starting.
         self._task_began = self._last_message = math.inf
         self._output.truncate(0)
         with open(self._heartbeat, "r+b") as heartbeat_file:
@@ -576,7 +576,7 @@ def main() -> None:
     messages, answer_pipe = _take_over_pipes()
     setup: JsonObject = json.loads(messages.get())
 
-    # Only a worker needs these, and the parent starts faster without.
+    # Only a worker needs these modules; without them the parent starts faster.
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
     from smimbench.run.loop import start_heartbeat
@@ -603,7 +603,7 @@ def main() -> None:
         try:
             answer = answer_task(*arguments)
             for stream in (sys.stdout, sys.stderr):
-                # A plugin may have removed or closed it.
+                # A plugin may have removed or closed the stream.
                 if stream is not None and not stream.closed:
                     stream.flush()
             send_event(answer=answer)
@@ -626,7 +626,7 @@ def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     faulthandler.enable()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     exit_now = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
-    # The end of the pipe is the end of the parent, or of its interest.
+    # If the pipe has ended, the parent has ended or needs no more answers.
     start_listening(
         task_pipe,
         lambda message: exit_now(1) if message is None else messages.put(message),

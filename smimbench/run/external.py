@@ -183,7 +183,7 @@ def score_record(
             map(math.isfinite, itertools.chain(*metrics.values()))
         ):
             estimate_defect = f"numbers that are too large to be scored, up to {np.abs(estimate).max():.2g}"
-    # Nobody here can tell one version of an estimate from another.
+    # smimbench cannot tell versions of an external solver apart.
     cell_identity = _instance_identity(suite, point) | {
         "algorithm": {"name": label, "version": 0},
         "backend": EXTERNAL,

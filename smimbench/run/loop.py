@@ -250,17 +250,17 @@ class LoopRun:
             lambda: plan_and_visible_data(algorithm, data), backend
         )
         plan, data = self.plan, self._data
-        self._steps = plan.steps
-        self._last = (
+        self._planned_steps = plan.steps
+        self._last_iteration = (
             plan.steps if plan.steps is not None else run_options.max_iterations
         )
         self._readings = Readings(problem)
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
-        self._course = Trajectory(instance)
+        self._trajectory = Trajectory(instance)
         self.warnings: list[str] = []
         self.status, self.reason = (
             Status.NOT_CONVERGED,
-            f"{self._last} iterations reached",
+            f"{self._last_iteration} iterations reached",
         )
         self.iterations, self.broken_claim = 0, False
         self.restarts, self.lost_seconds = 0, 0.0
@@ -276,8 +276,8 @@ class LoopRun:
             ._asdict()
             .items()
         }
-        self._over = self._last <= 0
-        while not self._over:
+        self._is_over = self._last_iteration <= 0
+        while not self._is_over:
             iteration_begin = self.clock.seconds
             step_info = self.clock.time(self._step, backend)
             self.iterations += 1
@@ -293,7 +293,9 @@ class LoopRun:
         self.estimate = self.clock.time(
             lambda: self._algorithm.estimate(self._state), self._backend
         )
-        self._course.record(self.estimate, self.iterations, self.clock.seconds, info)
+        self._trajectory.record(
+            self.estimate, self.iterations, self.clock.seconds, info
+        )
 
     def _step(self) -> Info:
         """Make one step of the algorithm and return its report; this is the one transfer of an iteration."""
@@ -310,12 +312,12 @@ class LoopRun:
         run_options, iteration, planned_steps = (
             self._settings,
             self.iterations,
-            self._steps,
+            self._planned_steps,
         )
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
             self.warnings.append(warning)
-        self._over = iteration >= self._last
+        self._is_over = iteration >= self._last_iteration
         if self._readings.divergence:
             self._end_run(
                 Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}"
@@ -326,7 +328,7 @@ class LoopRun:
         end_reason = (
             self._rule.ending(run_options.tolerance) if planned_steps is None else None
         )
-        if planned_steps is not None and self._over:
+        if planned_steps is not None and self._is_over:
             end_reason = f"all {planned_steps} steps made"
         is_timed_out = (
             run_options.timeout is not None and self.clock.seconds > run_options.timeout
@@ -334,8 +336,8 @@ class LoopRun:
         if (
             end_reason
             or is_timed_out
-            or self._over
-            or _is_recorded(iteration, self._last)
+            or self._is_over
+            or _is_recorded(iteration, self._last_iteration)
         ):
             self._record_estimate(info)
         if end_reason:
@@ -351,7 +353,7 @@ class LoopRun:
                 f"{run_options.timeout:g} s reached after {iteration} iterations",
             )
         elif (
-            self._over
+            self._is_over
             and self.restart_reason is None
             and (self._rule.complaint() or not self._rule.settled())
         ):
@@ -363,23 +365,23 @@ class LoopRun:
             lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend
         )
         if resumed_version is not None:
-            self._algorithm, self._over = resumed_version, False
-            # Unlike a restart, this loses no time.
+            self._algorithm, self._is_over = resumed_version, False
+            # A resumed run goes on from its state, so no time is lost as in a restart.
             self.restarts = 1
             self.restart_reason = f"{self.status}: {self.reason}, then resumed"
-            self._last += self._settings.max_iterations
-            self.reason = f"{self._last} iterations reached"
+            self._last_iteration += self._settings.max_iterations
+            self.reason = f"{self._last_iteration} iterations reached"
 
     def _end_run(self, status: Status, reason: str) -> None:
         """Set the final status and its reason, and stop the loop."""
-        self.status, self.reason, self._over = status, reason, True
+        self.status, self.reason, self._is_over = status, reason, True
 
     def _finish(self) -> None:
         """Decide the final status, and collect the run's findings (extra numbers of the algorithm), warnings, metrics and the
         claimed error V (P, P).
         """
         algorithm, metric_spreads = self._algorithm, {}
-        if not self._course.is_finite:
+        if not self._trajectory.is_finite:
             self.status, self.reason = (
                 Status.DIVERGED,
                 "the estimate is not made of finite numbers",
@@ -387,19 +389,21 @@ class LoopRun:
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
             if complaint := self._rule.complaint():
                 self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
-            elif self._steps is None and (settled_reason := self._rule.settled()):
+            elif self._planned_steps is None and (
+                settled_reason := self._rule.settled()
+            ):
                 self.status, self.reason = (
                     Status.OK,
-                    f"{settled_reason}, after {self._last} iterations",
+                    f"{settled_reason}, after {self._last_iteration} iterations",
                 )
-                metric_spreads = self._course.metric_spreads()
+                metric_spreads = self._trajectory.metric_spreads()
         findings, remarks = _findings(algorithm, self._state)
         self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics, self.blank, self.trajectory = (
-            self._course.metrics,
-            self._course.failed_metrics,
-            self._course.trajectory,
+            self._trajectory.metrics,
+            self._trajectory.failed_metrics,
+            self._trajectory.trajectory,
         )
         self.V = None
         if (variance := algorithm.variance) is not None:
@@ -460,7 +464,7 @@ class Readings:
         )
         self.latest = Info(residual=math.inf)
         self.divergence = ""
-        self._coarsest = 0.0
+        self._largest_integration_error = 0.0
 
     def read(self, info: Info) -> Info:
         """Return the numbers that a step reports (``info``), on the host: the residual as a float, others as float64 arrays."""
@@ -485,12 +489,12 @@ class Readings:
             damping=info.damping,
             **host_readings,
         )
-        # Not max(): it would let a NaN go unnoticed.
+        # Python's max() would ignore a NaN.
         integration_errors = [
-            self._coarsest,
+            self._largest_integration_error,
             *host_readings.get("integration_error", ()),
         ]
-        self._coarsest = float(np.max(integration_errors))
+        self._largest_integration_error = float(np.max(integration_errors))
         self.divergence = self._divergence(residual, host_readings)
         return self.latest
 
@@ -510,10 +514,10 @@ class Readings:
 
     def warnings(self) -> list[str]:
         """Return a warning if a posterior was integrated so inaccurately that results may be affected."""
-        if self._coarsest < 1e-3:
+        if self._largest_integration_error < 1e-3:
             return []
         return [
-            f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"
+            f"posterior integrals were accurate to {self._largest_integration_error:.0e} of their width only"
         ]
 
     def final(self) -> dict[str, object]:

@@ -86,9 +86,12 @@ def run_in_processes(
         if (
             on_wait is not None
             and unfinished_keys
-            and unfinished_keys == claims.others.keys()
+            and unfinished_keys == claims.owner_of_other_claims.keys()
         ):
-            previous_owners, claim_owners = claim_owners, set(claims.others.values())
+            previous_owners, claim_owners = (
+                claim_owners,
+                set(claims.owner_of_other_claims.values()),
+            )
             if claim_owners != previous_owners:
                 on_wait(
                     f"waiting: all remaining cells are claimed by {', '.join(sorted(claim_owners))}"
@@ -170,9 +173,9 @@ class ClaimFiles:
         """Prepare to claim cells of the results in ``folder``."""
         self.folder = folder / "claims"
         self.records = folder
-        self.others: dict[str, str] = {}
-        self._own: set[str] = set()
-        self._touched = time.monotonic()
+        self.owner_of_other_claims: dict[str, str] = {}
+        self._claimed_keys: set[str] = set()
+        self._last_renewal = time.monotonic()
 
     def is_done(self, cell_key: str) -> bool:
         """Whether the cell with this key has a record by now."""
@@ -180,9 +183,9 @@ class ClaimFiles:
 
     def claim(self, cell_key: str) -> bool:
         """Try to claim the cell with this key for this run; True as well if the folder cannot be written to."""
-        if cell_key in self._own:
+        if cell_key in self._claimed_keys:
             return True
-        self.others.pop(cell_key, None)
+        self.owner_of_other_claims.pop(cell_key, None)
         if self.is_done(cell_key):
             return False
         claim_path = self.folder / cell_key
@@ -197,11 +200,11 @@ class ClaimFiles:
             with open(claim_path, "x", encoding="utf-8") as claim_file:
                 claim_file.write(f"process {os.getpid()} on {platform.node()}")
         except FileExistsError:
-            self.others[cell_key] = self._owner_of(claim_path)
+            self.owner_of_other_claims[cell_key] = self._owner_of(claim_path)
             return False
         except OSError:
             return True
-        self._own.add(cell_key)
+        self._claimed_keys.add(cell_key)
         if self.is_done(cell_key):  # it was finished between the two looks
             self.release(cell_key)
             return False
@@ -213,22 +216,22 @@ class ClaimFiles:
         return printable(owner, 200) or "another run"
 
     def renew(self) -> None:
-        """Renew the claims of this run (``_own``, by key of the cell) from time to time, to show that its cells are still
+        """Renew the claims of this run (``_claimed_keys``) from time to time, to show that its cells are still
         running.
         """
-        if time.monotonic() - self._touched > STALE / 6:
-            self._touched = time.monotonic()
-            for cell_key in self._own:
+        if time.monotonic() - self._last_renewal > STALE / 6:
+            self._last_renewal = time.monotonic()
+            for cell_key in self._claimed_keys:
                 unless(OSError, os.utime, self.folder / cell_key)
 
     def release(self, cell_key: str) -> None:
         """Release the claim on a cell, given by key, that is done or will not be run."""
-        if cell_key in self._own:
-            self._own.discard(cell_key)
+        if cell_key in self._claimed_keys:
+            self._claimed_keys.discard(cell_key)
             unless(OSError, (self.folder / cell_key).unlink)
 
     def release_all(self) -> None:
         """Release all claims, and remove the folder if it is empty."""
-        for cell_key in list(self._own):
+        for cell_key in list(self._claimed_keys):
             self.release(cell_key)
         unless(OSError, self.folder.rmdir)

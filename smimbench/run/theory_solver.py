@@ -652,7 +652,7 @@ class TheoryProcess:
         """
         algorithms = arguments[:1] if kind == "own" else ()
         question_json = canonical_json([kind, problem.spec, *algorithms])
-        # Not tried again at every sample ratio, for every figure.
+        # An error is not repeated at every sample ratio and for every figure.
         if question_json in self._given_up:
             raise self._given_up[question_json]
         question = kind, problem.spec, prediction_errors, *arguments

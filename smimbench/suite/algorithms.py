@@ -277,7 +277,7 @@ def _listed_paths_and_values(
         elif isinstance(parameter_value, dict) and isinstance(
             parameter_value.get("name"), str
         ):
-            # An algorithm within this one.
+            # The parameter is an algorithm within this one.
             try:
                 inner_class = (
                     get_registry().get("algorithm", parameter_value["name"]).item

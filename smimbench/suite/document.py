@@ -370,7 +370,7 @@ def _equally_spaced(low: str, high: str, count: str) -> Host:
     interval = float(low), float(high)
     if not (2 <= int(count) <= 10_000 and all(map(math.isfinite, interval))):
         raise ValueError
-    # 0.3 as it is typed, not the number next to it.
+    # Rounded to 0.3 as a user types it, not a float next to it.
     return np.array(
         [float(f"{ratio:.14g}") for ratio in np.linspace(*interval, int(count))]
     )

@@ -652,7 +652,7 @@ def _value_at_quantile(
         and isinstance(high, int)
         and not isinstance(suite_value, float)
     )
-    # The largest integer has as large a share as the others.
+    # The largest integer gets a share of the range as large as the others.
     upper_end = high + 1 if is_integer_range else high
     value = low * (upper_end / low) ** u if choices.log else low + (upper_end - low) * u
     return (

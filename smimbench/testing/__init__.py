@@ -31,7 +31,7 @@ from smimbench.registry.items import (
 )
 from smimbench.registry.registry import Entry, get_registry
 
-# Publishing a check is what importing these is for; the order is that in which checks are run.
+# Importing these modules publishes their checks, which run in this order.
 from smimbench.testing import common, metrics  # noqa: F401
 from smimbench.testing.context import CheckContext, instantiate, kind_of
 from smimbench.testing.core import (

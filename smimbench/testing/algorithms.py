@@ -458,7 +458,7 @@ def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
         run=RunOptions(max_iterations=STEPS_TO_LEARN, timeout=0.3),
         problem_label=small.name, algorithm_label=problem.label,
     )  # fmt: skip
-    # Items as registered, without the wrappers of the engine.
+    # The run uses the items as registered, without the wrappers of the engine.
     items_under_test = {"algorithm": item}
     for kind in ("model", "inputs", "channel", "prior"):
         completed_item = getattr(problem, kind)

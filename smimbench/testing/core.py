@@ -293,7 +293,7 @@ def expect_value(
     be arrays, and ``name`` is for messages.
     """
     value, target, error = map(np.ravel, np.broadcast_arrays(value, target, error))
-    # Numbers of order one: less than 1e-12 is rounding.
+    # The numbers are of order one, so a difference below 1e-12 is rounding.
     is_within = np.abs(value - target) <= LARGEST_Z * error + allowance + 1e-12
     if not is_within.all():
         excess_deviation = np.abs(value - target) - LARGEST_Z * error

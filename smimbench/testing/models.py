@@ -293,7 +293,7 @@ def memory(context: CheckContext, model: Model) -> None:
         ("adjoint", g, g[:10]),
     ):
         model_method = getattr(model, method_name)
-        # A first call, so that what is made once does not count.
+        # A first call allocates what is kept between calls, so that it does not count.
         model_method(X[:10], argument_of_few)
         peak_bytes = _peak_memory(partial(model_method, X, method_argument))
         if peak_bytes > allowed_bytes:
