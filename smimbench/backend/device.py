@@ -55,8 +55,8 @@ class Elapsed(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend for array computations: an array library ``xp`` on one device with one real data type ``dtype``. ``tf32``
-    allows TF32 in products of float32; ``storage`` is the data type in which inputs are stored, if another.
+    """Array backend: an array library ``xp`` on one device with one real data type ``dtype``, by its ``name`` in suites.
+    ``tf32`` allows TF32 in products of float32; ``storage`` is the data type in which inputs are stored, if another.
 
     This class is right for every namespace that computes in the memory of the host. One with a device of its own is a subclass
     that says how to wait for it, what memory it has and how it draws random numbers.

@@ -14,7 +14,7 @@ class Model(Item):
     """Model of the latents as a function of signal and inputs (T ``tokens`` per sample), with matrix products only. ``rank``
     of the signal is low or extensive; ``kappa`` is the factor, 1 or 2, in ``Qhat = kappa alpha E sum_c g_c g_c^T``, the
     precision of the effective noise, with g the messages (slopes of the log-likelihood in the latents) of the channel at the
-    C sites c.
+    C sites c; ``forward_gram`` computes latents from a factor F of the signal F F^T.
 
     A model of matrices without symmetry has an attribute ``symmetric = False``. Channels and priors for it have a dataclass field
     of that name, which is filled in from the model.

@@ -404,10 +404,10 @@ FreeField = (
 
 
 class StoredPrediction(OpenModel):
-    """Theory's prediction for an algorithm: mean squared error (``mse``), overlap matrix and other metrics with their
-    numerical errors, one number per component or pair of components; other fields are free. ``finite_size`` holds
-    coefficients of corrections in 1/D, ``trajectory`` the prediction for each iteration, ``branch`` the name of the fixed
-    point.
+    """Theory's prediction for an algorithm: mean squared error (``mse``), overlap matrix, cosine, calibration and
+    generalization errors with their numerical errors, one number per component or pair of components; other fields are free.
+    ``finite_size`` holds coefficients of corrections in 1/D, ``trajectory`` the prediction for each iteration, ``branch``
+    the name of the fixed point, ``method`` how the information was computed.
     """
 
     __pydantic_extra__: dict[str, FreeField]

@@ -202,9 +202,9 @@ def _run_on_worker(
     limits: Limits,
     run_id: str,
 ) -> Record:
-    """Run a cell in a separate process on the machine of a Dask worker. ``distributions`` are third-party packages that it
-    needs, ``plugin_paths`` files of plugins, ``client_version`` is that of smimbench on the machine that sent the cell,
-    ``run_id`` identifies the run.
+    """Run a cell in a separate process on the machine of a Dask worker, with this number of BLAS ``threads`` and within
+    ``limits``. ``distributions`` are third-party packages that it needs, ``plugin_paths`` files of plugins,
+    ``client_version`` is that of smimbench on the machine that sent the cell, ``run_id`` identifies the run.
     """
     installed_version = machine.versions().get("smimbench")
     if installed_version != client_version:

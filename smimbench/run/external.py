@@ -89,8 +89,8 @@ def _grid_points(suite: Suite) -> Iterator[GridPoint]:
 
 
 def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObject:
-    """Write inputs, labels and a JSON description of the instance at a grid ``point`` to an ``.npz``; the teacher stays
-    hidden.
+    """Write inputs, labels and a JSON description of the instance at a grid ``point`` to the ``.npz`` file ``output_file``;
+    the teacher stays hidden.
 
     Returns
     -------

@@ -235,8 +235,8 @@ class LoopRun:
         backend: Backend,
         seconds_of_start: float,
     ) -> None:
-        """Run the algorithm on the ``data`` of an instance from its initial state to the end. ``seconds_of_start`` is the
-        time spent on its initial estimate.
+        """Run the algorithm on the ``data`` of an instance from its initial state to the end, with random numbers of ``rng``
+        and the tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
         """
         self._problem, self._algorithm, self._settings, self._backend = (
             problem,
@@ -651,7 +651,7 @@ class Clock:
     """
 
     def __init__(self, initial_seconds: float) -> None:
-        """Start the clock at this number of seconds, stopped."""
+        """Start the clock at ``initial_seconds``, stopped."""
         self.seconds = initial_seconds
         self.device_seconds: float | None = 0.0
         self._timed_here = 0.0

@@ -126,8 +126,9 @@ class Price(_FromMapping):
 @dataclass(frozen=True, slots=True)
 class Timing(_FromMapping):
     """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``. ``seconds`` are
-    those of the algorithm, with CPU and device time, ``total_seconds`` those of the whole cell, ``lost_seconds`` were spent
-    before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are the machine's peak rates.
+    those of the algorithm, with CPU and device time, of the first and of a later iteration; ``total_seconds`` those of the
+    whole cell, ``lost_seconds`` were spent before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are
+    the machine's peak rates.
     """
 
     machine: str
@@ -191,9 +192,9 @@ class Changes(TypedDict, total=False):
 
 
 class RunJson(Changes, total=False):
-    """Content of ``run.json``, shared by all cells of a run: text of the suite, options, versions and machine.
-    A submission adds its author (``by``), third-party ``packages``, ``searches``, and labels of rows that were
-    ``left_out``.
+    """Content of ``run.json``, shared by all cells of a run: text of the suite, options, tuned settings (``choices``),
+    versions and machine, and the time when it was written. A submission adds its author (``by``), third-party ``packages``,
+    ``searches``, and labels of rows that were ``left_out``.
     """
 
     suite: Required[str]
@@ -219,9 +220,9 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_FromMapping):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for NaN and infinity.
-    ``problem`` and ``algorithm`` are labels, ``cell`` all settings; ``blank`` holds the reasons of metrics without a value,
-    ``start`` overlaps of the initial estimate, ``final`` what the last step reported, ``where`` the place of an error,
-    ``output`` what was printed.
+    ``problem`` and ``algorithm`` are labels, ``cell`` all settings, ``document`` the record as JSON; ``blank`` holds the
+    reasons of metrics without a value, ``start`` overlaps of the initial estimate, ``final`` what the last step reported,
+    ``where`` the place of an error, ``output`` what was printed.
     """
 
     format: Literal[1] = 1

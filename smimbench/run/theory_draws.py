@@ -36,8 +36,8 @@ def draw_checks(
     resolution: float = RESOLVED_DEVIATION,
     on_progress: OnProgress = lambda problem, progress: None,
 ) -> list[list[Check]]:
-    """Check the theory of a suite's problems by Monte Carlo draws at every point, down to a relative deviation
-    ``resolution``.
+    """Check the theory of a suite's problems (``theories``) by Monte Carlo draws at every point, down to a relative
+    deviation ``resolution``; ``on_progress`` reports to the user.
 
     Parameters
     ----------
@@ -61,7 +61,9 @@ def _checks_of_points(
     resolution: float,
     on_progress: OnProgress,
 ) -> Iterator[Check]:
-    """Yield Monte Carlo checks of the fixed points of a problem's theory, each down to a relative deviation ``resolution``."""
+    """Yield Monte Carlo checks of the fixed points of the theory of a problem (``plan``), each down to a relative deviation
+    ``resolution``.
+    """
     for point_index, point in enumerate(points):
         draw_count = 0
 

@@ -28,7 +28,8 @@ from smimbench.theory.types import PointsQuestion, Question, ThresholdsQuestion
 def solve_in_parallel(
     questions: Iterable[Question], solver: TheorySolver, workers: int
 ) -> None:
-    """Solve points and thresholds of shipped problems in processes, which store them in the solver's folder.
+    """Solve the ``questions`` about points and thresholds of shipped problems in ``workers`` processes, which store the
+    answers in the solver's folder.
 
     The first error ends it, and is not raised here: the solver, asked next, meets it again.
     """

@@ -138,9 +138,9 @@ class Search:
     def next_cells_or_outcome(
         self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], SearchOutcome | None]:
-        """Return the cells that must run next, or the result of the search, given the log errors of finished cells by key. In
-        every round the better half of the ``candidates`` (settings, by index) goes on, with more seeds; ``scores`` are mean
-        log errors by setting.
+        """Return the cells that must run next on this backend, or the result of the search, given the log errors of finished
+        cells by key. In every round the better half of the ``candidates`` (settings, by index) goes on, with more seeds;
+        ``scores`` are mean log errors by setting.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is

@@ -45,8 +45,8 @@ def read_algorithms(
     file: str,
     skip_or_raise: Callable[[ProblemError, str], None],
 ) -> tuple[AlgorithmPlan, ...]:
-    """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values;
-    ``skip_or_raise`` handles an algorithm that cannot be built.
+    """Check the ``[[algorithms]]`` tables and return one algorithm for each combination of listed parameter values, checked
+    on the problems (``problem_plans``); ``skip_or_raise`` handles an algorithm that cannot be built.
 
     Parameters
     ----------

@@ -80,7 +80,8 @@ def load_suite(
     only: Iterable[str] = (),
     plugins: Iterable[str | Path] = (),
 ) -> Suite:
-    """Read and check a suite, with ``--set`` assignments (``overrides``) and ``--only`` conditions (``only``).
+    """Read and check a suite, given by name or path, with ``--set`` assignments (``overrides``) and ``--only`` conditions
+    (``only``).
 
     Parameters
     ----------
@@ -217,7 +218,7 @@ class _Reader:
         self.failures: list[SuiteError] = []
 
     def suite_error(self, key: str, message: str) -> SuiteError:
-        """Error about a key of this suite's file."""
+        """Error about a key of this suite's file; the message says what is wrong."""
         return SuiteError(self.file, key, message)
 
     def read_suite(

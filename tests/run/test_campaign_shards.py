@@ -257,7 +257,9 @@ def test_a_claim_says_whose_it_is(tmp_path):
     ours, theirs = ClaimFiles(tmp_path), ClaimFiles(tmp_path)
     assert ours.claim("a")
     assert not theirs.claim("a")
-    assert theirs.owner_of_other_claims == {"a": f"process {os.getpid()} on {platform.node()}"}
+    assert theirs.owner_of_other_claims == {
+        "a": f"process {os.getpid()} on {platform.node()}"
+    }
     ours.release("a")
     assert theirs.claim("a")
     assert theirs.owner_of_other_claims == {}
