@@ -277,20 +277,20 @@ def write_atomically(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(
+        temporary_path = path.with_name(
             f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         )
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary_path, "wb") as file:
                 if callable(data):
                     data(file)
                 else:
                     file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary_path, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
         if durable_name:
             sync_folder(path.parent)
     except OSError as error:

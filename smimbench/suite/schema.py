@@ -388,9 +388,10 @@ class Correction(Table):
 
 
 class CurveTable(Table):
-    """``[[figure.curves]]``: a published curve, or one for each problem, and the theory or run that it is compared with.
-    ``table`` is the file of its points, ``columns`` and ``table_x`` what it holds, ``x_factor`` the figure's x over alpha,
-    ``band`` the accuracy, ``corrections`` where it is known to be wrong.
+    """``[[figure.curves]]``: a published curve of a metric, or one for each problem, and the theory or run (``algorithm``)
+    that it is compared with. ``table`` is the file of its points, ``columns`` and ``table_x`` what it holds, ``filter``
+    selects its rows, ``x_factor`` is the figure's x over alpha, ``band`` the accuracy, ``corrections`` where it is known to
+    be wrong.
 
     `{rho}` in `label`, `table` and `filter` stands for that parameter of the problem.
     """
