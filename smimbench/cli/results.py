@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 import time
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from smimbench.cli.options import Request
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results, ResultsTable
-    from smimbench.report.row import Row, StillMoving
+    from smimbench.report.row import Row
 
 
 def stored_results(
@@ -254,11 +255,11 @@ def _print_verdicts(
         for index, remark in enumerate(remarks):
             line_count += max(remark.count("\n") + 1, -(-len(remark) // console.width))
             if index and line_count > line_limit:
-                hidden_count = len(remarks) - index
-                remark = f"... and {hidden_count} more remarks, which 'smimbench show --full' prints"
-                paragraphs.append((remark, "yellow"))
+                remarks[index:] = [
+                    f"... and {len(remarks) - index} more remarks, which 'smimbench show --full' prints"
+                ]
                 break
-            paragraphs.append((remark, "yellow"))
+        paragraphs += [(remark, "yellow") for remark in remarks]
         paragraphs.append(("what this means: smimbench help verdict", "dim"))
     for text, style in paragraphs:
         console.print(text, style=style, soft_wrap=True)
@@ -314,13 +315,16 @@ def _verdict_paragraphs(
 
 def _exit_code(table: ResultsTable) -> int:
     """Return the exit code: not ok if a cell failed or is missing, or an error is below the Bayes optimum."""
-    status_counts = table.status_counts
-    if set(status_counts) - {"ok", "skipped"} or not status_counts.get("ok"):
-        return NOT_OK
-    for verdict in table.verdicts:
-        if any(contender.below_optimum for contender in verdict.contenders):
-            return NOT_OK
-    return NOT_OK if table.missing or table.left_out else OK
+    statuses = {status for status, count in table.status_counts.items() if count} - {
+        "skipped"
+    }
+    contenders = itertools.chain(*(verdict.contenders for verdict in table.verdicts))
+    is_wrong = any(contender.below_optimum for contender in contenders)
+    return (
+        NOT_OK
+        if statuses != {"ok"} or is_wrong or table.missing or table.left_out
+        else OK
+    )
 
 
 NOTE_LINES = 2
@@ -331,7 +335,7 @@ def _remarks(
     console: Console, table: ResultsTable, request: Request, line_limit: float
 ) -> list[str]:
     """Collect the remarks on tables: reasons of failed cells, which are not wrapped for copying, then all else as one note."""
-    from smimbench.report.row import place
+    from smimbench.report.row import place, summed_statuses
     from smimbench.report.tables import missing_values, other_version_lines
     from smimbench.report.wording import note
 
@@ -340,18 +344,7 @@ def _remarks(
     if len(remarks) > REASONS:
         hidden_count = len(remarks) - REASONS
         remarks[REASONS:] = [f"... and {hidden_count} more reasons (--json has all)"]
-    run_warnings: set[str] = set()
-    retry_statuses: set[str] = set()
-    restarts_by_place: dict[tuple[object, ...], int] = {}
-    for row in rows:
-        run_warnings.update(
-            f"{row.place.algorithm}: {warning}" for warning in row.runs.warnings
-        )
-        retry_statuses.update(
-            {"failed", "timeout"}.intersection(row.runs.status_counts)
-        )
-        restarts_by_place[place(row)] = row.runs.restarts
-    if retry_statuses:
+    if retry_statuses := {"failed", "timeout"} & summed_statuses(rows).keys():
         options = (f"--retry {status}" for status in sorted(retry_statuses))
         command = " ".join([request.command_line("run"), *options])
         remarks.append(f"once that is fixed: {command}")
@@ -359,8 +352,12 @@ def _remarks(
     if line_limit < math.inf:
         run_lines = note(request.notes, console.width).count("\n") + 1
         max_lines = max(NOTE_LINES, run_lines)
-    notes = [*request.notes, *sorted(run_warnings)]
+    notes = [*request.notes]
     request.notes.clear()
+    notes += sorted(
+        {f"{row.place.algorithm}: {text}" for row in rows for text in row.runs.warnings}
+    )
+    restarts_by_place = {place(row): row.runs.restarts for row in rows}
     if restart_count := sum(restarts_by_place.values()):
         notes.append(
             f"{restart_count} runs were restarted once with more cautious settings"
@@ -385,53 +382,51 @@ _ENDED = {
 
 def _failure_reasons(rows: Sequence[Row]) -> list[str]:
     """List the reasons why cells of an algorithm failed, one line each, with the number of cells."""
-    from smimbench.report.row import place
+    from smimbench.report.row import grouped, place
     from smimbench.run.record import reason_kind
 
     cell_counts: Counter[tuple[str, str]] = Counter()
-    reasons: dict[tuple[str, str], dict[str, str]] = {}
+    first_reasons: dict[tuple[str, str, str], str] = {}
     by_place = {place(row): row for row in sorted(rows, key=lambda r: r.place.alpha)}
     for row in by_place.values():
-        algorithm, alpha = row.place.algorithm, f"{row.place.alpha:.4g}"
+        algorithm = row.place.algorithm
         for status, count in row.runs.status_counts.items():
             cell_counts[algorithm, status] += count
-        for status_and_reason in row.runs.reasons:
-            status, _, reason = status_and_reason.partition(": ")
-            reason_by_kind = reasons.setdefault((algorithm, status), {})
-            reason_by_kind.setdefault(
-                reason_kind(status_and_reason), f"at alpha {alpha}: {reason}"
+        for text in row.runs.reasons:
+            status, _, reason = text.partition(": ")
+            first_reasons.setdefault(
+                (algorithm, status, reason_kind(text)),
+                f"at alpha {row.place.alpha:.4g}: {reason}",
             )
     messages = []
-    for (algorithm, status), reason_by_kind in sorted(reasons.items()):
+    kinds = grouped(first_reasons, lambda kind: kind[:2])
+    for algorithm, status in sorted(kinds):
         count = cell_counts[algorithm, status]
-        status_words = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
-        first_reason, *further_reasons = reason_by_kind.values()
-        plural = "" if count == 1 else "s"
-        messages.append(
-            f"{algorithm}: {count} cell{plural} {status_words}, first {first_reason}"
-        )
-        messages += [f"{algorithm}: {status} {reason}" for reason in further_reasons]
+        words = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
+        begin = f"{count} cell{'' if count == 1 else 's'} {words}, first"
+        for kind in kinds[algorithm, status]:
+            messages.append(f"{algorithm}: {begin} {first_reasons[kind]}")
+            begin = status
     return messages
 
 
 def _unconverged_lines(rows: Sequence[Row]) -> list[str]:
     """List algorithms whose error was still changing at the last step, one line per problem, where it changed most."""
-    largest_changes: dict[tuple[str, str], tuple[float, StillMoving]] = {}
-    for row in rows:
-        key, change = (row.place.problem, row.place.algorithm), row.runs.still_moving
-        if change and (
-            key not in largest_changes
-            or abs(change.change) >= abs(largest_changes[key][1].change)
-        ):
-            largest_changes[key] = row.place.alpha, change
+    from smimbench.report.row import grouped
+
     messages = []
-    for (problem, algorithm), (alpha, change) in largest_changes.items():
+    changes = [
+        (row.place, row.runs.still_moving) for row in rows if row.runs.still_moving
+    ]
+    by_label = grouped(changes, lambda pair: (pair[0].problem, pair[0].algorithm))
+    for (problem, algorithm), label_changes in by_label.items():
+        place, moving = max(label_changes, key=lambda pair: abs(pair[1].change))
         message = (
-            f"{problem}: {algorithm}: not converged: the error {'rose' if change.change > 0 else 'fell'} by "
-            f"{abs(change.change):.0%} between the last two 15% blocks of steps at alpha {alpha:.4g}"
+            f"{problem}: {algorithm}: not converged: the error {'rose' if moving.change > 0 else 'fell'} by "
+            f"{abs(moving.change):.0%} between the last two 15% blocks of steps at alpha {place.alpha:.4g}"
         )
-        if change.change > 0:
-            message += f"; its minimum was {change.lowest:.2g} times the final error"
+        if moving.change > 0:
+            message += f"; its minimum was {moving.lowest:.2g} times the final error"
         messages.append(message)
     return messages
 

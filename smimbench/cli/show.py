@@ -577,12 +577,15 @@ def compare(
     if len(runs_before) == len(runs_after) == 1:
         # A single run on each side is compared whatever it is of.
         runs_after = dict(zip(runs_before, runs_after.values()))
-    common_keys = [key for key in runs_before if key in runs_after]
-    if not common_keys:
+    pairs = {
+        key: (folder, runs_after[key])
+        for key, folder in runs_before.items()
+        if key in runs_after
+    }
+    if not pairs:
         raise click.UsageError(
             f"{baseline} and {candidate} contain no suite that was run with the same settings in both"
         )
-    pairs = {key: (runs_before[key], runs_after[key]) for key in common_keys}
     changes, omission_remarks = _changes_of_runs(pairs, request)
     unmatched_changes = [
         change for change in changes if change.judgment.verdict in ONE_SIDED
@@ -592,10 +595,10 @@ def compare(
             f"{baseline} and {candidate} have no results for the same problem and algorithm to compare"
         )
     unpaired_runs = [
-        str(runs_before[key]) for key in runs_before if key not in common_keys
-    ]
-    unpaired_runs += [
-        str(runs_after[key]) for key in runs_after if key not in common_keys
+        str(folder)
+        for runs in (runs_before, runs_after)
+        for key, folder in runs.items()
+        if key not in pairs
     ]
     for message in (
         *omission_remarks,
@@ -603,21 +606,17 @@ def compare(
     ):
         request.remark(f"{message}; not compared")
     mean_changes = overall_changes(changes)
-    worse_rows, worse_means, failure_count = [], [], 0
-    if fail_over is not None:
-        worse_rows = [
-            change
-            for change in changes
-            if exceeds_limit(change.judgment, fail_over, change.time_percent)
-        ]
-        worse_means = [
-            change
-            for change in mean_changes
-            if exceeds_limit(change.judgment, fail_over)
-        ]
-        failure_count = len(
-            [*worse_rows, *worse_means, *unpaired_runs, *omission_remarks]
-        )
+    limit = math.inf if fail_over is None else fail_over
+    worse_rows = [
+        change
+        for change in changes
+        if exceeds_limit(change.judgment, limit, change.time_percent)
+    ]
+    worse_means = [
+        change for change in mean_changes if exceeds_limit(change.judgment, limit)
+    ]
+    failures = [*worse_rows, *worse_means, *unpaired_runs, *omission_remarks]
+    failure_count = 0 if fail_over is None else len(failures)
     if request.as_json:
         print_json(
             {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from importlib.util import find_spec
-from typing import Any, Required, TypedDict
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.files import documentation, suggestion
+from smimbench.files import JsonObject, documentation, suggestion
 from smimbench.registry.items import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
@@ -26,74 +25,9 @@ _INFO = (
 )  # fmt: skip
 
 
-class Parameter(TypedDict):
-    """Parameter of an item: name, type, and default, for ``info``."""
-
-    name: str
-    type: str
-    required: bool
-    default: object
-
-
-class Description(TypedDict, total=False):
-    """Description of an item or a suite, for ``list`` and ``info``."""
-
-    name: Required[str]
-    kind: Required[str]
-    summary: Required[str]
-    models: list[str]
-    backends: list[str]
-    dtypes: list[str]
-    version: int
-    reference: str
-    distribution: str
-    derived: list[str]
-    title: str
-    duration: str
-    problems: list[str]
-    algorithms: list[str]
-    seeds: int
-    parameters: list[Parameter]
-    documentation: str
-    theory: str
-
-
-class PluginDescription(TypedDict):
-    """Description of a plugin, for ``plugins``."""
-
-    name: str
-    distribution: str
-    version: str
-    origin: str
-    status: str
-    items: list[str]
-    problems: list[str]
-
-
-class LoadedPlugins(TypedDict):
-    """Number of loaded plugins, and the errors of the others."""
-
-    loaded: int
-    failed: list[str]
-
-
-class Diagnosis(TypedDict):
-    """Diagnosis of the installation and the machine, for ``doctor``."""
-
-    versions: dict[str, str]
-    machine: dict[str, object]
-    fingerprint: str
-    git_commit: str | None
-    gpu: dict[str, Any]
-    ceilings: dict[str, dict[str, float]]
-    plugins: LoadedPlugins
-    advice: list[str]
-    healthy: bool
-
-
-def item_documents(kind: str | None) -> dict[str, list[Description]]:
+def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     """Return the items of a kind, given in the plural, as JSON; None: of all kinds, and suites."""
-    documents: dict[str, list[Description]] = {}
+    documents: dict[str, list[JsonObject]] = {}
     for kind_name, plural in PLURALS.items():
         if kind in (None, plural):
             entries = get_registry().entries(kind_name)
@@ -105,8 +39,10 @@ def item_documents(kind: str | None) -> dict[str, list[Description]]:
     return documents
 
 
-def _item_document(entry: Entry) -> Description:
-    """Return the description of an item, as JSON."""
+def _item_document(entry: Entry) -> JsonObject:
+    """Return the description of an item, as JSON: what it works with (``models``, ``backends``, ``dtypes``), its ``version``,
+    ``reference`` and ``distribution`` (package), and the members that are ``derived``.
+    """
     capabilities = entry.item.capabilities
     return {
         "name": entry.name,
@@ -122,7 +58,7 @@ def _item_document(entry: Entry) -> Description:
     }
 
 
-def _suite_document(name: str) -> Description:
+def _suite_document(name: str) -> JsonObject:
     """Return the description of a shipped suite, as JSON."""
     try:
         suite = load_suite(name)
@@ -141,9 +77,9 @@ def _suite_document(name: str) -> Description:
     }
 
 
-def info_documents(name: str) -> list[Description]:
+def info_documents(name: str) -> list[JsonObject]:
     """Return full descriptions of all items and suites with a name, which may be of several kinds or models."""
-    documents: list[Description] = []
+    documents: list[JsonObject] = []
     for entry in get_registry().entries_named(name):
         description = _item_document(entry)
         description["parameters"] = _parameters(entry)
@@ -173,7 +109,7 @@ def _theory_documentation(entry: Entry) -> str:
     return documentation(theory_method) or "see its documentation"
 
 
-def _parameters(entry: Entry) -> list[Parameter]:
+def _parameters(entry: Entry) -> list[JsonObject]:
     """Return name, type and default of every parameter of an item."""
     return [
         {
@@ -196,7 +132,7 @@ def _type_name(annotation: object) -> str:
     )
 
 
-def plugin_documents() -> list[PluginDescription]:
+def plugin_documents() -> list[JsonObject]:
     """Return all plugins as JSON, with their status and errors."""
     return [
         {
@@ -212,7 +148,7 @@ def plugin_documents() -> list[PluginDescription]:
     ]
 
 
-def print_items(console: Console, documents: dict[str, list[Description]]) -> None:
+def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
     """Print one table of names and summaries for each kind of item."""
     for kind, items in documents.items():
         console.print(
@@ -222,7 +158,7 @@ def print_items(console: Console, documents: dict[str, list[Description]]) -> No
     console.print("Details: smimbench info NAME", style="dim")
 
 
-def _models_text(item: Description) -> str:
+def _models_text(item: JsonObject) -> str:
     """Return the names of the models that an item works with."""
     return (
         ""
@@ -231,7 +167,7 @@ def _models_text(item: Description) -> str:
     )
 
 
-def _name_text(item: Description) -> str:
+def _name_text(item: JsonObject) -> str:
     """Return the name of an item, with its package if it does not ship with smimbench."""
     package = item.get("distribution", "smimbench")
     return item["name"] if package == "smimbench" else f"{item['name']} ({package})"
@@ -250,7 +186,7 @@ SUITES = [
 ]
 
 
-def print_info(console: Console, documents: list[Description]) -> None:
+def print_info(console: Console, documents: list[JsonObject]) -> None:
     """Print the full description of each item or suite."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
@@ -279,7 +215,7 @@ def print_info(console: Console, documents: list[Description]) -> None:
         console.print()
 
 
-def print_plugins(console: Console, documents: list[PluginDescription]) -> None:
+def print_plugins(console: Console, documents: list[JsonObject]) -> None:
     """Print for each plugin whether it was loaded."""
     styles = {"loaded": "green", "failed": "bold red"}
     for document in documents:
@@ -300,8 +236,8 @@ def print_plugins(console: Console, documents: list[PluginDescription]) -> None:
 # -- doctor -------------------------------------------------------------------------------------------------------------
 
 
-def diagnose(*, ceilings: bool = False) -> Diagnosis:
-    """Collect versions, BLAS, GPU and plugins, with the command that fixes each problem.
+def diagnose(*, ceilings: bool = False) -> JsonObject:
+    """Collect versions, BLAS, GPU, peak rates (``ceilings``) and plugins, with ``advice``: the command that fixes each problem.
 
     Parameters
     ----------
@@ -357,7 +293,7 @@ def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
     return rates_by_name
 
 
-def print_diagnosis(console: Console, document: Diagnosis) -> None:
+def print_diagnosis(console: Console, document: JsonObject) -> None:
     """Print the diagnosis of the installation."""
     rate_texts = {
         name: _rates_text(rate_texts)

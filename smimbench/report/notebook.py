@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smimbench.files import JsonObject
 from smimbench.interfaces import Array
 from smimbench.registry.registry import find_metric, theory_of
@@ -188,45 +190,40 @@ def _value_rows(suite: str, key: str, record: Record) -> list[dict[str, object]]
     problem: dict[str, Any] = dict(cell["problem"])
     items = (*problem.values(), cell["algorithm"])
     versions = ", ".join(f"{item['name']} {item['version']}" for item in items)
-    grid_columns = {name: cell[name] for name in ("dimension", "seed", "replicate")}
-    run_columns = {
-        "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
-        "alpha": sample_ratio, **grid_columns, "status": record.status.value, "reason": record.reason, "versions": versions,
-    }  # fmt: skip
-    cost_columns = {
-        "seconds": record.timing.seconds,
-        "iterations": record.iterations,
-        "key": key,
-    }
-    rows: list[dict[str, object]] = []
-    for metric, component_values in record.metrics.items():
-        for component, value in enumerate(component_values, 1):
-            metric_columns = {"metric": metric, "component": component, "value": value}
-            rows.append({**run_columns, **metric_columns, **cost_columns})
-    empty_metric_columns = {"metric": None, "component": None, "value": None}
-    return rows or [{**run_columns, **empty_metric_columns, **cost_columns}]
+    values: list[tuple[str | None, int | None, float | None]] = [
+        (metric, component, value)
+        for metric, component_values in record.metrics.items()
+        for component, value in enumerate(component_values, 1)
+    ]
+    return [
+        {
+            "suite": suite, "problem": record.problem, "algorithm": record.algorithm, "backend": cell["backend"],
+            "alpha": sample_ratio, "dimension": cell["dimension"], "seed": cell["seed"], "replicate": cell["replicate"],
+            "status": record.status.value, "reason": record.reason, "versions": versions, "metric": metric,
+            "component": component, "value": value, "seconds": record.timing.seconds, "iterations": record.iterations,
+            "key": key,
+        }
+        for metric, component, value in values or [(None, None, None)]
+    ]  # fmt: skip
 
 
 def _step_rows(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
     """Make one table row per step, metric and component of a trajectory."""
-    rows = []
-    for metric, metric_values in trajectory.items():
-        if getattr(metric_values, "ndim", 0) != 2:
-            continue
-        for component, step in itertools.product(
-            *map(range, metric_values.shape[::-1])
-        ):
-            row: dict[str, object] = {"key": key}
-            for axis_name in AXES:
-                axis_values = trajectory.get(axis_name)
-                row[axis_name] = (
-                    None if axis_values is None else float(axis_values[step])
-                )
-            value = float(metric_values[step, component])
-            rows.append(
-                row | {"metric": metric, "component": component + 1, "value": value}
-            )
-    return rows
+    return [
+        {
+            "key": key,
+            **{
+                axis: float(trajectory[axis][step]) if axis in trajectory else None
+                for axis in AXES
+            },
+            "metric": metric,
+            "component": component + 1,
+            "value": float(values[step, component]),
+        }
+        for metric, values in trajectory.items()
+        if np.ndim(values) == 2
+        for component, step in itertools.product(*map(range, values.shape[::-1]))
+    ]
 
 
 def frame(rows: Sequence[Mapping[str, object]]) -> Any:
@@ -285,39 +282,34 @@ class Theory:
         metrics = dict.fromkeys(("mse", "overlap", *self.suite.run.metrics))
         rows = []
         for plan, theory in zip(self.suite.chosen_plans, self.problems):
-            component_count, model_name = (
-                plan.problem.components,
-                plan.problem.model.name,
-            )
+            problem, components = plan.problem, plan.problem.components
             for point in theory.points:
-                metric_values = {
-                    metric: theory_of(
-                        find_metric(metric, model_name),
-                        plan.problem,
-                        point,
-                        component_count,
-                    )
-                    for metric in metrics
+                metric_values: dict[str, Sequence[float | None]] = {}
+                for name in metrics:
+                    metric = find_metric(name, problem.model.name)
+                    values, errors = theory_of(metric, problem, point, components)
+                    metric_values |= {name: values, f"{name}_error": errors}
+                point_columns = {
+                    f"generalization_error_{kind}": error
+                    for kind, error in (point.generalization_error or {}).items()
                 }
-                for component in range(component_count):
-                    row: dict[str, object] = {
+                rows += [
+                    {
                         "problem": plan.label,
                         "alpha": point.alpha,
+                        "branch": point.branch,
+                        "component": component + 1 if components > 1 else None,
+                        **{
+                            name: values[component]
+                            for name, values in metric_values.items()
+                            if component < len(values)
+                        },
+                        **point_columns,
+                        "free_entropy": point.document().get("free_entropy"),
+                        "method": point.method,
                     }
-                    row["branch"] = point.branch
-                    row["component"] = component + 1 if component_count > 1 else None
-                    for metric, (values, errors) in metric_values.items():
-                        if component < len(values):
-                            row |= {
-                                metric: values[component],
-                                f"{metric}_error": errors[component],
-                            }
-                    for kind, error in (point.generalization_error or {}).items():
-                        row[f"generalization_error_{kind}"] = error
-                    document = point.document()
-                    row["free_entropy"] = document.get("free_entropy")
-                    row["method"] = point.method
-                    rows.append(row)
+                    for component in range(components)
+                ]
         return rows
 
     @cached_property
@@ -328,16 +320,15 @@ class Theory:
             thresholds = theory.thresholds
             if thresholds is None:
                 continue
-            for name, threshold in named_thresholds(
-                thresholds, component_word(plan.problem)
-            ):
+            word = component_word(plan.problem)
+            for name, threshold in named_thresholds(thresholds, word):
                 key = name.replace(" ", "_").replace("-", "_")
                 rows.append(
                     {
                         "problem": plan.label,
                         "threshold": name,
-                        "alpha": threshold.value if threshold else None,
-                        "error": threshold.error if threshold else None,
+                        "alpha": threshold and threshold.value,
+                        "error": threshold and threshold.error,
                         "reason": None if threshold else thresholds.reasons.get(key),
                     }
                 )

@@ -478,67 +478,9 @@ class RowEntry:
 
     row: Row
 
-    @property
-    def place(self) -> Place:
-        """Labels and grid point of the row."""
-        return self.row.place
-
-    @property
-    def metric(self) -> str:
-        """Name of the row's metric."""
-        return self.row.metric
-
-    @property
-    def component(self) -> int | None:
-        """Number of the row's component."""
-        return self.row.component
-
-    @property
-    def estimate(self) -> MeanOfRuns:
-        """Mean over the row's runs."""
-        return self.row.estimate
-
-    @property
-    def prediction(self) -> PredictedValue:
-        """Theoretical prediction for the row's algorithm."""
-        return self.row.prediction
-
-    @property
-    def optimum(self) -> OptimalValue:
-        """Bayes-optimal value of the row's metric."""
-        return self.row.optimum
-
-    @property
-    def theory(self) -> Comparison:
-        """Difference of the row's mean from theory."""
-        return self.row.theory
-
-    @property
-    def runs(self) -> Runs:
-        """Outcome of the row's runs."""
-        return self.row.runs
-
-    @property
-    def z(self) -> Number:
-        """Difference of the row's mean from its prediction in standard errors, as tables show it."""
-        return self.row.z
-
-    @property
-    def z_at_size(self) -> Number:
-        """Difference of the row's mean from its prediction at the row's dimension, in standard errors; None if that is
-        unknown.
-        """
-        return self.row.z_at_size
-
-    @property
-    def component_word(self) -> str:
-        """Word for a component of the row's signal."""
-        return self.row.component_word
-
-    @property
-    def dimension_letter(self) -> str:
-        """Letter for the dimension of the row's problem."""
-        return self.row.dimension_letter
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of the row, where the entry has none of that name."""
+        return getattr(self.row, name)
 
 
 class Optimum(NamedTuple):

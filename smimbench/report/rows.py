@@ -415,7 +415,7 @@ def _rows_of_place(
     sample ratio, dimension), with the theory that was solved for it.
     """
     problem, records = runs.problem, runs.records
-    bayes, prediction, reason, _, optimum = theory
+    bayes, prediction, no_prediction, _, optimum = theory
     metrics = metrics or suite.run.metrics
     target, components = suite.run.target, problem.components
     traced_runs = [
@@ -425,35 +425,38 @@ def _rows_of_place(
         )
         for record in records
     ]
-    half_overlaps, learning_order = _learning_order(runs, traced_runs, bayes)
     if optimum is None and bayes is not None:
         optimum = optimum_at_limit(bayes)
     reachable_errors = optimum and [
         optimum.reachable_errors(instance_of(record)) for record in records
     ]
     cost = run_cost(traced_runs, reachable_errors, target)
-    run_outcomes = replace(_run_outcomes(runs, theory), learning_order=learning_order)
+    half_overlaps, order = _learning_order(runs, traced_runs, bayes)
+    outcomes = replace(_run_outcomes(runs, theory), learning_order=order)
     if not runs.use_fresh_samples:
-        run_outcomes = replace(
-            run_outcomes, still_moving=runs_still_moving(traced_runs, target)
-        )
-    rows = []
+        moving = runs_still_moving(traced_runs, target)
+        outcomes = replace(outcomes, still_moving=moving)
+    also_predicted = teachers = None  # only the first row of a place holds these
+    if prediction:
+        teachers = _teacher_excesses(runs, prediction)
+        also_predicted = [
+            *_unlisted_metrics(runs, prediction, metrics),
+            *_checkpoints(problem, traced_runs, prediction),
+        ]
+    rows: list[Row] = []
     for metric_name in metrics:
         metric = find_metric(metric_name, problem.model.name)
-        theory_complaints: list[str] = []
+        complaints: list[str] = []
         optimal_values, predicted_values = (
-            [*zip(*theory_of(metric, problem, point, components, theory_complaints))]
+            [*zip(*theory_of(metric, problem, point, components, complaints))]
             for point in (bayes, prediction)
         )
         coefficients = size_coefficients(prediction, metric_name, len(predicted_values))
-        blank = sorted(
-            {
-                record.blank[metric_name]
-                for record in records
-                if metric_name in record.blank
-            }
-        )
-        metric_outcomes = replace(run_outcomes, blank=blank)
+        blank = {
+            record.blank[metric_name]
+            for record in records
+            if metric_name in record.blank
+        }
         for component, (optimal_value, predicted_value) in enumerate(
             zip(optimal_values, predicted_values)
         ):
@@ -461,36 +464,25 @@ def _rows_of_place(
                 runs.runs_with_estimate, metric_name, component
             )
             mean = mean_and_error(np.array([*values_by_instance.values()]))
-            difference_from_theory = compared_with_theory(mean, *predicted_value)
-            predicted = PredictedValue(
-                *predicted_value, coefficients[component], None, None, None
-            )
+            difference = compared_with_theory(mean, *predicted_value)
+            solution: TheoryPoint | AlgorithmPrediction | None = prediction
+            reason: str | None = None
             if predicted_value[0] is None:
-                no_prediction_reason = next(iter(theory_complaints), reason) or None
-                predicted = replace(predicted, reason=no_prediction_reason)
-            solution = bayes if predicted_value[0] is None else prediction
-            if solution:
-                branch, method = solution.branch, solution.method
-                predicted = replace(predicted, branch=branch, method=method)
+                solution, reason = bayes, next(iter(complaints), no_prediction) or None
             optimal = OptimalValue(*optimal_value, *optimal_value, LIMIT)
+            is_mean_of_runs = False
             if optimum is not None and metric_name == "mse":
-                at_size = (
-                    float(optimum.value[component]),
-                    float(optimum.error[component]),
+                value, error = optimum.value[component], optimum.error[component]
+                optimal = OptimalValue(
+                    *optimal_value, float(value), float(error), optimum.source
                 )
-                optimal = OptimalValue(*optimal_value, *at_size, optimum.source)
-            is_mean_of_runs = (
-                optimum is not None
-                and optimum.is_mean_of_runs
-                and optimal.source == f"{FITTED}{runs.place.algorithm}"
-            )
+                fitted_source = f"{FITTED}{runs.place.algorithm}"
+                is_mean_of_runs = (
+                    optimum.is_mean_of_runs and optimum.source == fitted_source
+                )
             if metric.direction == "lower" and not is_mean_of_runs:
                 ratio = ratio_to_bayes(mean.mean, optimal.limit, target, optimal.value)
                 optimal = replace(optimal, ratio=ratio)
-            if half_overlaps and metric.per_component:
-                metric_outcomes = replace(
-                    metric_outcomes, half_overlap=half_overlaps[component]
-                )
             rows.append(
                 Row(
                     place=runs.place,
@@ -500,28 +492,33 @@ def _rows_of_place(
                     estimate=MeanOfRuns(
                         values_by_instance, len(values_by_instance), *mean
                     ),
-                    prediction=replace(predicted, z=difference_from_theory.z),
+                    prediction=PredictedValue(
+                        *predicted_value,
+                        coefficients[component],
+                        reason,
+                        solution.branch if solution else None,
+                        solution.method if solution else None,
+                        difference.z,
+                        None if rows else also_predicted,
+                        None if rows else teachers,
+                    ),
                     optimum=optimal,
                     theory=compared_with_theory(mean, *optimal_value)
                     if predicted_value[0] is None
-                    else difference_from_theory,
+                    else difference,
                     cost=cost,
-                    runs=metric_outcomes,
+                    runs=replace(
+                        outcomes,
+                        blank=sorted(blank),
+                        half_overlap=half_overlaps[component]
+                        if half_overlaps and metric.per_component
+                        else None,
+                    ),
                     identity=runs.identity,
                     component_word=component_word(problem),
                     dimension_letter=dimension_letter_of(problem.model),
                 )
             )
-    if prediction:  # only the first row of a place holds these
-        also_predicted = [
-            *_unlisted_metrics(runs, prediction, metrics),
-            *_checkpoints(problem, traced_runs, prediction),
-        ]
-        teachers = _teacher_excesses(runs, prediction)
-        first_prediction = replace(
-            rows[0].prediction, also_predicted=also_predicted, teachers=teachers
-        )
-        rows[0] = replace(rows[0], prediction=first_prediction)
     return rows
 
 
@@ -585,78 +582,62 @@ def _unlisted_metrics(
     """
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
-    for metric_name in claimed_error_metrics(problem.model.name):
-        if metric_name in listed:
+    for name in claimed_error_metrics(problem.model.name):
+        if name in listed:
             continue
-        metric = find_metric(metric_name, problem.model.name)
-        predicted_values = theory_of(metric, problem, prediction, problem.components)
-        for component_index, (value, error) in enumerate(zip(*predicted_values)):
-            values_by_instance = values_of(
-                runs.runs_with_estimate, metric_name, component_index
-            )
-            if value is not None and values_by_instance:
-                component = (
-                    component_index + 1
-                    if metric.per_component and problem.components > 1
-                    else None
-                )
+        metric = find_metric(name, problem.model.name)
+        has_components = metric.per_component and problem.components > 1
+        predicted = theory_of(metric, problem, prediction, problem.components)
+        for index, (value, error) in enumerate(zip(*predicted)):
+            values = values_of(runs.runs_with_estimate, name, index)
+            component = index + 1 if has_components else None
+            if value is not None and values:
                 yield PredictedNumber(
-                    metric_name,
-                    component,
-                    None,
-                    values_by_instance,
-                    coefficient,
-                    value,
-                    error,
+                    name, component, None, values, coefficient, value, error
                 )
 
 
 def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
-    """Yield the errors of runs after the fractions ``CHECKPOINTS`` of their steps, with those of the predicted trajectory."""
-    predicted_path, components = prediction.trajectory, problem.components
+    """Yield the errors of runs after the fractions ``CHECKPOINTS`` of their steps, with those of the predicted trajectory
+    (``path``).
+    """
+    path, components = prediction.trajectory, problem.components
     runs = [
         run
         for run in runs
-        if run.trajectory is not None
-        and "mse" in run.trajectory
-        and run.record.status != Status.DIVERGED
+        if "mse" in (run.trajectory or ()) and run.record.status != Status.DIVERGED
     ]
-    if not isinstance(predicted_path, dict) or not runs:
+    if not isinstance(path, dict) or "mse" not in path or not runs:
         return
-    clock = "samples" if "samples" in predicted_path else "iteration"
-    times = np.asarray(predicted_path[clock], dtype=float)
-    zeros = np.zeros((len(times), components))
+    clock = "samples" if "samples" in path else "iteration"
+    times = np.asarray(path[clock], dtype=float)
     coefficient = 0.0 if prediction.at_size else None
-    for step_fraction in CHECKPOINTS if len(times) > 2 else ():
-        time_index = int(np.argmin(np.abs(times - step_fraction * times[-1])))
-        if not 0 < time_index < len(times) - 1:
+    for fraction in CHECKPOINTS:
+        index = int(np.argmin(np.abs(times - fraction * times[-1])))
+        if not 0 < index < len(times) - 1:
             continue
-        errors_by_instance = {
-            instance_of(run.record): errors_at(run, clock, times[time_index])
-            for run in runs
+        errors = {
+            instance_of(run.record): errors_at(run, clock, times[index]) for run in runs
         }
-        predicted_errors, numerical_errors = (
-            np.ravel(predicted_path.get(column, zeros)[time_index]).tolist()
-            for column in ("mse", "mse_error")
+        predicted = np.ravel(path["mse"][index])
+        accuracy = (
+            np.ravel(path["mse_error"][index]) if "mse_error" in path else 0 * predicted
         )
-        for component_index, value_and_error in enumerate(
-            zip(predicted_errors, numerical_errors)
-        ):
-            values_by_instance = {
-                instance: run_errors[component_index]
-                for instance, run_errors in errors_by_instance.items()
-                if math.isfinite(run_errors[component_index])
-            }
-            component = component_index + 1 if components > 1 else None
+        for component in range(components):
             yield PredictedNumber(
                 "mse",
-                component,
-                step_fraction,
-                values_by_instance,
+                component + 1 if components > 1 else None,
+                fraction,
+                {
+                    instance: run_errors[component]
+                    for instance, run_errors in errors.items()
+                    if math.isfinite(run_errors[component])
+                },
                 coefficient,
-                *value_and_error,
+                float(predicted[component]),
+                float(accuracy[component]),
             )
 
 
@@ -671,17 +652,13 @@ def _teacher_excesses(
     components = runs.problem.components
     second_moment = runs.problem.prior.second_moment(components)
     mean_squared_norms = np.diagonal(np.asarray(second_moment, dtype=float))
-    excess_by_instance = {}
+    excesses = {}
     for record in runs.runs_with_estimate:
         teacher_overlap = np.asarray(record.start.get("truth") or [], dtype=float)
         if teacher_overlap.shape == (components, components):
-            excess_by_instance[instance_of(record)] = (
-                np.diagonal(teacher_overlap) / mean_squared_norms - 1
-            )
-    mean_excess = 0.0
-    if excess_by_instance and prediction.at_size:
-        mean_excess = np.mean([*excess_by_instance.values()], axis=0)
-    return {
-        instance: (excesses - mean_excess).tolist()
-        for instance, excesses in excess_by_instance.items()
-    }
+            squared_norms = np.diagonal(teacher_overlap)
+            excesses[instance_of(record)] = squared_norms / mean_squared_norms - 1
+    mean = 0.0
+    if excesses and prediction.at_size:
+        mean = np.mean([*excesses.values()], axis=0)
+    return {instance: (excess - mean).tolist() for instance, excess in excesses.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from smimbench.report.columns import (
     SHORT,
     Z_MARKS,
     Column,
+    as_text,
     column_of,
     make_table,
     measured,
@@ -436,42 +438,36 @@ def search_table(search: JsonObject) -> RenderableType:
     trials come first.
     """
     rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
-    rows: list[JsonObject] = []
-    for trial, parameters in enumerate(trials):
-        row = {**parameters, "chosen": "chosen" if trial == chosen else ""}
-        row |= {
-            f"round{round_index}": search_round["errors"][trial]
-            for round_index, search_round in enumerate(rounds)
-        }
-        rows.append(row)
 
-    def best_first(row: JsonObject) -> tuple[int, float]:
+    def column(
+        heading: str, values: Sequence[Any], text: Callable[[Any], str] = as_text
+    ) -> Column:
+        """Make a column of the ``values`` of all trials, whose rows are the indices of trials."""
+        return Column(heading, lambda trial: text(values[trial]))
+
+    def best_first(trial: int) -> tuple[int, float]:
         """Sort key of trials: most rounds first, then the smallest error of the last round."""
-        round_errors = [
-            row[f"round{round_index}"] for round_index in range(len(rounds))
-        ]
-        known_errors = [error for error in round_errors if error is not None] or [
-            math.inf
-        ]
+        errors = [tuning_round["errors"][trial] for tuning_round in rounds]
+        known_errors = [error for error in errors if error is not None] or [math.inf]
         return -len(known_errors), known_errors[-1]
 
-    parameter_names = dict.fromkeys(
-        parameter for parameters in trials for parameter in parameters
-    )
-    columns: Columns = [
-        Column(parameter, fields=parameter) for parameter in parameter_names
+    names = dict.fromkeys(itertools.chain(*trials))
+    columns = [
+        column(name, [setting.get(name) for setting in trials]) for name in names
     ]
-    for round_index, search_round in enumerate(rounds):
-        heading = (
-            "1 seed" if search_round["seeds"] == 1 else f"{search_round['seeds']} seeds"
-        )
-        columns.append(Column(heading, number, fields=f"round{round_index}"))
-    columns.append(Column("", fields="chosen"))
-    title = f"{search['problem']}: {search['label']}, {len(rows)} trials, {search['runs']} runs; mean error"
+    for tuning_round in rounds:
+        seeds = tuning_round["seeds"]
+        heading = "1 seed" if seeds == 1 else f"{seeds} seeds"
+        columns.append(column(heading, tuning_round["errors"], number))
+    indices = range(len(trials))
+    columns.append(
+        column("", ["chosen" if trial == chosen else "" for trial in indices])
+    )
+    title = f"{search['problem']}: {search['label']}, {len(trials)} trials, {search['runs']} runs; mean error"
     note = "; ".join(range_ends(trials, chosen))
     if chosen is None:
         note = "no trial gave an estimate in all of its runs; search other parameters"
-    return make_table(title, columns, sorted(rows, key=best_first), note)
+    return make_table(title, columns, sorted(indices, key=best_first), note)
 
 
 # -- comparisons ----------------------------------------------------------------------------------------------------------
@@ -530,27 +526,21 @@ def unmatched_row_lines(
     name the tables.
     """
     name_of, lines = names_with_backend(changes), []
-    for verdict, table_with_row, table_without_row in (
-        ("only before", baseline, candidate),
-        ("only after", candidate, baseline),
+    for verdict, tables in (
+        ("only before", f"{baseline} missing in {candidate}"),
+        ("only after", f"{candidate} missing in {baseline}"),
     ):
-        row_labels = [
+        labels = [
             f"{change.place.problem}: {name_of(change)} at alpha {change.place.alpha:.4g}, {change.dimension_letter} = "
-            f"{change.place.dimension}, "
-            f"{change.metric}"
+            f"{change.place.dimension}, {change.metric}"
             for change in changes
             if change.judgment.verdict == verdict
         ]
-        if not row_labels:
-            continue
-        count_words = (
-            "1 row of" if len(row_labels) == 1 else f"{len(row_labels)} rows of"
-        )
-        if len(row_labels) > NAMED:
-            row_labels[NAMED:] = [f"and {len(row_labels) - NAMED} more"]
-        lines.append(
-            f"{count_words} {table_with_row} missing in {table_without_row}: {'; '.join(row_labels)}"
-        )
+        if labels:
+            count = f"{len(labels)} row{'s' if len(labels) > 1 else ''}"
+            if len(labels) > NAMED:
+                labels[NAMED:] = [f"and {len(labels) - NAMED} more"]
+            lines.append(f"{count} of {tables}: {'; '.join(labels)}")
     return lines
 
 

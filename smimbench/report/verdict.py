@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -138,21 +139,26 @@ class Contender:
     def document(self) -> JsonObject:
         """Return the scores as a JSON object."""
         document = asdict(self)
-        comparison = document.pop("compared")
+        comparison, below_optimum = (
+            document.pop("compared"),
+            document.pop("below_optimum"),
+        )
         if comparison:
             comparison = {"with": comparison.pop("reference"), **comparison}
-        below_optimum = document.pop("below_optimum")
         del document["agreement"], document["mean_error"], document["problem"]
-        for key in ("unsolved", "failed"):
-            if not document[key]:
-                del document[key]
+        if not self.failed:
+            del document["failed"]
+        if self.mean_error or not self.unsolved:
+            del document["unsolved"]
         document |= self.agreement.document()
         document |= {"below_optimum": below_optimum, "compared": comparison}
-        if self.mean_error is not None:
-            document.pop("unsolved", None)
+        if self.mean_error:
             mean, sem = self.mean_error
-            document |= {"mean_error": mean, "mean_error_sem": sem}
-            document["unsolved"] = self.unsolved
+            document |= {
+                "mean_error": mean,
+                "mean_error_sem": sem,
+                "unsolved": self.unsolved,
+            }
         return document
 
 
@@ -213,20 +219,21 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     """Rank the algorithms run on a problem at the largest dimension; others are compared with ``against`` (None: the best)."""
-    metrics = sorted({row.metric for row in rows}, key=lambda name: name != "mse")
-    metric = next(
+    metric = min(
         (
-            candidate
-            for candidate in metrics
-            if find_metric(candidate).direction == "lower"
+            name
+            for name in {row.metric for row in rows}
+            if find_metric(name).direction == "lower"
         ),
-        None,
+        key=lambda name: (name != "mse", name),
+        default=None,
     )
     dimension = max(row.place.dimension for row in rows)
+    verdict = Verdict(
+        problem, metric, dimension, [], common_dimension_letter(rows), [], []
+    )
     if metric is None:
-        return Verdict(
-            problem, metric, dimension, [], common_dimension_letter(rows), [], []
-        )
+        return verdict
     largest_rows = [
         row for row in rows if row.metric == metric and row.place.dimension == dimension
     ]
@@ -245,73 +252,61 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
         )
         ranking.append(contender if is_solved else _without_optimum(contender))
     ranking.sort(key=lambda contender: contender.rank)
-    best = ranking[0]
-    tied = [
-        contender.algorithm
-        for contender in ranking[1:]
-        if _is_tied(log_ratios, best, contender)
-    ]
-    reference_algorithm = (
-        against if against and against in log_ratios else best.algorithm
-    )
+    best, *others = ranking
+    tied = [other.algorithm for other in others if _is_tied(log_ratios, best, other)]
+    reference = against if against in log_ratios else best.algorithm
     # What drew its own samples saw other data, and more of it, than the others.
     fresh_sample_algorithms = {
         name_of(row) for row in largest_rows if not _uses_instance_data(row)
     }
-    for index, contender in enumerate(ranking):
-        if not fresh_sample_algorithms & {reference_algorithm, contender.algorithm}:
-            comparison = _error_ratio(
-                log_ratios, reference_algorithm, contender.algorithm
-            )
-            ranking[index] = replace(contender, compared=comparison)
-    comparable_names = [
+    comparable = [
         contender.algorithm
         for contender in ranking
         if contender.algorithm not in fresh_sample_algorithms
     ]
+    if reference in comparable:
+        ranking = [
+            replace(
+                contender,
+                compared=_error_ratio(log_ratios, reference, contender.algorithm),
+            )
+            if contender.algorithm in comparable
+            else contender
+            for contender in ranking
+        ]
     reversals = []
-    if best.algorithm in comparable_names:
-        reversals = _reversals(scored_rows, best.algorithm, comparable_names[1:])
-    return Verdict(
-        problem,
-        metric,
-        dimension,
-        ranking,
-        common_dimension_letter(rows),
-        tied,
-        reversals,
-    )
+    if best.algorithm in comparable:
+        reversals = _reversals(scored_rows, best.algorithm, comparable[1:])
+    return replace(verdict, contenders=ranking, tied=tied, reversals=reversals)
 
 
 def _reversals(
     rows: Rows, best_algorithm: str, algorithms: Sequence[str]
 ) -> list[Reversal]:
-    """Find which of ``algorithms`` are better than the best one at one sample ratio and worse at another; ``logs_by_alpha``
-    are the log errors by sample ratio, algorithm and instance.
+    """Find which of ``algorithms`` are better than the best one at one sample ratio and worse at another; ``logs`` are the log
+    errors by sample ratio and algorithm, for each instance.
 
     Errors where theory says 0 count as the target if they are below it. The intervals of all comparisons hold together with
     probability ``TIE``, by Bonferroni's inequality.
     """
     target = rows[0].target
-    logs_by_alpha: defaultdict[float, defaultdict[str, dict[Instance, float]]]
-    logs_by_alpha = defaultdict(lambda: defaultdict(dict))
+    logs: defaultdict[tuple[float, str], dict[Instance, float]] = defaultdict(dict)
     for algorithm, algorithm_errors in errors_and_optima(rows).items():
         for instance, (error, optimum) in algorithm_errors.items():
             smallest_error = target if optimum <= ZERO * target else 1e-300
             log_error = math.log(max(error, smallest_error))
-            logs_by_alpha[instance[1]][algorithm][instance] = log_error
+            logs[instance[1], algorithm][instance] = log_error
+    alphas = sorted({alpha for alpha, _ in logs})
     reversals = []
     for algorithm in algorithms:
+        level = 1 - (1 - TIE) / (len(alphas) * len(algorithms))
         better_at: list[float] = []
         worse_at: list[float] = []
-        for alpha, logs in sorted(logs_by_alpha.items()):
-            if not shared_instances(logs[best_algorithm], logs[algorithm]):
-                continue
-            change = change_between(logs[best_algorithm], logs[algorithm])
-            if change is None:
-                continue
-            level = 1 - (1 - TIE) / (len(logs_by_alpha) * len(algorithms))
-            if abs(change.value) > change.half_width(level):
+        for alpha in alphas:
+            best_logs, other_logs = logs[alpha, best_algorithm], logs[alpha, algorithm]
+            change = change_between(best_logs, other_logs)
+            is_paired = shared_instances(best_logs, other_logs)
+            if change and is_paired and abs(change.value) > change.half_width(level):
                 (better_at if change.value < 0 else worse_at).append(alpha)
         if better_at and worse_at:
             reversals.append(Reversal(algorithm, better_at, worse_at))
@@ -326,7 +321,6 @@ def _without_optimum(contender: Contender) -> Contender:
         ratio_to_limit_error=None,
         ratio_to_bayes=None,
         ratio_error=None,
-        optimum_to_limit=None,
         optimum_source=None,
         mean_error=MeanAndError(
             contender.ratio_to_limit, contender.ratio_to_limit_error
@@ -347,24 +341,23 @@ def with_failures(rows: Rows) -> Rows:
     For the MSE it is at least 1, the error of the prior mean. Algorithms without any estimate stay without values.
     """
     rows_by_grid_point = grouped(rows, _grid_point)
-    algorithms_with_estimate = {
-        _algorithm_key(row) for row in rows if row.estimate.values
-    }
+    with_estimate = {place(row)[:3] for row in rows if row.estimate.values}
     completed_rows = []
     for row in rows:
         failed_count = failed_runs(row)
-        if failed_count and _algorithm_key(row) in algorithms_with_estimate:
-            instance_errors: dict[str, float] = {}
-            worst_error = 1.0 if row.metric == "mse" else 0.0
-            for other_row in rows_by_grid_point[_grid_point(row)]:
-                instance_errors |= other_row.estimate.values
-                worst_error = max([worst_error, *other_row.estimate.values.values()])
-            failed_instances = [
-                name for name in instance_errors if name not in row.estimate.values
+        if failed_count and place(row)[:3] in with_estimate:
+            errors = [
+                other.estimate.values for other in rows_by_grid_point[_grid_point(row)]
             ]
-            failed_instances += [f"failed/{number}" for number in range(failed_count)]
+            instances = dict.fromkeys(itertools.chain(*errors))
+            names = [name for name in instances if name not in row.estimate.values]
+            names += [f"failed/{number}" for number in range(failed_count)]
+            worst_error = max(
+                1.0 if row.metric == "mse" else 0.0,
+                *itertools.chain(*(by_instance.values() for by_instance in errors)),
+            )
             values = row.estimate.values | dict.fromkeys(
-                failed_instances[:failed_count], worst_error
+                names[:failed_count], worst_error
             )
             mean, sem = mean_and_error(np.array([*values.values()]))
             estimate = replace(
@@ -373,11 +366,6 @@ def with_failures(rows: Rows) -> Rows:
             row = replace(row, estimate=estimate)
         completed_rows.append(row)
     return completed_rows
-
-
-def _algorithm_key(row: Row) -> tuple[str, ...]:
-    """Return what identifies the algorithm of a row on its problem, at all sample ratios and dimensions."""
-    return row.place.problem, row.place.algorithm, row.place.backend
 
 
 def _grid_point(row: Row) -> tuple[object, ...]:
@@ -419,6 +407,11 @@ def _error_ratio(
         _bounded_exp(change.value + half_width),
     ]
     return ErrorRatio(reference, _bounded_exp(change.value), interval)
+
+
+def _mean_ratio(logs: Mapping[Instance, float]) -> float | None:
+    """Return the geometric mean of ratios, given by their logarithms; None if there are none."""
+    return _bounded_exp(math.fsum(logs.values()) / len(logs)) if logs else None
 
 
 def _bounded_exp(log: float) -> float:
@@ -476,12 +469,11 @@ def _scored_contender(
     errors_at_zero, nearness_by_point, compared_rows = [], [], []
     for components in rows_by_grid_point:
         estimates = [row.estimate for row in components]
-        has_estimate = all(estimate.mean is not None for estimate in estimates)
         if not _has_optimum(components):
             unsolved_points += estimates[0].mean is not None
             continue
         nearness_by_point.append(components[0].cost.near["0.05"])
-        if not has_estimate:
+        if any(estimate.mean is None for estimate in estimates):
             continue
         estimated_points += not 0 < estimates[0].failed == len(estimates[0].values)
         error = _sum((estimate.mean, estimate.sem) for estimate in estimates)
@@ -498,22 +490,18 @@ def _scored_contender(
             errors_to_optimum.append(error.log_ratio(optimum_at_size))
             optima_to_limit.append(optimum_at_size.log_ratio(limit))
             compared_rows += components
-    ratio_to_limit = _geometric_mean(errors_to_limit)
-    ratio_to_bayes = _geometric_mean(errors_to_optimum)
     if any(row.is_ratio_circular for row in compared_rows):
-        ratio_to_bayes = MeanAndError(None, None)
-    optimum_to_limit = _geometric_mean(optima_to_limit)
+        errors_to_optimum = []
     sources = dict.fromkeys(row.optimum.source for row in compared_rows)
     if LIMIT in sources or any(row.is_fitted_to_itself for row in compared_rows):
-        optimum_to_limit = MeanAndError(None, None)
-    times = [
-        nearness.seconds
-        for nearness in nearness_by_point
-        if nearness.seconds is not None
-    ]
-    is_near_everywhere = bool(nearness_by_point) and len(times) == len(
-        nearness_by_point
+        optima_to_limit = []
+    ratio_to_limit, ratio_to_bayes, optimum_to_limit = map(
+        _geometric_mean, (errors_to_limit, errors_to_optimum, optima_to_limit)
     )
+    times = [
+        math.nan if near.seconds is None else near.seconds for near in nearness_by_point
+    ]
+    near_seconds = float(np.median(times)) if times else math.nan
     first_rows = [components[0] for components in rows_by_grid_point]
     costs = [row.cost for row in first_rows]
     return Contender(
@@ -531,11 +519,9 @@ def _scored_contender(
         zero_reached=max(errors_at_zero) <= target if errors_at_zero else None,
         points=estimated_points,
         missing=alpha_count - estimated_points,
-        near_seconds=float(np.median(times)) if is_near_everywhere else None,
+        near_seconds=near_seconds if math.isfinite(near_seconds) else None,
         near_fraction=mean_of(
-            nearness.fraction or 0.0
-            for nearness in nearness_by_point
-            if estimated_points
+            near.fraction or 0.0 for near in nearness_by_point if estimated_points
         ),
         seconds=mean_of(cost.seconds for cost in costs),
         iterations=mean_of(cost.iterations for cost in costs),
@@ -656,40 +642,33 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
             for row in completed_rows
         ]
     )
-    ratios, ratios_at_size = (
-        {
-            algorithm: _bounded_exp(
-                math.fsum(algorithm_logs.values()) / len(algorithm_logs)
-            )
-            for algorithm, algorithm_logs in logs.items()
-            if algorithm_logs
-        }
-        for logs in (log_ratios, _log_ratios(completed_rows))
+    log_ratios_at_size = _log_ratios(completed_rows)
+    circular_names = set(
+        map(names_with_backend(rows), (row for row in rows if row.is_ratio_circular))
     )
-    name_of = names_with_backend(rows)
-    for row in rows:
-        if row.is_ratio_circular:
-            ratios_at_size.pop(name_of(row), None)
-    ordered_names = sorted(
-        log_ratios,
-        key=lambda algorithm: (
-            -len(instances[algorithm]),
-            ratios.get(algorithm, math.inf),
+    ratios = {name: _mean_ratio(logs) for name, logs in log_ratios.items()}
+    names = sorted(
+        ratios,
+        key=lambda name: (
+            -len(instances[name]),
+            math.inf if ratios[name] is None else ratios[name],
         ),
     )
     instance_count = len(set().union(*instances.values()))
     summaries = []
-    for algorithm in ordered_names:
+    for name in names:
         comparison = None
-        if shared_instances(log_ratios[ordered_names[0]], log_ratios[algorithm]):
-            comparison = _error_ratio(log_ratios, ordered_names[0], algorithm)
+        if shared_instances(log_ratios[names[0]], log_ratios[name]):
+            comparison = _error_ratio(log_ratios, names[0], name)
         summaries.append(
             AlgorithmSummary(
-                algorithm,
-                len(instances[algorithm]),
+                name,
+                len(instances[name]),
                 instance_count,
-                ratios.get(algorithm),
-                ratios_at_size.get(algorithm),
+                ratios[name],
+                None
+                if name in circular_names
+                else _mean_ratio(log_ratios_at_size[name]),
                 comparison.ratio if comparison else None,
                 comparison.interval if comparison else None,
             )
