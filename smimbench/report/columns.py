@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Epsilon,
         LearnedSequence,
         LearningFactor,
+        Number,
         Row,
         RowEntry,
     )
@@ -58,7 +59,7 @@ SHORT = {
 # -- cells ----------------------------------------------------------------------------------------------------------------
 
 
-def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
+def number(value: Number, digits: int = 4, decimals: int = 1) -> str:
     """Format a number in few characters; ``decimals`` is the number of decimals if it needs an exponent. None is blank."""
     if value is None:
         return ""
@@ -72,9 +73,7 @@ def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
     return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
 
 
-def uncertain(
-    value: float | None, error: float | None, smallest_shown_error: float = 1e-5
-) -> str:
+def uncertain(value: Number, error: Number, smallest_shown_error: float = 1e-5) -> str:
     """Format a value with its error, which is omitted if it is too small to show."""
     if value is None or error is None:
         return number(value)
@@ -85,12 +84,12 @@ def uncertain(
     )
 
 
-def measured(value: float | None, error: float | None) -> str:
+def measured(value: Number, error: Number) -> str:
     """Format a value with its standard error, however small."""
     return uncertain(value, error, 0.0)
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: Number) -> str:
     """Format a duration with its unit, to three digits."""
     if value is None:
         return ""
@@ -107,7 +106,7 @@ def seconds(value: float | None) -> str:
 
 
 def signed(
-    value: float | None, format_spec: str, large_from: float, large_format_spec: str
+    value: Number, format_spec: str, large_from: float, large_format_spec: str
 ) -> str:
     """Format a number with its sign, in another format if it is at least ``large_from``; None is blank."""
     return (
@@ -120,7 +119,7 @@ def signed(
     )
 
 
-def marked_z(z: float | None, n: int | None) -> str:
+def marked_z(z: Number, n: int | None) -> str:
     """Format z, a difference in standard errors, marked by ``?`` if ``n`` runs are too few for a reliable standard error."""
     return signed(z, ".1f", 1000, ".0e") + (
         "?" if z is not None and n is not None and n < FEW else ""
@@ -144,7 +143,7 @@ def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
     return text
 
 
-def ratio_words(ratio: float | None, error: float | None = None) -> str:
+def ratio_words(ratio: Number, error: Number = None) -> str:
     """Format a ratio of the error to the optimal one, with its standard error if known; None is blank."""
     if ratio is None or error is None:
         return percent(ratio, ".4g")
@@ -154,7 +153,7 @@ def ratio_words(ratio: float | None, error: float | None = None) -> str:
     return f"{ratio:.{decimals}f}±{error:.{decimals}f}"
 
 
-def percent(value: float | None, format_spec: str = ".0%") -> str:
+def percent(value: Number, format_spec: str = ".0%") -> str:
     """Format a fraction as a percentage; None is blank."""
     return "" if value is None else format(value, format_spec)
 
@@ -166,7 +165,7 @@ def _time_near_text(epsilon: Epsilon, row: Row) -> str:
 
 
 def optimum_at_size_words(
-    ratio: float | None, error: float | None, source: str | None, separator: str = " "
+    ratio: Number, error: Number, source: str | None, separator: str = " "
 ) -> str:
     """Format the ``ratio`` of the Bayes-optimal error at the dimension of the runs to that at infinite dimension, with its
     error and the source of the former; unknown is blank.
@@ -181,7 +180,7 @@ def optimum_at_size_words(
     )
 
 
-def _peak_share_text(share: float | None, ceiling: str) -> str:
+def _peak_share_text(share: Number, ceiling: str) -> str:
     """Format a share of the machine's peak speed that iterations reach; ``ceiling`` says which peak bounds them, marked ``x``
     (matrix products) or ``r`` (memory reads).
     """
@@ -214,9 +213,7 @@ def _learning_factor_text(factor: LearningFactor | None) -> str:
 
 
 def _change_text(
-    change_percent: float | None,
-    interval: Sequence[float] | None,
-    baseline: float | None,
+    change_percent: Number, interval: Sequence[float] | None, baseline: Number
 ) -> str:
     """Format a relative change from a ``baseline`` in percent, with the half-width of its confidence interval."""
     if change_percent is None:
@@ -228,13 +225,13 @@ def _change_text(
     return f"{text}%"
 
 
-def one_digit(error: float | None) -> str:
+def one_digit(error: Number) -> str:
     """Format a numerical error with one digit; None is blank."""
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
 def _generalization_error_text(
-    estimator: str, errors: Mapping[str, float | None] | None, component: int | None
+    estimator: str, errors: Mapping[str, Number] | None, component: int | None
 ) -> str:
     """Format the generalization error of an estimator (Bayes or plug-in) from ``errors`` by estimator, in the row of the
     first component only, since it is one number for all.

@@ -12,7 +12,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
 from smimbench.report.results import with_unique_labels
-from smimbench.report.row import Row, RowEntry, grouped
+from smimbench.report.row import Number, Row, RowEntry, grouped
 from smimbench.report.statistics import (
     Change,
     change_between,
@@ -74,11 +74,11 @@ class Judgment:
     """
 
     verdict: str
-    percent: float | None = None
-    error_percent: float | None = None
-    dof: float | None = None
+    percent: Number = None
+    error_percent: Number = None
+    dof: Number = None
     interval: list[float] | None = None
-    z: float | None = None
+    z: Number = None
 
     @property
     def relative(self) -> Change | None:
@@ -109,7 +109,7 @@ class RowChange(RowEntry):
     baseline: Row | None
     candidate: Row | None
     judgment: Judgment
-    time_percent: float | None
+    time_percent: Number
     changed_code: list[str]
 
     def document(self) -> JsonObject:
@@ -322,7 +322,7 @@ def _failed_fraction(row: Row) -> float:
     return failed_runs(row) / max(1, count_runs(row.runs.status_counts))
 
 
-def _time_change(baseline: Row, candidate: Row) -> float | None:
+def _time_change(baseline: Row, candidate: Row) -> Number:
     """Return the change of the time per iteration in percent; None if the times are not comparable."""
     old_cost, new_cost = baseline.cost, candidate.cost
     if not (old_cost.trusted and new_cost.trusted):
@@ -413,7 +413,7 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
 
 
 def exceeds_limit(
-    judgment: Judgment, limit_percent: float, time_percent: float | None = None
+    judgment: Judgment, limit_percent: float, time_percent: Number = None
 ) -> bool:
     """Return whether the error of a row is worse, or its time (``time_percent``) slower, by more than ``limit_percent``, or
     the row exists in one table only.

@@ -7,7 +7,7 @@ from theory, the extrapolation shows whether that difference is a finite-size co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from smimbench.numerics.statistics import normal_score
 from smimbench.registry.registry import metric_label
 from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.row import (
+    Number,
     Row,
     RowEntry,
     common_dimension_letter,
@@ -82,14 +83,14 @@ class Limit(RowEntry):
         return None if self.fit.refusal else self.fit
 
     @property
-    def z(self) -> float | None:
+    def z(self) -> Number:
         """Difference of the extrapolated limit from theory, in standard errors; None if the fit was rejected or there is no
         theory.
         """
         return self.row.z_from_limit
 
     @property
-    def z_at_size(self) -> float | None:
+    def z_at_size(self) -> Number:
         """The same as ``z``: theory at infinite D needs no finite-size correction."""
         return self.z
 
@@ -266,9 +267,7 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
     """
     charts = []
     limits_by_problem = grouped(limits, lambda limit: limit.place.problem)
-    for figure_number, (problem, problem_limits) in enumerate(
-        limits_by_problem.items(), 1
-    ):
+    for number, (problem, problem_limits) in enumerate(limits_by_problem.items(), 1):
         alphas = sorted({limit.place.alpha for limit in problem_limits})
         limits_by_curve = grouped(
             problem_limits,
@@ -285,16 +284,9 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
             f"1/{letter}² (none if the fit was rejected). Diamonds: theory for the algorithm, or the Bayes optimum where the "
             f"algorithm has no theory. Bars: standard errors, pooled over all {letter} where the scatter follows a power law."
         )
-        file_stem = (
-            "finite-size"
-            if len(limits_by_problem) == 1
-            else f"finite-size-{figure_number}"
-        )
-        panels = [
-            _size_panel(curve_limits, alphas)
-            for curve_limits in limits_by_curve.values()
-        ]
-        charts.append(Chart(file_stem, f"{suite.title}: {problem}", panels, note))
+        panels = [_size_panel(curve, alphas) for curve in limits_by_curve.values()]
+        name = "finite-size" if len(limits_by_problem) == 1 else f"finite-size-{number}"
+        charts.append(Chart(name, f"{suite.title}: {problem}", panels, note))
     return charts
 
 
@@ -304,29 +296,24 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
     """
     series: list[Series] = []
     for limit in sorted(limits, key=lambda limit: limit.place.alpha):
-        alpha_index = alphas.index(limit.place.alpha)
+        index = alphas.index(limit.place.alpha)
         # Not the colors of algorithms: light stands for many samples, in gray, too.
-        color_position = (len(VIRIDIS) - 1) * alpha_index / max(1, len(alphas) - 1)
-        color_indices = range(len(VIRIDIS))
-        color = tuple(
-            float(np.interp(color_position, color_indices, rgb_channel))
-            for rgb_channel in zip(*VIRIDIS)
-        )
-        series += _limit_series(limit, color, MARKERS[alpha_index % len(MARKERS)])
-    example_limit, dimension_letter = limits[0], common_dimension_letter(limits)
-    backend, algorithm = example_limit.place.backend, example_limit.place.algorithm
-    if backend != "numpy":
-        algorithm += f"@{backend}"
-    title = algorithm
-    if example_limit.component is not None:
-        title += f", {example_limit.component_word} {example_limit.component}"
-    ylabel = metric_label(example_limit.metric)
+        position = (len(VIRIDIS) - 1) * index / max(1, len(alphas) - 1)
+        stops = range(len(VIRIDIS))
+        color = tuple(float(np.interp(position, stops, rgb)) for rgb in zip(*VIRIDIS))
+        series += _limit_series(limit, color, MARKERS[index % len(MARKERS)])
+    row = limits[0].row
+    title = row.place.algorithm
+    if row.place.backend != "numpy":
+        title += f"@{row.place.backend}"
+    if row.component is not None:
+        title += f", {row.component_word} {row.component}"
     return Panel(
         title,
-        f"1 / {dimension_letter}",
-        ylabel,
+        f"1 / {common_dimension_letter(limits)}",
+        metric_label(row.metric),
         series,
-        example_limit.place.problem,
+        row.place.problem,
         "inverse",
         starts_at_zero=False,
     )
@@ -334,66 +321,49 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
 
 def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
     """Make the marks and lines of one extrapolation (one sample ratio) against 1/D: means over runs, fit, limit and theory."""
+    place, fit, theory = limit.row.place, limit.accepted_fit, limit.row.theory
     identity = {
-        "problem": limit.place.problem,
+        "problem": place.problem,
         "metric": limit.metric,
-        "algorithm": limit.place.algorithm,
-        "backend": limit.place.backend,
+        "algorithm": place.algorithm,
+        "backend": place.backend,
         "component": limit.component,
-        "alpha": limit.place.alpha,
+        "alpha": place.alpha,
     }
 
-    def mark_series(
+    def marks(
         quantity: str,
         style: dict[str, object],
-        columns: dict[str, Any],
+        points: Iterable[tuple[object, Number, Number]],
         name: str = "",
         **more_columns: object,
     ) -> Series:
-        """Make the marks of a ``quantity`` (means over runs, extrapolated limit or theory) against the inverse of the
-        dimensions in ``columns``, which also hold its values and errors.
+        """Make the marks of a ``quantity`` (means over runs, extrapolated limit or theory) at ``points``: dimension, value and
+        standard error.
         """
+        columns: dict[str, Any] = dict(
+            zip(("dimension", "value", "error"), zip(*points))
+        )
         columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
-        mark_identity = {**identity, "what": quantity}
+        columns |= more_columns
         return Series(
-            name, columns | more_columns, mark_identity, "marks", color, style
+            name, columns, {**identity, "what": quantity}, "marks", color, style
         )
 
-    dimensions = [point.dimension for point in limit.points]
-    mean_columns = {
-        "dimension": dimensions,
-        "value": [point.moved for point in limit.points],
-        "error": [point.error for point in limit.points],
-    }
-    run_counts = [point.n for point in limit.points]
-    legend = f"α = {limit.place.alpha:.4g}"
-    series = [
-        mark_series(
-            "runs", {"marker": marker, "s": 16}, mean_columns, legend, n=run_counts
-        )
-    ]
-    fit, theory = limit.accepted_fit, limit.theory
+    points = limit.points
+    means = [(point.dimension, point.moved, point.error) for point in points]
+    counts = [point.n for point in points]
+    name = f"α = {place.alpha:.4g}"
+    series = [marks("runs", {"marker": marker, "s": 16}, means, name, n=counts)]
     if fit is not None:
-        inverse_dimensions = np.linspace(0, 1 / min(dimensions), 100)
-        fitted = fit.limit + inverse_dimensions * (
-            fit.coefficient + fit.second * inverse_dimensions
-        )
-        fitted_columns = {"inverse": inverse_dimensions, "value": fitted}
-        series.append(Series("", fitted_columns, None, "line", color, {"lw": 1.0}))
-        limit_columns = {
-            "dimension": ["inf"],
-            "value": [fit.limit],
-            "error": [fit.error],
-        }
-        series.append(mark_series("fit", {"marker": "_", "s": 30}, limit_columns))
+        inverse = np.linspace(0, 1 / min(point.dimension for point in points), 100)
+        fitted = fit.limit + inverse * (fit.coefficient + fit.second * inverse)
+        line = {"inverse": inverse, "value": fitted}
+        series.append(Series("", line, None, "line", color, {"lw": 1.0}))
+        value = ("inf", fit.limit, fit.error)
+        series.append(marks("fit", {"marker": "_", "s": 30}, [value]))
     if theory.value is not None:
-        limit_columns = {
-            "dimension": ["inf"],
-            "value": [theory.value],
-            "error": [theory.error],
-        }
-        diamond_style = {"marker": "D", "s": 30, "clip_on": False}
-        series.append(
-            mark_series("theory", diamond_style, limit_columns, hollow=[True])
-        )
+        diamond = {"marker": "D", "s": 30, "clip_on": False}
+        theory_point = ("inf", theory.value, theory.error)
+        series.append(marks("theory", diamond, [theory_point], hollow=[True]))
     return series

@@ -7,6 +7,7 @@ of the false alarms, N being their number, and so has the mean over the sample r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from smimbench.interfaces import AlgorithmPrediction, Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.numerics.statistics import normal_score, quantile
 from smimbench.registry.registry import find_metric
-from smimbench.report.row import ZERO, PredictedNumber, Row, grouped, place
+from smimbench.report.row import ZERO, Number, PredictedNumber, Row, grouped, place
 
 LEVEL = 0.01
 """Significance level: probability that an algorithm is said to disagree with theory although it agrees exactly.
@@ -103,9 +104,7 @@ class Deviation(NamedTuple):
 class SizeRuns(NamedTuple):
     """Values of one quantity over the runs at one dimension, with theory's ``prediction`` at infinite D and its numerical
     ``error``. Deviations are divided by ``unit``; ``teacher_excess`` is, for each run, the relative excess of the teacher's
-    squared norm over its expected value.
-
-    ``teacher_excess`` is the relative excess of each teacher's squared norm over its mean; NaN where unknown.
+    squared norm over its expected value (NaN where unknown).
     """
 
     dimension: int
@@ -122,7 +121,7 @@ class SizeSeries(NamedTuple):
     """
 
     direction: str
-    coefficient: float | None
+    coefficient: Number
     sizes: list[SizeRuns]
 
     @property
@@ -225,7 +224,7 @@ class PredictedQuantity(NamedTuple):
     alpha: float
     metric: str
     component: int | None
-    step_fraction: float | None
+    step_fraction: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +250,9 @@ class Agreement:
     """
 
     prediction: str | None
-    would_have_seen: float | None = None
-    deviation: float | None = None
-    deviation_z: float | None = None
+    would_have_seen: Number = None
+    deviation: Number = None
+    deviation_z: Number = None
     deviation_of: str | None = None
     no_theory: str | None = None
     far_off: list[int] | None = None
@@ -285,29 +284,21 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
         row.at_size if is_known else row
         for row, is_known in zip(rows, is_optimum_known)
     ]
-    agreement_of_all = _test_agreement(rows, metric)
-    if (
-        agreement_of_all.prediction in (None, "yes")
-        or agreement_of_all.would_have_seen is None
-    ):
-        return agreement_of_all
+    of_all = _test_agreement(rows, metric)
+    if of_all.prediction in (None, "yes") or of_all.would_have_seen is None:
+        return of_all
     outliers, run_count = _outliers([row for row in rows if row.metric == metric])
     if not outliers:
-        return agreement_of_all
-    agreement_without_outliers = _test_agreement(rows, metric, outliers)
-    if agreement_without_outliers.prediction == "no":
-        return agreement_without_outliers
-    if agreement_without_outliers.would_have_seen is None or (
-        agreement_without_outliers.prediction == agreement_of_all.prediction
-        and 10 * agreement_without_outliers.would_have_seen
-        > agreement_of_all.would_have_seen
+        return of_all
+    of_others = _test_agreement(rows, metric, outliers)
+    if of_others.prediction == "no":
+        return of_others
+    if of_others.would_have_seen is None or (
+        of_others.prediction == of_all.prediction
+        and 10 * of_others.would_have_seen > of_all.would_have_seen
     ):
-        return agreement_of_all
-    return replace(
-        agreement_without_outliers,
-        prediction="far off",
-        far_off=[len(outliers), run_count],
-    )
+        return of_all
+    return replace(of_others, prediction="far off", far_off=[len(outliers), run_count])
 
 
 def _holds_at_all_sizes(
@@ -346,13 +337,12 @@ def _outliers(rows: Sequence[Row]) -> tuple[set[RunName], int]:
     outliers: set[RunName] = set()
     for row, distance in zip(rows, distances):
         run_names = [(place(row), instance) for instance in row.estimate.values]
-        robust_deviation = 1.4826 * max(
-            median_distance, np.median(distance)
-        )  # 1.4826: of a normal law
+        # 1.4826: of a normal law
+        robust_deviation = 1.4826 * max(median_distance, np.median(distance))
         is_outlier = distance > max(FAR * robust_deviation, math.log(FACTOR))
         all_runs.update(run_names)
         if is_outlier.sum() <= max(1, 2 * RARE * len(run_names)):
-            outliers.update(run_names[index] for index in np.flatnonzero(is_outlier))
+            outliers.update(itertools.compress(run_names, is_outlier))
     return outliers if len(outliers) <= RARE * len(all_runs) else set(), len(all_runs)
 
 
@@ -362,12 +352,9 @@ def _test_agreement(
     """Test whether the runs of an algorithm, without the given outliers, agree with theory's prediction in all predicted
     quantities; ``metric`` is the error metric for which the smallest detectable deviation is stated.
     """
-    predicted_numbers = [
-        (row, predicted_number)
-        for row in rows
-        for predicted_number in _predicted_numbers(row)
-    ]
-    series_by_quantity = _series_by_quantity(predicted_numbers, outliers)
+    series_by_quantity = _series_by_quantity(
+        ((row, number) for row in rows for number in _predicted_numbers(row)), outliers
+    )
     lacks_runs = any(
         not size.values
         for quantity, series in series_by_quantity.items()
@@ -388,21 +375,21 @@ def _test_agreement(
     relative_variances = _relative_variances(series_by_quantity)
     deviations: dict[PredictedQuantity, Deviation] = {}
     for quantity, series in series_by_quantity.items():
-        quantity_deviation = deviation(
+        tested_deviation = deviation(
             series, relative_variances[quantity], finite_size_factor
         )
-        if quantity_deviation is not None:
-            deviations[quantity] = quantity_deviation
+        if tested_deviation is not None:
+            deviations[quantity] = tested_deviation
         elif quantity.metric == metric:
             lacks_runs = True
     if not deviations:
         return Agreement("too few runs")
-    tested_deviations = deviations | _mean_deviations(deviations)
-    level_per_test = LEVEL / len(tested_deviations)
+    tested = deviations | _mean_deviations(deviations)
+    level_per_test = LEVEL / len(tested)
     critical_score = quantile(1 - level_per_test / 2)
-    significant_deviations = {
+    significant = {
         quantity: d
-        for quantity, d in tested_deviations.items()
+        for quantity, d in tested.items()
         if abs(d.excess_score(d.allowance)) > critical_score
     }
     error_deviations = [
@@ -414,27 +401,23 @@ def _test_agreement(
     largest_statistical_part = max(
         d.smallest_detectable(level_per_test) - d.allowance for d in error_deviations
     )
-    quantity, largest_deviation = max(
-        (significant_deviations or tested_deviations).items(),
+    quantity, largest = max(
+        (significant or tested).items(),
         key=lambda pair: (
-            bool(significant_deviations) and pair[0].metric == metric,
+            bool(significant) and pair[0].metric == metric,
             abs(pair[1].excess_score()),
         ),
     )
-    if significant_deviations:
+    if significant:
         answer = "no"
-    elif abs(largest_deviation.excess_score(RESOLUTION)) > critical_score:
+    elif abs(largest.excess_score(RESOLUTION)) > critical_score:
         answer = "finite size"
     elif lacks_runs or largest_statistical_part > VAGUE:
         answer = "too few runs"
     else:
         answer = "yes" if detectable <= VAGUE else "finite size"
     return Agreement(
-        answer,
-        detectable,
-        largest_deviation.value,
-        largest_deviation.excess_score(),
-        quantity.metric,
+        answer, detectable, largest.value, largest.excess_score(), quantity.metric
     )
 
 
@@ -445,7 +428,7 @@ def _predicted_numbers(row: Row) -> list[PredictedNumber]:
     return [at_end, *(prediction.also_predicted or ())]
 
 
-def _at_end(row: Row, *prediction: float | None) -> PredictedNumber:
+def _at_end(row: Row, *prediction: Number) -> PredictedNumber:
     """Return the row's metric at the end of the run with its ``prediction``: the coefficient of its 1/D correction, the value
     at infinite D, and the value's numerical error.
     """
@@ -468,45 +451,38 @@ def _series_by_quantity(
         if row.prediction.teachers
     }
     series_by_quantity: dict[PredictedQuantity, SizeSeries] = {}
-    for row, predicted_number in predicted_numbers:
-        prediction, coefficient = (
-            predicted_number.prediction,
-            predicted_number.coefficient,
-        )
+    for row, number in predicted_numbers:
+        prediction, coefficient = number.prediction, number.coefficient
         if prediction is None:
             continue
-        direction = find_metric(predicted_number.metric).direction
+        direction = find_metric(number.metric).direction
         unit = max(abs(prediction), 1.0)
         if direction == "lower":
             unit = abs(prediction)
             # Where theory says 0, errors up to the target count as reached.
             if unit <= ZERO * row.target:
                 unit, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
-        place_key = place(row)
+        row_place = place(row)
         values = {
             instance: value
-            for instance, value in predicted_number.values.items()
-            if (place_key, instance) not in outliers
+            for instance, value in number.values.items()
+            if (row_place, instance) not in outliers
         }
-        excesses_by_instance = teacher_excesses.get(place_key, {})
+        excesses = teacher_excesses.get(row_place, {})
+        index = (number.component or 1) - 1
         excess = [
-            excesses_by_instance[instance][(predicted_number.component or 1) - 1]
-            if instance in excesses_by_instance
-            else math.nan
+            excesses[instance][index] if instance in excesses else math.nan
             for instance in values
         ]
         quantity = PredictedQuantity(
-            row.place.nominal_alpha,
-            predicted_number.metric,
-            predicted_number.component,
-            predicted_number.at,
+            row.place.nominal_alpha, number.metric, number.component, number.at
         )
         size_runs = SizeRuns(
             row.place.dimension,
             [*values.values()],
             excess,
             prediction,
-            predicted_number.error or 0.0,
+            number.error or 0.0,
             unit,
         )
         new_series = SizeSeries(direction, coefficient, [])
@@ -523,35 +499,22 @@ def _relative_variances(
     There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all
     quantities of its sample ratio, and the scatter of an error for the claim about it.
     """
-    own_variances = {
-        quantity: _relative_variance(series)
-        for quantity, series in series_by_quantity.items()
-    }
     largest_variances: dict[PredictedQuantity, float] = {}
-    for quantities in grouped(
-        series_by_quantity, lambda quantity: quantity.alpha
-    ).values():
-        claim_quantities = [
-            candidate
-            for candidate in quantities
-            if series_by_quantity[candidate].direction == "one"
-        ]
-        error_quantities = [
-            candidate
-            for candidate in quantities
-            if series_by_quantity[candidate].direction == "lower"
-            and candidate.step_fraction is None
-        ]
+    for quantities in grouped(series_by_quantity, lambda q: q.alpha).values():
+        directions = {q: series_by_quantity[q].direction for q in quantities}
+        variances = {q: _relative_variance(series_by_quantity[q]) for q in quantities}
         for quantity in quantities:
-            related_quantities = [quantity, *claim_quantities]
-            if quantity in claim_quantities:
-                related_quantities += [
-                    candidate
-                    for candidate in error_quantities
-                    if candidate.component == quantity.component
-                ]
+            is_claim = directions[quantity] == "one"
             largest_variances[quantity] = max(
-                own_variances[candidate] for candidate in related_quantities
+                variance
+                for other, variance in variances.items()
+                if other == quantity
+                or directions[other] == "one"
+                or (
+                    is_claim
+                    and (directions[other], other.step_fraction) == ("lower", None)
+                    and other.component == quantity.component
+                )
             )
     return largest_variances
 
@@ -623,21 +586,16 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
         else (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
         for row, is_optimum_known in zip(rows, is_known)
     )
-    series_deviations = [
-        series_deviation
-        for series_deviation in map(deviation, series_by_quantity.values())
-        if series_deviation is not None
-    ]
+    deviations = [d for d in map(deviation, series_by_quantity.values()) if d]
     return any(
-        series_deviation.excess_score(series_deviation.allowance)
-        < -quantile(1 - IMPOSSIBLE / len(series_deviations))
-        for series_deviation in series_deviations
+        d.excess_score(d.allowance) < -quantile(1 - IMPOSSIBLE / len(deviations))
+        for d in deviations
     )
 
 
 def size_coefficients(
     prediction: AlgorithmPrediction | None, metric: str, components: int
-) -> Sequence[float | None]:
+) -> Sequence[Number]:
     """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm; None where
     unknown.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Number = float | None
+"""A number, or None where it is unknown or does not apply."""
 Text = Annotated[str, Field(max_length=100_000)]
 Component = Annotated[int, Field(ge=1)] | None
 """Number of a component, from 1; None for a metric of all components together."""

@@ -24,6 +24,7 @@ from smimbench.report.row import (
     LearningFactor,
     LearningOrder,
     Nearness,
+    Number,
     Row,
     RunCost,
     StillMoving,
@@ -81,7 +82,7 @@ def failed_runs(row: Row) -> int:
     )
 
 
-def mean_of(values: Iterable[float | None]) -> float | None:
+def mean_of(values: Iterable[Number]) -> Number:
     """Mean of the values that are not None; None if there are none."""
     known_values = [value for value in values if value is not None]
     return float(np.mean(known_values)) if known_values else None
@@ -90,8 +91,8 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 class MeanAndError(NamedTuple):
     """A mean and its standard error."""
 
-    mean: float | None
-    sem: float | None
+    mean: Number
+    sem: Number
 
 
 @np.errstate(over="ignore")
@@ -103,7 +104,7 @@ def mean_and_error(values: Host) -> MeanAndError:
 
 
 def compared_with_theory(
-    estimate: MeanAndError, theory: float | None, theory_error: float | None
+    estimate: MeanAndError, theory: Number, theory_error: Number
 ) -> Comparison:
     """Compare a mean over runs (``estimate``) with the value of theory; ``z`` is their difference in units of the combined
     error: the standard error of the mean, and the numerical error of theory.
@@ -119,8 +120,8 @@ def compared_with_theory(
 
 
 def ratio_to_bayes(
-    mean: float | None, bayes: float | None, target: float, optimum: float | None = None
-) -> float | None:
+    mean: Number, bayes: Number, target: float, optimum: Number = None
+) -> Number:
     """Ratio of the mean error over runs to the Bayes-optimal error: to ``optimum``, that of this dimension, if known,
     otherwise to ``bayes``, that of infinite D. None where ``bayes`` is 0 to the resolution of ``target``.
     """
@@ -131,34 +132,26 @@ def ratio_to_bayes(
 
 def mean_diagnostics(
     records: Sequence[Record],
-    predictions_by_diagnostic: Mapping[str, Sequence[float | None] | None],
+    predictions_by_diagnostic: Mapping[str, Sequence[Number] | None],
 ) -> dict[str, list[Finding]]:
     """Average over runs the diagnostics that algorithms report at their end: lists of numbers by name, often one per
     component; each mean is paired with theory's prediction for that number.
     """
-    lists_by_diagnostic: dict[str, list[list[float | None]]] = {}
+    lists_by_diagnostic: dict[str, list[list[Number]]] = {}
     for record in records:
-        for diagnostic, reported_values in record.final.items():
-            if isinstance(reported_values, list) and diagnostic not in {
-                *READINGS,
-                "spectrum",
-            }:
-                lists_by_diagnostic.setdefault(diagnostic, []).append(reported_values)
+        for diagnostic, numbers in record.final.items():
+            if isinstance(numbers, list) and diagnostic not in {*READINGS, "spectrum"}:
+                lists_by_diagnostic.setdefault(diagnostic, []).append(numbers)
     findings: dict[str, list[Finding]] = {}
-    for diagnostic, reported_lists in sorted(lists_by_diagnostic.items()):
-        entries = itertools.zip_longest(*reported_lists)
-        predictions = predictions_by_diagnostic.get(diagnostic) or []
+    for diagnostic, lists in sorted(lists_by_diagnostic.items()):
+        predictions = predictions_by_diagnostic.get(diagnostic) or ()
+        entries = [*itertools.zip_longest(*lists)]
         findings[diagnostic] = []
-        for entry_values, prediction in itertools.zip_longest(entries, predictions):
-            if entry_values is not None:
-                values = np.array(
-                    [value for value in entry_values if value is not None], dtype=float
-                )
-                reporting_and_all = len(values), len(reported_lists)
-                finding = Finding(
-                    *mean_and_error(values), *reporting_and_all, prediction
-                )
-                findings[diagnostic].append(finding)
+        for entry, prediction in zip(entries, [*predictions, *(None for _ in entries)]):
+            values = np.array([value for value in entry if value is not None], float)
+            findings[diagnostic].append(
+                Finding(*mean_and_error(values), len(values), len(lists), prediction)
+            )
     return findings
 
 
@@ -279,11 +272,11 @@ def errors_at(run: TracedRun, clock: str, time: float) -> list[float]:
     ]
 
 
-def first_time(trajectory: Trajectory | None, is_reached: Host | None) -> FirstTime:
+def first_time(trajectory: Trajectory, is_reached: Host) -> FirstTime:
     """Return iteration, samples and seconds at the first recorded point of a trajectory where ``is_reached`` (one truth value
-    per point) is true; all three are infinite if no point is, or if ``is_reached`` is None.
+    per point) is true; all three are infinite if no point is.
     """
-    if trajectory is None or is_reached is None or not is_reached.any():
+    if not is_reached.any():
         return FirstTime()
     first_index = int(np.argmax(is_reached))
     samples = math.nan
@@ -377,7 +370,7 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _median_time(times: Sequence[float] | Host) -> float | None:
+def _median_time(times: Sequence[float] | Host) -> Number:
     """Median over runs of a time (or number of iterations or samples), where runs that never reach the goal count as
     infinite; None if the median is infinite or unknown.
     """
@@ -385,9 +378,9 @@ def _median_time(times: Sequence[float] | Host) -> float | None:
     return median if math.isfinite(median) else None
 
 
-def peak_share(records: Sequence[Record]) -> tuple[float | None, str | None]:
+def peak_share(records: Sequence[Record]) -> tuple[Number, str | None]:
     """Return the mean fraction of the machine's peak that iterations reach, and which peak bounds them (products or reads)."""
-    peak_fractions = []
+    fractions = []
     for record in records:
         timing, cell = record.timing, record.cell
         if timing.per_iteration and timing.cost and timing.ceilings:
@@ -398,9 +391,9 @@ def peak_share(records: Sequence[Record]) -> tuple[float | None, str | None]:
                 str(cell.get("dtype", "float64")),
                 tf32=bool(cell.get("tf32", False)),
             )
-            peak_fractions += [fraction] if fraction else []
-    ceiling = peak_fractions[0].bound if peak_fractions else None
-    return mean_of(fraction.value for fraction in peak_fractions), ceiling
+            fractions += [fraction] if fraction else []
+    ceiling = fractions[0].bound if fractions else None
+    return mean_of(fraction.value for fraction in fractions), ceiling
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------------
@@ -441,36 +434,23 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
     steps = np.asarray(trajectory["iteration"])
     error = np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
     block_ends = [(1 - blocks_before * BLOCK) * steps[-1] for blocks_before in range(4)]
-    last_block, second_last_block, third_last_block = (
+    blocks = [
         error[(steps > start) & (steps <= end)]
         for end, start in itertools.pairwise(block_ends)
-    )
-    if (
-        min(map(len, (last_block, second_last_block, third_last_block))) < 4
-        or not np.isfinite(error).all()
-    ):
+    ]
+    if min(map(len, blocks)) < 4 or not np.isfinite(error).all():
         return []
-    mean, mean_before, mean_two_before = (
-        float(block.mean())
-        for block in (last_block, second_last_block, third_last_block)
-    )
+    mean, mean_before, mean_two_before = (float(block.mean()) for block in blocks)
     if max(mean, mean_before) <= target:
         return [(0.0, 1.0)]
     difference = mean - mean_before
-    noise_error = math.hypot(
-        _error_of_block_mean(second_last_block), _error_of_block_mean(last_block)
-    )
+    noise_error = math.hypot(*map(_error_of_block_mean, blocks[1::-1]))
     relative_change = mean / mean_before - 1 if mean_before > 0 else math.inf
     # Swings about a floor turn; three blocks in one direction are rarely chance.
     keeps_direction = difference * (mean_before - mean_two_before) > 0
-    if not (
-        keeps_direction
-        and abs(relative_change) > 0.05
-        and abs(difference) > 4 * noise_error
-    ):
-        relative_change = 0.0
+    is_clear = abs(relative_change) > 0.05 and abs(difference) > 4 * noise_error
     lowest = float(error.min() / error[-1]) if error[-1] > 0 else 1.0
-    return [(relative_change, lowest)]
+    return [(relative_change if keeps_direction and is_clear else 0.0, lowest)]
 
 
 def _error_of_block_mean(block: Host) -> float:
@@ -582,31 +562,24 @@ def learning_order(
     learnable = [
         component for component, value in enumerate(optimal_overlaps) if value > 1e-3
     ]
-    array_shape = len(trajectories), len(learnable), len(FirstTime._fields)
-    times = np.zeros(array_shape)
+    goals = [0.5 * optimal_overlaps[component] for component in learnable]
+    times = np.zeros((len(trajectories), len(learnable), len(FirstTime._fields)))
     for run_index, trajectory in enumerate(trajectories):
-        for column, component in enumerate(learnable):
-            is_learned = None
-            if trajectory is not None:
-                is_learned = (
-                    trajectory["overlap"][:, component]
-                    >= 0.5 * optimal_overlaps[component]
-                )
+        if trajectory is None:
+            times[run_index] = math.inf
+            continue
+        for column, (component, goal) in enumerate(zip(learnable, goals)):
+            is_learned = trajectory["overlap"][:, component] >= goal
             times[run_index, column] = first_time(trajectory, is_learned)
     half_overlaps = [HalfOverlap() for _ in optimal_overlaps]
-    for column, component in enumerate(learnable):
-        iterations, counted_samples, seconds = map(_median_time, times[:, column].T)
+    for column, (component, goal) in enumerate(zip(learnable, goals)):
+        iterations, samples, seconds = map(_median_time, times[:, column].T)
         fraction = mean_of(np.isfinite(times[:, column, 0]))
         epochs = None
-        if counted_samples is not None and not math.isnan(samples_per_epoch):
-            epochs = counted_samples / samples_per_epoch
+        if samples is not None and not math.isnan(samples_per_epoch):
+            epochs = samples / samples_per_epoch
         half_overlaps[component] = HalfOverlap(
-            0.5 * optimal_overlaps[component],
-            fraction,
-            iterations,
-            counted_samples,
-            epochs,
-            seconds,
+            goal, fraction, iterations, samples, epochs, seconds
         )
     iterations_by_run = times[..., 0]
     sequences = Counter(
@@ -618,14 +591,12 @@ def learning_order(
         for run in iterations_by_run
     )
     ordered_sequences = [
-        LearnedSequence(list(components_in_order), run_count)
-        for components_in_order, run_count in sequences.most_common()
+        LearnedSequence([*components], runs)
+        for components, runs in sequences.most_common()
     ]
     complete = np.all(np.isfinite(iterations_by_run), axis=1)
-    learning_factor = _learning_factor(times[complete])
-    return half_overlaps, LearningOrder(
-        ordered_sequences, mean_of(complete.tolist()), learning_factor
-    )
+    success, factor = mean_of(complete.tolist()), _learning_factor(times[complete])
+    return half_overlaps, LearningOrder(ordered_sequences, success, factor)
 
 
 def _learning_factor(times: Host) -> LearningFactor | None:

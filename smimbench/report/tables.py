@@ -33,6 +33,7 @@ from smimbench.report.extrapolation import Limit
 from smimbench.report.row import (
     Finding,
     HalfOverlap,
+    Number,
     Row,
     RowEntry,
     common_dimension_letter,
@@ -548,6 +549,6 @@ NAMED = 10
 """Largest number of rows without a counterpart that are named in a line; the table contains all of them."""
 
 
-def _time_with_change(duration: float, change: float | None) -> str:
+def _time_with_change(duration: float, change: Number) -> str:
     """Format a time per iteration in seconds (``duration``) with its change in percent; blank if the change is unknown."""
     return "" if change is None else f"{seconds(duration)} {change:+z.0f}%"

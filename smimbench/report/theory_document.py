@@ -16,7 +16,7 @@ from smimbench.interfaces import AlgorithmPrediction, ParameterError
 from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import RegistryError, find_metric, theory_of
 from smimbench.report.results import Results
-from smimbench.report.row import component_word, dimension_letter_of, grouped
+from smimbench.report.row import Number, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     draws_fresh_samples,
     places_of,
@@ -127,7 +127,7 @@ class AlgorithmTheory:
     component_word: str
     fresh: bool
     prediction: AlgorithmPrediction | str
-    overlap: list[float | None]
+    overlap: list[Number]
 
     def document(self) -> JsonObject:
         """Return the prediction as a JSON object."""
@@ -400,7 +400,7 @@ def _algorithm_theory(
     """Look up the prediction for the algorithm of a cell."""
     ratio = _prediction_ratio(problem, cell)
     prediction = prediction_of(answers, problem, cell, ratio)
-    overlap: list[float | None] = []
+    overlap: list[Number] = []
     if not isinstance(prediction, str):
         metric = find_metric("overlap")
         overlap, _ = theory_of(metric, problem, prediction, problem.components)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.files import JsonObject
 from smimbench.interfaces import AlgorithmPrediction, Host
 from smimbench.report.columns import Column, column_of, make_table, number, one_digit
-from smimbench.report.row import grouped
+from smimbench.report.row import Number, grouped
 from smimbench.report.tables import Columns
 from smimbench.report.theory_document import (
     AlgorithmTheory,
@@ -44,62 +44,40 @@ def _theory_columns(component_word: str) -> Columns:
     ]
 
 
-class ComponentRow(NamedTuple):
-    """Table row for one component of a fixed point of theory, or of a prediction for an algorithm: error, overlap and their
-    numerical errors at a sample ratio.
-
-    Attributes
-    ----------
-    component : int or None
-        From 1; None where there is one.
-    alpha_error : float or None
-        None where the curve is exact.
-    algorithm, dimension
-        Of a prediction.
-    """
-
-    alpha: float
-    component: int | None
-    mse: float
-    mse_error: float
-    alpha_error: float | None
-    overlap: float | None
-    branch: str
-    generalization_error: dict[str, float] | None = None
-    algorithm: str = ""
-    dimension: int | str = ""
-
-
-def _rows_of_point(point: TheoryPoint) -> list[ComponentRow]:
+def _rows_of_point(point: TheoryPoint) -> list[JsonObject]:
     """Make one table row per component of a fixed point of theory."""
     overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
-    rows = _component_rows(point, point.alpha, point.alpha_error, overlap)
-    errors = point.generalization_error
-    return [row._replace(generalization_error=errors) for row in rows]
+    errors = {"generalization_error": point.generalization_error}
+    return _component_rows(point, point.alpha, point.alpha_error, overlap, errors)
 
 
 def _component_rows(
     point: TheoryPoint | AlgorithmPrediction,
     alpha: float,
     alpha_error: Host,
-    overlap: Sequence[float | None],
-) -> list[ComponentRow]:
+    overlap: Sequence[Number],
+    more_columns: JsonObject,
+) -> list[JsonObject]:
     """Make one table row per component of a fixed point (or prediction) at a sample ratio. ``alpha_error`` (P,) is the error
     of the sample ratio, shown unless it is negligible; ``overlap`` (P,) the overlap with the signal.
     """
-    mse, error = np.atleast_1d(point.mse), np.atleast_1d(point.mse_error)
     is_exact = not alpha_error.max() > 1e-6 * alpha
+    errors_in_alpha = [None] * len(overlap) if is_exact else alpha_error
+    columns = zip(point.mse, point.mse_error, errors_in_alpha, overlap)
     return [
-        ComponentRow(
-            alpha,
-            index + 1 if len(mse) > 1 else None,
-            float(mse[index]),
-            float(error[index]),
-            None if is_exact else float(alpha_error[index]),
-            overlap[index],
-            point.branch,
+        {
+            "alpha": alpha,
+            "component": component if len(overlap) > 1 else None,
+            "mse": mse,
+            "mse_error": mse_error,
+            "alpha_error": error_in_alpha,
+            "overlap": component_overlap,
+            "branch": point.branch,
+            **more_columns,
+        }
+        for component, (mse, mse_error, error_in_alpha, component_overlap) in enumerate(
+            columns, 1
         )
-        for index in range(len(mse))
     ]
 
 
@@ -181,51 +159,38 @@ def _threshold_lines(
     """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist; ``is_single`` says
     whether the signal has one component.
     """
-
-    def alpha_text(threshold: Threshold) -> str:
-        """Format a threshold with seven digits."""
-        return f"alpha = {_with_error(threshold, 7)}"
-
     weak, perfect, late = (
         thresholds.weak_recovery,
         thresholds.perfect_recovery,
         thresholds.late_recovery,
     )
-    lines = [("weak_recovery", alpha_text(weak) if weak else "")]
-    recovery = alpha_text(perfect) if perfect else ""
+    weak_text, recovery = (
+        f"alpha = {_with_error(threshold, 7)}" if threshold else ""
+        for threshold in (weak, late or perfect)
+    )
     if perfect and late:
-        recovery = (
-            f"{alpha_text(late)} (uninformed), {_with_error(perfect, 7)} (informed)"
-        )
-    lines.append(("perfect_recovery", recovery))
+        recovery += f" (uninformed), {_with_error(perfect, 7)} (informed)"
+    lines = [
+        ("weak_recovery", "weak recovery", weak_text),
+        ("perfect_recovery", "perfect recovery", recovery),
+    ]
     bifurcations = thresholds.sequential
     if len(bifurcations) > 1 or not (is_single or bifurcations):
-        lines.append(("sequential", _order_of_learning(bifurcations, component_word)))
+        order = _order_of_learning(bifurcations, component_word)
+        lines.append(("sequential", "learned in order", order))
     if hard := thresholds.hard_phase:
         lower, upper = map(_with_error, (hard.information_theoretic, hard.algorithmic))
-        alpha_range = f"{lower} to {upper}"
-        lines.append(
-            (
-                "hard_phase",
-                f"{alpha_range}: algorithms with an uninformed start do not reach the Bayes-optimal error",
-            )
-        )
+        text = f"{lower} to {upper}: algorithms with an uninformed start do not reach the Bayes-optimal error"
+        lines.append(("", "hard phase", text))
         if hard.spinodal != hard.information_theoretic:
             spinodal = _with_error(hard.spinodal)
-            lines.append(("", f"the informed branch begins at {spinodal}"))
+            lines.append(("", "", f"the informed branch begins at {spinodal}"))
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True, min_width=19)
-    for threshold_key, text in lines:
-        threshold_name = (
-            "learned in order"
-            if threshold_key == "sequential"
-            else threshold_key.replace("_", " ")
-        )
-        reason = thresholds.reasons.get(threshold_key)
-        table.add_row(
-            f"  {threshold_name}",
-            Text(text or (f"none: {reason}" if reason else "none")),
-        )
+    for key, name, text in lines:
+        reason = thresholds.reasons.get(key)
+        absence = f"none: {reason}" if reason else "none"
+        table.add_row(f"  {name}", Text(text or absence))
     return Group(table, "")
 
 
@@ -259,35 +224,28 @@ def prediction_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
     tables: list[RenderableType] = []
     for theory in theories:
         entries = theory.algorithms or ()
-        predicted_entries = [
+        predicted = [
             entry for entry in entries if not isinstance(entry.prediction, str)
         ]
-        rows: list[ComponentRow] = []
-        for algorithm_entries in grouped(
-            predicted_entries, lambda entry: entry.algorithm
-        ).values():
+        rows: list[JsonObject] = []
+        for algorithm_entries in grouped(predicted, lambda e: e.algorithm).values():
             # Sizes are told apart where the prediction depends on them.
-            sample_ratios = [
+            ratios = [
                 0.0 if entry.fresh else entry.alpha for entry in algorithm_entries
             ]
-            show_dimension = len(set(sample_ratios)) < len(sample_ratios)
+            show_dimension = len(set(ratios)) < len(ratios)
             for entry in sorted(algorithm_entries, key=lambda entry: entry.alpha):
                 rows += _rows_of_prediction(entry, show_dimension)
         title = f"{theory.label}: predictions for the algorithms"
         notes = Text("\n".join(_prediction_notes(entries)), style="dim")
         if rows:
-            dimension_letter, component_word = (
-                predicted_entries[0].dimension_letter,
-                predicted_entries[0].component_word,
-            )
-            dimension_column = column_of("D", "dimension")._replace(
-                heading=dimension_letter
-            )
             columns = [
                 column_of("algorithm", "algorithm"),
                 ALPHA,
-                dimension_column,
-                *_theory_columns(component_word),
+                Column(
+                    predicted[0].dimension_letter, fields="dimension", unless_same=True
+                ),
+                *_theory_columns(predicted[0].component_word),
             ]
             tables.append(make_table(title, columns, rows))
         if notes:
@@ -298,37 +256,32 @@ def prediction_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]
 
 def _rows_of_prediction(
     entry: AlgorithmTheory, show_dimension: bool
-) -> list[ComponentRow]:
+) -> list[JsonObject]:
     """Make one table row per component of a prediction, with its dimension if ``show_dimension``."""
     prediction = entry.prediction
     assert not isinstance(prediction, str)
     alpha_error = np.atleast_1d(prediction.more.get("alpha_error", 0.0))
-    rows = _component_rows(prediction, entry.alpha, alpha_error, entry.overlap)
     dimension = entry.dimension if show_dimension else ""
-    return [
-        row._replace(algorithm=entry.algorithm, dimension=dimension) for row in rows
-    ]
+    labels = {"algorithm": entry.algorithm, "dimension": dimension}
+    return _component_rows(prediction, entry.alpha, alpha_error, entry.overlap, labels)
 
 
 def _prediction_notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
     """Return notes on the predictions for algorithms, one line each, starting with the algorithms' names."""
-    notes: list[tuple[str, str]] = []
+    notes: dict[str, dict[str, None]] = {}
     for entry in entries:
-        algorithm, prediction = entry.algorithm, entry.prediction
+        prediction = entry.prediction
         if isinstance(prediction, str):
-            notes.append((f"no prediction: {prediction}", algorithm))
-            continue
-        notes.append((f"obtained by {prediction.method}", algorithm))
-        if entry.fresh:
-            note = "alpha counts the fresh samples of all steps"
-            notes.append((note, algorithm))
-        if isinstance(prediction.trajectory, str):
-            notes.append((f"no trajectory: {prediction.trajectory}", algorithm))
-    by_text = grouped(notes, lambda note: note[0])
-    return [
-        f"{'; '.join(dict.fromkeys(algorithm for _, algorithm in notes_with_text))}: {text}"
-        for text, notes_with_text in by_text.items()
-    ]
+            texts = [f"no prediction: {prediction}"]
+        else:
+            texts = [f"obtained by {prediction.method}"]
+            if entry.fresh:
+                texts.append("alpha counts the fresh samples of all steps")
+            if isinstance(prediction.trajectory, str):
+                texts.append(f"no trajectory: {prediction.trajectory}")
+        for text in texts:
+            notes.setdefault(text, {})[entry.algorithm] = None
+    return [f"{'; '.join(algorithms)}: {text}" for text, algorithms in notes.items()]
 
 
 def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:

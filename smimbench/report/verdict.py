@@ -18,6 +18,7 @@ from smimbench.report.prediction import Agreement, agreement, is_below_optimum
 from smimbench.report.row import (
     LIMIT,
     ZERO,
+    Number,
     OptimalValue,
     Row,
     common_dimension_letter,
@@ -96,21 +97,21 @@ class Contender:
     problem: str
     algorithm: str
     settings: str
-    ratio_to_limit: float | None
-    ratio_to_limit_error: float | None
-    ratio_to_bayes: float | None
-    ratio_error: float | None
-    optimum_to_limit: float | None
-    optimum_to_limit_error: float | None
+    ratio_to_limit: Number
+    ratio_to_limit_error: Number
+    ratio_to_bayes: Number
+    ratio_error: Number
+    optimum_to_limit: Number
+    optimum_to_limit_error: Number
     optimum_source: str | None
-    where_zero: float | None
+    where_zero: Number
     zero_reached: bool | None
     points: int
     missing: int
-    near_seconds: float | None
-    near_fraction: float | None
-    seconds: float | None
-    iterations: float | None
+    near_seconds: Number
+    near_fraction: Number
+    seconds: Number
+    iterations: Number
     status_counts: dict[str, int]
     moving: int
     unsolved: int
@@ -121,7 +122,7 @@ class Contender:
     mean_error: MeanAndError | None = None
 
     @property
-    def error(self) -> float | None:
+    def error(self) -> Number:
         """Ratio of its error to the limit of the optimal error; the error itself where no optimum is known."""
         return self.mean_error.mean if self.mean_error else self.ratio_to_limit
 
@@ -409,7 +410,7 @@ def _error_ratio(
     return ErrorRatio(reference, _bounded_exp(change.value), interval)
 
 
-def _mean_ratio(logs: Mapping[Instance, float]) -> float | None:
+def _mean_ratio(logs: Mapping[Instance, float]) -> Number:
     """Return the geometric mean of ratios, given by their logarithms; None if there are none."""
     return _bounded_exp(math.fsum(logs.values()) / len(logs)) if logs else None
 
@@ -436,7 +437,7 @@ class _Sum(NamedTuple):
         return _log_ratio(self.value, reference.value), math.hypot(*errors)
 
 
-def _sum(values_and_errors: Iterable[tuple[float | None, float | None]]) -> _Sum:
+def _sum(values_and_errors: Iterable[tuple[Number, Number]]) -> _Sum:
     """Sum values over components, given as pairs (value, standard error) with independent errors."""
     values, errors = zip(*values_and_errors)
     known_errors = [math.inf if error is None else error for error in errors]
@@ -622,9 +623,9 @@ class AlgorithmSummary:
     algorithm: str
     instances: int
     all: int
-    ratio_to_limit: float | None
-    ratio_to_bayes: float | None
-    to_best: float | None
+    ratio_to_limit: Number
+    ratio_to_bayes: Number
+    to_best: Number
     interval: list[float] | None
 
 
