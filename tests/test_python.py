@@ -65,7 +65,13 @@ def test_everything_that_was_run_is_loaded(ran, where):
 def test_rows_in_a_notebook_are_a_ranking_a_verdict_and_folded_rows(ran):
     text = ran[2]._repr_html_()
     ranking, verdict, rows = re.split("<p>|<details>", text)
-    for words in ("error / limit", "error / best", "95% interval", "gamp", "adam"):
+    for words in (
+        "error ÷ optimal error",
+        "error ÷ best error",
+        "95% interval",
+        "gamp",
+        "adam",
+    ):
         assert words in ranking
     assert verdict.startswith("line: gamp is best, ")
     assert "<summary>8 of 8 rows</summary>" in rows

@@ -281,7 +281,7 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
     return {
         "rank": str(entry["rank"]) if is_ranked else "",
         "contender": entry["algorithm"],
-        "error / limit": ratio_words(
+        "error ÷ optimal error": ratio_words(
             entry["ratio_to_limit"], entry["ratio_to_limit_error"]
         ),
         "over the leader": words if is_ranked else "",
@@ -307,9 +307,9 @@ def _origin(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def picture(paths: Sequence[Path], target: Path) -> None:
-    """Draw error / limit of every contender (a row) on every problem (a column), with intervals, and CPU time.
+    """Draw the error of every contender (a row) over the optimal one on every problem (a column), with intervals, and CPU time.
 
-    Rows are sorted by the geometric mean of error / limit over the problems that a contender takes; what was set by hand is
+    Rows are sorted by the geometric mean of this ratio over the problems that a contender takes; what was set by hand is
     left out. Full marks are tied with the leader of their ranking.
     """
     entries = [

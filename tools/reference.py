@@ -220,8 +220,8 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
     return {
         "problem": problem,
         "algorithm": contender["algorithm"],
-        "error / limit": ratio,
-        "optimum / limit at this D": optimum_at_size_words(*optimum),
+        "error ÷ optimal error": ratio,
+        "optimal error, this D ÷ infinite D": optimum_at_size_words(*optimum),
         "error where optimum is 0": contender["where_zero"],
         "agrees with theory": contender["prediction"] or "none",
         "runs at 1.05x optimum": ""

@@ -295,8 +295,8 @@ COLUMNS: dict[str, list[Column]] = {
         Column("problem", as_text, "Label of the problem in the suite.", "place.problem", words=True),
         Column("algorithm", as_text, "Label of the algorithm in the suite, with @backend where several "
                "backends are shown. Estimates given to `smimbench score` are listed here too.", "place.algorithm", words=True),
-        Column("settings", as_text, "Where the parameters of the algorithm are from. tuned: chosen by `smimbench tune`, on seeds "
-               "that no score uses. as published: from the "
+        Column("parameters", as_text, "How the parameters of the algorithm were chosen. tuned: by `smimbench tune`, on seeds "
+               "that no score uses. as published: as in the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
                "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
                "count.", "place.settings", words=True),
@@ -309,7 +309,7 @@ COLUMNS: dict[str, list[Column]] = {
                "list metrics`.", "metric", words=True),
         Column("component", as_text, "Number of the signal component, from 1; the number of the "
                "layer where the channel has layers.", "component"),
-        Column("n", as_text, "Number of runs that gave an estimate.", "estimate.n"),
+        Column("runs", as_text, "Number of runs that gave an estimate.", "estimate.n"),
         Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
                "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.",
                "runs.status_counts runs.moving", words=True),
@@ -328,14 +328,15 @@ COLUMNS: dict[str, list[Column]] = {
                "combined standard error; `z_at_size` in JSON. `*`: only the predicted value for D to infinity is known. `?`: "
                "fewer than 4 runs, too few for a reliable standard error. Blank where the prediction is 0.",
                sorts="z", marks=Z_MARKS),
-        Column("error / limit", ratio_words, "Mean error divided by the Bayes-optimal error for D to infinity. At finite D the "
-               "optimum itself differs from 1: see `optimum / limit at this D`. In the verdict: the geometric mean over "
-               "sample ratios, in which a run without an estimate counts as the worst. Blank where the optimal error is 0.",
+        Column("error ÷ optimal error", ratio_words, "Mean error divided by the Bayes-optimal error for D to infinity. At finite "
+               "D the best possible ratio is not 1 but `optimal error, this D ÷ infinite D`. In the verdict: the geometric mean "
+               "over sample ratios, in which a run without an estimate counts as the worst. Blank where the optimal error is 0.",
                "ratio_to_limit ratio_to_limit_error"),
-        Column("optimum / limit at this D", optimum_at_size_words, "Bayes-optimal error at the dimension of the runs, divided "
-               "by that for D to infinity. closed form, sampled: known without the runs of the table. fitted to gamp: estimated "
-               "from the runs of gamp, whose row has no number, because its ratio to them is 1 by construction. Blank where "
-               "only the limit is known.", "optimum_to_limit optimum_to_limit_error optimum.source", words=True),
+        Column("optimal error, this D ÷ infinite D", optimum_at_size_words, "Bayes-optimal error at the dimension of the runs, "
+               "divided by that for D to infinity, and where it is from. closed form, sampled: known without the runs of the "
+               "table. fitted to gamp: estimated from the runs of gamp, whose row has no number, because its ratio to them is 1 "
+               "by construction. Blank where only the limit is known.",
+               "optimum_to_limit optimum_to_limit_error optimum.source", words=True),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
         Column("error where optimum is 0", lambda error, reached: "0" if reached else number(error, 3),
@@ -350,10 +351,10 @@ COLUMNS: dict[str, list[Column]] = {
                "too few runs: a deviation of 50% could go unnoticed."),
         Column("instances solved", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
                "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
-        Column("error / best", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
+        Column("error ÷ best error", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
                "line, as a geometric mean over the instances that both solved.", "to_best"),
         Column("95% interval", lambda ends: " to ".join(number(end, 3) for end in ends or ()), "95% confidence interval "
-               "of error / best, from Student's t applied to the logarithms.", "interval"),
+               "of error ÷ best error, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
         Column("time to 1.05x optimum", partial(_time_near_text, "0.05"), "Median time until the error of a run "
@@ -394,7 +395,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("learning order (runs)", _learning_orders_text,
                "Order in which the components or layers reach half of their optimal "
                "overlap; in brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),
-        Column("last / first learning time", _learning_factor_text, "Learning time of the last component divided by that of the "
+        Column("last ÷ first learning time", _learning_factor_text, "Learning time of the last component divided by that of the "
                "first: geometric mean over runs and its standard error.", "runs.learning_order.factor"),
         Column("runs that learn all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],

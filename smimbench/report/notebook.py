@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from smimbench.theory.types import Question
 
 ROW: list[str | Column] = [
-    "problem", "algorithm", "alpha", "D", "metric", "component", "n", "mean ± s.e.m.", "predicted", "z", "optimal",
-    "error / limit", "optimum / limit at this D", "time per run", "status",
+    "problem", "algorithm", "alpha", "D", "metric", "component", "runs", "mean ± s.e.m.", "predicted", "z", "optimal",
+    "error ÷ optimal error", "optimal error, this D ÷ infinite D", "time per run", "status",
 ]  # fmt: skip
 """Columns of the HTML table of rows."""
 
 CONTENDER: list[str | Column] = [
     *RANKING[:3],
-    column_of("error / best", "compared.ratio"),
+    column_of("error ÷ best error", "compared.ratio"),
     column_of("95% interval", "compared.interval"),
     *RANKING[3:],
 ]

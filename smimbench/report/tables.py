@@ -90,9 +90,13 @@ def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
         dimensions = {row.place.dimension for row in metric_rows}
         if len(dimensions) == 1:
             title += f", {common_dimension_letter(metric_rows)} = {dimensions.pop()}"
-        columns = [*PLACE, "component", "n", "mean ± s.e.m."]
+        columns = [*PLACE, "component", "runs", "mean ± s.e.m."]
         columns += _theory_columns(metric_rows, "mean - optimal")
-        columns += ["error / limit", "optimum / limit at this D", "status"]
+        columns += [
+            "error ÷ optimal error",
+            "optimal error, this D ÷ infinite D",
+            "status",
+        ]
         worst_first = sorted(metric_rows, key=_worst_first)
         tables.append(make_table(title, columns, worst_first, "worst first"))
     return tables
@@ -139,10 +143,10 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
 
 CONTENDER: Columns = [
     column_of("algorithm", "algorithm"),
-    column_of("settings", "settings"),
-    column_of("error / limit", "ratio_to_limit ratio_to_limit_error"),
+    column_of("parameters", "settings"),
+    column_of("error ÷ optimal error", "ratio_to_limit ratio_to_limit_error"),
     column_of(
-        "optimum / limit at this D",
+        "optimal error, this D ÷ infinite D",
         "optimum_to_limit optimum_to_limit_error optimum_source",
     ),
     column_of("mean error", "mean_error.mean mean_error.sem"),
@@ -195,7 +199,7 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
     if not ranking:
         return []
     headings = (
-        "optimum / limit at this D",
+        "optimal error, this D ÷ infinite D",
         "time to 1.05x optimum",
         "runs at 1.05x optimum",
     )
@@ -216,8 +220,8 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
 SUMMARY: Columns = [
     column_of("algorithm", "algorithm"),
     "instances solved",
-    column_of("error / limit", "ratio_to_limit"),
-    "error / best",
+    column_of("error ÷ optimal error", "ratio_to_limit"),
+    "error ÷ best error",
     "95% interval",
 ]
 """Columns of the summary of algorithms over all problems."""
@@ -342,7 +346,7 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
             )
         columns += [
             "learning order (runs)",
-            "last / first learning time",
+            "last ÷ first learning time",
             "runs that learn all",
         ]
         note = f"median {unit} to half of the optimal overlap"

@@ -151,6 +151,7 @@ _LATEX = str.maketrans(
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
+        "÷": r"$\div$",
     }
 )
 
