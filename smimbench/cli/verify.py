@@ -157,7 +157,7 @@ def _verify_folder(
     table_path = folder / TABLE
     if table_path in table_paths and not table_files.disagreements:
         table_files.disagreements += verified_table(
-            table_path, read_packed(table_path).table, results.table
+            table_path, read_packed(table_path)[0], results.table
         )
     elif table_path not in table_paths and results.pairs:
         record_files.remarks.append(
@@ -263,7 +263,7 @@ def _verify_pack(
         )
         verifications["cells run again"] = stored_table.rerun_values(
             path,
-            read_packed(path).table.rows,
+            read_packed(path)[0].rows,
             run_document,
             suite.with_choices(run_document.get("choices", [])),
             count=recomputation.cells,

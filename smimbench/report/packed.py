@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ from smimbench.files import (
 from smimbench.problem.problem import Specification
 from smimbench.report import stored_table
 from smimbench.report.results import Results, ResultsTable, is_packed
-from smimbench.report.row import grouped
+from smimbench.report.row import grouped, place
 from smimbench.run.answers import Answers, answer_name
 from smimbench.run.record import (
     LongTrajectory,
@@ -194,16 +194,8 @@ def packed_under(path: Path) -> list[Path]:
     ]
 
 
-class PackedTable(NamedTuple):
-    """Results table from a file of packed results, with its ``run.json`` and remarks on the file."""
-
-    table: ResultsTable
-    shared: RunJson
-    remarks: list[str]
-
-
-def read_packed(path: Path) -> PackedTable:
-    """Read the results table from a file of packed results, of format 3 or 2.
+def read_packed(path: Path) -> tuple[ResultsTable, RunJson, list[str]]:
+    """Read the results table from a file of packed results, of format 3 or 2, with its ``run.json`` and remarks on the file.
 
     Raises
     ------
@@ -213,14 +205,13 @@ def read_packed(path: Path) -> PackedTable:
     pack = read_pack(path)
     if pack["packed"] == stored_table.FORMAT:
         with _as_suite_errors(path):
-            return PackedTable(
-                stored_table.table_of(pack), pack["run"], [stored_table.UNVERIFIABLE]
-            )
+            table = stored_table.table_of(pack)
+            return table, pack["run"], [stored_table.UNVERIFIABLE]
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
         if results.answers.has_missing_answers:
             remarks.append("the file lacks some of the theory that its rows need")
-        return PackedTable(table, pack["run"], remarks)
+        return table, pack["run"], remarks
 
 
 def read_pack(path: Path) -> JsonObject:
@@ -411,16 +402,14 @@ def rerun_obstacle(row: Row, shared: RunJson) -> str:
     return ""
 
 
-def _third_party_items(identity: object) -> list[Specification]:
-    """List the specifications of third-party items in nested tables."""
-    if isinstance(identity, list):
-        return [item for table in identity for item in _third_party_items(table)]
-    if not isinstance(identity, dict):
+def _third_party_items(value: object) -> list[Specification]:
+    """List the specifications of third-party items in nested tables and lists."""
+    if isinstance(value, list):
+        return [item for table in value for item in _third_party_items(table)]
+    if not isinstance(value, dict):
         return []
-    nested_items = [
-        item for value in identity.values() for item in _third_party_items(value)
-    ]
-    return [identity, *nested_items] if "distribution" in identity else nested_items
+    nested_items = _third_party_items([*value.values()])
+    return [value, *nested_items] if "distribution" in value else nested_items
 
 
 def submission(
@@ -445,39 +434,32 @@ def submission(
         reason = f"some cells were run with other versions than run.json states ({shared['versions']}); run them again"
         raise SuiteError(suite.file, "", reason)
     machines = {record.timing.machine for _, record in results.pairs}
-    search_results = [read_choice(search, results.store) for search in searches(suite)]
-    distributions: set[str] = set()
-    for row in results.rows:
-        third_party_items = _third_party_items(
-            [row.identity.problem, row.identity.algorithm]
-        )
-        distributions.update(item["distribution"] for item in third_party_items)
+    choices = (read_choice(search, results.store) for search in searches(suite))
+    distributions = {
+        item["distribution"]
+        for row in results.rows
+        for item in _third_party_items([row.identity.problem, row.identity.algorithm])
+    }
     fingerprint = shared["fingerprint"]
     shared = {
         **shared,
         "by": by,
         "fingerprint": fingerprint if machines == {fingerprint} else "",
         "packages": installed(sorted(distributions)),
-        "searches": [
-            search_result for search_result in search_results if search_result
-        ],
+        "searches": [choice for choice in choices if choice],
     }
-    reason_by_place = {
+    reasons = {
         (row.place.problem, row.place.algorithm): rerun_obstacle(row, shared)
         for row in results.rows
     }
-    excluded_places = {
-        place: reason for place, reason in reason_by_place.items() if reason
-    }
-    if len(excluded_places) == len(reason_by_place):
-        (problem, algorithm), reason = next(iter(excluded_places.items()))
-        place = f"{problem}: {algorithm}"
-        explanation = f"others can run none of its rows again: {place}: {reason}"
+    excluded = {labels: reason for labels, reason in reasons.items() if reason}
+    if len(excluded) == len(reasons):
+        (problem, algorithm), reason = next(iter(excluded.items()))
+        explanation = (
+            f"others can run none of its rows again: {problem}: {algorithm}: {reason}"
+        )
         raise SuiteError(suite.file, "", explanation)
-    return {
-        **shared,
-        "left_out": [list(place) for place in excluded_places],
-    }, excluded_places
+    return {**shared, "left_out": [[*labels] for labels in excluded]}, excluded
 
 
 def verified_submission(
@@ -488,25 +470,17 @@ def verified_submission(
     searches_by_digest = {
         digest_of(search): search for search in shared.get("searches", [])
     }
-    questions_by_place = (
-        {search.labels: json_value(search.question) for search in searches(suite)}
-        if searches_by_digest
-        else {}
-    )
-    tuned_cells = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
-    for (problem, algorithm), place_rows in grouped(
-        rows, lambda row: (row.place.problem, row.place.algorithm)
-    ).items():
-        reason = rerun_obstacle(place_rows[0], shared)
+    questions = {search.labels: search.question for search in searches(suite)}
+    cells = {cell.place[:2]: cell for cell in suite.cells("numpy") if cell.tuning}
+    for labels, label_rows in grouped(rows, lambda row: place(row)[:2]).items():
+        reason = rerun_obstacle(label_rows[0], shared)
         complaints = [f"cannot be run again: {reason}"] if reason else []
-        if (cell := tuned_cells.get((problem, algorithm))) and cell.tuning:
-            complaints += _search_complaints(
-                cell,
-                searches_by_digest.get(cell.tuning["search"]),
-                questions_by_place.get((problem, algorithm)),
-            )
+        if (cell := cells.get(labels)) and cell.tuning:
+            search = searches_by_digest.get(cell.tuning["search"])
+            question = json_value(questions.get(labels))
+            complaints += _search_complaints(cell, search, question)
         verification.add(
-            [f"{path}: {problem}: {algorithm}: {complaint}" for complaint in complaints]
+            [f"{path}: {': '.join(labels)}: {complaint}" for complaint in complaints]
         )
     return verification
 
@@ -517,27 +491,19 @@ def _search_complaints(
     """Say why the parameters of a tuned algorithm are not the best of the search in the file; empty if they are."""
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
-    trial_errors, chosen_trial = search["rounds"][-1]["errors"], search["chosen"]
-    smallest_error = min(
-        (error for error in trial_errors if error is not None), default=None
-    )
-    has_same_counts = (len(search["trials"]), search["runs"]) == (
-        cell.tuning["trials"],
-        cell.tuning["runs"],
-    )
+    chosen, errors = search["chosen"], dict(enumerate(search["rounds"][-1]["errors"]))
+    counts = cell.tuning["trials"], cell.tuning["runs"]
+    known_errors = [error for error in errors.values() if error is not None]
     if (
-        not has_same_counts
+        (len(search["trials"]), search["runs"]) != counts
         or search["question"] != question
         or search["algorithm"] != cell.algorithm
-        or smallest_error is None
-        or chosen_trial is None
-        or chosen_trial not in range(len(trial_errors))
+        or not known_errors
+        or chosen not in errors
     ):
         return ["its parameters are not those that the search in the file chose"]
-    return (
-        []
-        if trial_errors[chosen_trial] == smallest_error
-        else [
-            "the search in the file has a trial with a smaller error than the one chosen"
-        ]
-    )
+    if errors[chosen] == min(known_errors):
+        return []
+    return [
+        "the search in the file has a trial with a smaller error than the one chosen"
+    ]

@@ -558,12 +558,8 @@ def _learning_order(
         return [], None
     overlaps = theory_of(find_metric("overlap"), problem, bayes, problem.components)[0]
     # What draws its own samples has no epochs.
-    sample_counts = [run.samples for run in runs.records if run.samples is not None]
-    samples_per_epoch = (
-        math.nan
-        if runs.use_fresh_samples or not sample_counts
-        else float(sample_counts[0])
-    )
+    counts = [run.samples for run in runs.records if run.samples is not None]
+    samples_per_epoch = None if runs.use_fresh_samples or not counts else counts[0]
     trajectories = [run.trajectory for run in traced]
     return learning_order(
         trajectories, [overlap or 0.0 for overlap in overlaps], samples_per_epoch

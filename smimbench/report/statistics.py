@@ -533,23 +533,23 @@ def near_threshold(
 def learning_order(
     trajectories: Sequence[Trajectory | None],
     optimal_overlaps: Sequence[float],
-    samples_per_epoch: float,
+    samples_per_epoch: Number,
 ) -> tuple[list[HalfOverlap], LearningOrder]:
     """Determine when each component was learned along the runs' trajectories (its overlap reached half of its value in
     ``optimal_overlaps``), and in which order; ``samples_per_epoch`` converts samples to epochs. ``times`` are iterations,
-    samples and seconds, by run and by component (``column``) with an optimal overlap above 0.
+    samples and seconds, by run and by component (``column``) with an optimal overlap above 0; ``goals`` are half of that.
 
     A component counts as learned when its overlap first reaches half of the Bayes-optimal one. Components count from 1.
 
     Parameters
     ----------
     trajectories : sequence of dict or None
-        Of every run: ``iteration``, ``samples_per_epoch`` (NaN where the algorithm does not count them), ``seconds`` (t,) and
+        Of every run: ``iteration``, ``samples`` (NaN where the algorithm does not count them), ``seconds`` (t,) and
         ``overlap`` (t, P).
     optimal_overlaps : sequence of float
         Bayes-optimal overlap of every layer (P,).
-    samples_per_epoch : float
-        Samples of one run's data set: an epoch. NaN where runs draw fresh ones.
+    samples_per_epoch : float or None
+        Samples of one run's data set: an epoch. None where runs draw fresh ones.
 
     Returns
     -------
@@ -559,44 +559,40 @@ def learning_order(
     order : LearningOrder
         Of the layers that can be learned; the factor is the geometric mean over the runs that learned all.
     """
-    learnable = [
-        component for component, value in enumerate(optimal_overlaps) if value > 1e-3
-    ]
-    goals = [0.5 * optimal_overlaps[component] for component in learnable]
-    times = np.zeros((len(trajectories), len(learnable), len(FirstTime._fields)))
-    for run_index, trajectory in enumerate(trajectories):
-        if trajectory is None:
-            times[run_index] = math.inf
-            continue
-        for column, (component, goal) in enumerate(zip(learnable, goals)):
-            is_learned = trajectory["overlap"][:, component] >= goal
-            times[run_index, column] = first_time(trajectory, is_learned)
+    goals = {
+        component: 0.5 * value
+        for component, value in enumerate(optimal_overlaps)
+        if value > 1e-3
+    }
+    numbers = [component + 1 for component in goals]
+    times = np.full((len(trajectories), len(goals), len(FirstTime._fields)), math.inf)
+    for run_times, trajectory in zip(times, trajectories):
+        if trajectory is not None:
+            for column, (component, goal) in enumerate(goals.items()):
+                is_learned = trajectory["overlap"][:, component] >= goal
+                run_times[column] = first_time(trajectory, is_learned)
     half_overlaps = [HalfOverlap() for _ in optimal_overlaps]
-    for column, (component, goal) in enumerate(zip(learnable, goals)):
+    for column, (component, goal) in enumerate(goals.items()):
         iterations, samples, seconds = map(_median_time, times[:, column].T)
-        fraction = mean_of(np.isfinite(times[:, column, 0]))
-        epochs = None
-        if samples is not None and not math.isnan(samples_per_epoch):
-            epochs = samples / samples_per_epoch
+        success = mean_of(np.isfinite(times[:, column, 0]))
+        epochs = samples and samples_per_epoch and samples / samples_per_epoch
         half_overlaps[component] = HalfOverlap(
-            goal, fraction, iterations, samples, epochs, seconds
+            goal, success, iterations, samples, epochs, seconds
         )
-    iterations_by_run = times[..., 0]
     sequences = Counter(
         tuple(
-            learnable[column] + 1
+            numbers[column]
             for column in np.argsort(run, kind="stable")
             if np.isfinite(run[column])
         )
-        for run in iterations_by_run
+        for run in times[..., 0]
     )
-    ordered_sequences = [
-        LearnedSequence([*components], runs)
-        for components, runs in sequences.most_common()
-    ]
-    complete = np.all(np.isfinite(iterations_by_run), axis=1)
-    success, factor = mean_of(complete.tolist()), _learning_factor(times[complete])
-    return half_overlaps, LearningOrder(ordered_sequences, success, factor)
+    complete = np.isfinite(times[..., 0]).all(axis=1)
+    return half_overlaps, LearningOrder(
+        [LearnedSequence([*order], runs) for order, runs in sequences.most_common()],
+        mean_of(complete),
+        _learning_factor(times[complete]),
+    )
 
 
 def _learning_factor(times: Host) -> LearningFactor | None:
