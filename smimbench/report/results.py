@@ -156,32 +156,25 @@ def cells_with_outdated_records(
         """Labels of problem and algorithm, and the backend."""
         return cell.problem_label, cell.algorithm_label, cell.backend
 
-    def code_identity(record: Record) -> list[object]:
+    def code_identity(record: Record) -> dict[str, Any]:
         """Parts of a record's cell that contain versions and hashes of code."""
-        return [record.cell.get(key) for key in CODE_KEYS]
+        return {key: record.cell.get(key) for key in CODE_KEYS}
 
     record_keys = {record.key for record in records.values()}
     up_to_date = {contender_key(cell) for cell in cells if cell.key in record_keys}
     outdated = pairs_of_other_code(cells, records.values())
-    pairs: list[Pair] = []
-    for contender, outdated_pairs in grouped(
-        outdated, lambda pair: contender_key(pair[0])
-    ).items():
+    pairs: dict[object, Pair] = {}
+    by_contender = grouped(outdated, lambda pair: contender_key(pair[0]))
+    for contender, outdated_pairs in by_contender.items():
         if contender in up_to_date:
             continue
         newest = max((record for _, record in outdated_pairs), key=store.write_time)
-        trusted_last = sorted(outdated_pairs, key=lambda pair: pair[1].timing.trusted)
-        pairs_by_key = {
-            cell.key: (cell, record)
-            for cell, record in trusted_last
-            if code_identity(record) == code_identity(newest)
-        }
-        for cell, record in pairs_by_key.values():
-            outdated_items: dict[str, Any] = {
-                key: record.cell.get(key) for key in CODE_KEYS[:3]
-            }
-            pairs.append((replace(cell, **outdated_items), record))
-    return pairs
+        identity = code_identity(newest)
+        for cell, record in sorted(outdated_pairs, key=lambda p: p[1].timing.trusted):
+            if code_identity(record) == identity:
+                items = {key: identity[key] for key in CODE_KEYS[:3]}
+                pairs[contender, cell.key] = replace(cell, **items), record
+    return [*pairs.values()]
 
 
 class Results:

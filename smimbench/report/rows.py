@@ -367,29 +367,27 @@ def rows_of_points(
 
     They have all metrics that can be computed from an estimate alone.
     """
-
-    def row_key(pair: tuple[GridPoint, Record]) -> tuple[str, str, float, int]:
-        """Labels of problem and algorithm, sample ratio and dimension."""
-        point, record = pair
-        return point.plan.label, record.algorithm, point.alpha, point.dimension
-
-    rows: list[Row] = []
-    pairs = zip(points, records, strict=True)
-    for (problem_label, algorithm, alpha, dimension), row_pairs in grouped(
-        pairs, row_key
-    ).items():
-        problem = row_pairs[0][0].plan.problem
+    problems: dict[Place, Problem] = {}
+    records_by_place: dict[Place, list[Record]] = {}
+    for point, record in zip(points, records, strict=True):
+        problem, alpha, dimension = point.plan.problem, point.alpha, point.dimension
         ratio = sample_ratio(problem, alpha, dimension)
-        place = Place(problem_label, algorithm, EXTERNAL, ratio, alpha, dimension)
-        identity = Setup(problem.spec, {"name": algorithm}).without("version")
-        records = [record for _, record in row_pairs]
-        runs = PlaceRuns(place, problem, identity, records)
-        bayes = bayes_point(answers, problem, ratio)
-        reason = NO_THEORY if bayes else ""
-        theory = TheoryOfPlace(
-            bayes, reason=reason, optimum=_optimum_at_size(optima_at_size, place)
+        place = Place(
+            point.plan.label, record.algorithm, EXTERNAL, ratio, alpha, dimension
         )
-        metrics = list(trajectory_metrics(problem.model.name))
+        problems[place] = problem
+        records_by_place.setdefault(place, []).append(record)
+    rows: list[Row] = []
+    for place, problem in problems.items():
+        identity = Setup(problem.spec, {"name": place.algorithm}).without("version")
+        bayes = bayes_point(answers, problem, place.alpha)
+        theory = TheoryOfPlace(
+            bayes,
+            reason=NO_THEORY if bayes else "",
+            optimum=_optimum_at_size(optima_at_size, place),
+        )
+        runs = PlaceRuns(place, problem, identity, records_by_place[place])
+        metrics = [*trajectory_metrics(problem.model.name)]
         rows += _rows_of_place(runs, theory, suite, Store(""), metrics)
     return rows
 
