@@ -122,7 +122,9 @@ def _why_no_results(request: Request, results: Results) -> str:
 def load_stored_table(
     request: Request, reason: str
 ) -> tuple[ResultsTable, Path] | None:
-    """Load the stored table of a finished run whose suite cannot be read because an item is not installed."""
+    """Load the stored table of a finished run whose suite cannot be read because an item is not installed (``reason`` says
+    which), and the run's folder.
+    """
     from smimbench.report.packed import read_packed
     from smimbench.report.stored_table import TABLE
     from smimbench.run.store import settings_under

@@ -60,7 +60,9 @@ SHORT = {
 
 
 def number(value: Number, digits: int = 4, decimals: int = 1) -> str:
-    """Format a number in few characters; ``decimals`` is the number of decimals if it needs an exponent. None is blank."""
+    """Format a number with ``digits`` decimals below 10 and four digits above; ``decimals`` is the number of decimals if it needs
+    an exponent. None is blank.
+    """
     if value is None:
         return ""
     if value == 0:
@@ -127,8 +129,8 @@ def marked_z(z: Number, n: int | None) -> str:
 
 
 def statuses(counts: Mapping[str, int], moving_runs: int) -> Text:
-    """Format the number of runs per status (in color unless ok), and the number ``moving_runs`` of those whose error still
-    changed at the last step.
+    """Format ``counts``, the number of runs per status (in color unless ok), and the number ``moving_runs`` of those whose error
+    still changed at the last step.
     """
     text = Text()
     for index, (status, run_count) in enumerate(
@@ -154,12 +156,12 @@ def ratio_words(ratio: Number, error: Number = None) -> str:
 
 
 def percent(value: Number, format_spec: str = ".0%") -> str:
-    """Format a fraction as a percentage; None is blank."""
+    """Format a fraction as a percentage, or as another ``format_spec`` says; None is blank."""
     return "" if value is None else format(value, format_spec)
 
 
 def _time_near_text(epsilon: Epsilon, row: Row) -> str:
-    """Format the time until the error is at most ``1 + epsilon`` times the optimal one; blank if it is unknown."""
+    """Format the time until the error of a row is at most ``1 + epsilon`` times the optimal one; blank if it is unknown."""
     near = row.cost.near[epsilon]
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
@@ -457,7 +459,7 @@ _BY_HEADING = {
 
 
 def column_of(heading: str, fields: str) -> Column:
-    """Return a copy of a column of ``COLUMNS`` that reads other fields."""
+    """Return a copy of the column of ``COLUMNS`` with this heading that reads other fields."""
     return _BY_HEADING[heading]._replace(fields=fields)
 
 
@@ -538,7 +540,7 @@ def make_table(
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
-    """Put a title, which may be wider than the table, above a finished table."""
+    """Put a title, which may be wider than the table, above a finished table, and a caption below it."""
     for column in table.columns:
         heading, cells = str(column.header), [str(cell) for cell in column.cells]
         if column.no_wrap:

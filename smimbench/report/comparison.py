@@ -323,7 +323,9 @@ def _failed_fraction(row: Row) -> float:
 
 
 def _time_change(baseline: Row, candidate: Row) -> Number:
-    """Return the change of the time per iteration in percent; None if the times are not comparable."""
+    """Return the change of the time per iteration from the row of the baseline to that of the candidate in percent; None if the
+    times are not comparable.
+    """
     old_cost, new_cost = baseline.cost, candidate.cost
     if not (old_cost.trusted and new_cost.trusted):
         return None
@@ -415,8 +417,8 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
 def exceeds_limit(
     judgment: Judgment, limit_percent: float, time_percent: Number = None
 ) -> bool:
-    """Return whether the error of a row is worse, or its time (``time_percent``) slower, by more than ``limit_percent``, or
-    the row exists in one table only.
+    """Return whether, by the ``judgment`` on its change, the error of a row is worse, or its time (``time_percent``) slower, by
+    more than ``limit_percent``, or the row exists in one table only.
     """
     if judgment.verdict in (LOST_ESTIMATE, FAILS_MORE, *ONE_SIDED):
         return True

@@ -520,8 +520,8 @@ def _relative_variances(
 
 
 def _relative_variance(series: SizeSeries) -> float:
-    """Variance over single runs of a quantity at its largest dimension, relative to the square of the quantity's own scale
-    (its prediction) and times D.
+    """Variance over single runs of a quantity (``series``: its runs at all dimensions) at its largest dimension, relative to the
+    square of the quantity's own scale (its prediction) and times D.
 
     For overlaps, whose prediction may be 0, it is relative to the larger of mean and prediction.
     """
@@ -575,8 +575,8 @@ def _mean_deviations(
 
 
 def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
-    """Test whether the error of an algorithm, in ``metric``, is impossibly low: below the Bayes-optimal one by more than
-    chance and finite size explain.
+    """Test whether the error of an algorithm, in ``metric``, is impossibly low in its ``rows``: below the Bayes-optimal one by
+    more than chance and finite size explain.
     """
     rows = [row for row in rows if row.metric == metric]
     is_known = _holds_at_all_sizes(rows, lambda row: row.optimum.is_known_at_size)
@@ -596,8 +596,8 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
 def size_coefficients(
     prediction: AlgorithmPrediction | None, metric: str, components: int
 ) -> Sequence[Number]:
-    """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm; None where
-    unknown.
+    """Return the coefficients (P,) of the 1/D correction that theory predicts for a metric of an algorithm, one for each of its P
+    ``components``; None where unknown.
 
     They are 0 for a prediction from the initial points of the runs, which holds at their dimension.
     """

@@ -96,14 +96,16 @@ def used_fresh_samples(record: Record) -> bool:
 
 
 def sample_ratio(problem: Problem, alpha: float, dimension: int) -> float:
-    """Return the sample ratio nearest to ``alpha`` for which the number of samples at this dimension is an integer."""
+    """Return the sample ratio of a problem nearest to ``alpha`` for which the number of samples at this dimension is whole."""
     model = problem.model
     sample_count = model.sample_count(alpha, dimension)
     return float(model.sample_ratio(sample_count, dimension))
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
-    """Return the sample ratio that a cell's algorithm will use: of the data set, or of the fresh samples of all steps."""
+    """Return the sample ratio that the algorithm of a cell of this problem will use: of the data set, or of the fresh samples of
+    all steps.
+    """
     model = problem.model
     sample_count = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh_samples(cell.algorithm):
@@ -118,7 +120,9 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
 
 
 def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
-    """Return the sample ratio actually used, the largest of all runs; the planned ratio if the records lack it."""
+    """Return the sample ratio actually used by runs of a problem (``pairs`` of cell and record), the largest of all runs; the
+    planned ratio if the records lack it.
+    """
     measured_ratios = [
         record.sample_ratio
         for _, record in pairs
@@ -186,7 +190,9 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
 
 
 def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
-    """Return the Bayes-optimal fixed point of theory at a sample ratio; None if it is not stored."""
+    """Return the Bayes-optimal fixed point of theory for a problem at a sample ratio from the stored ``answers``; None if it is
+    not stored.
+    """
     branches = stored_or_none(answers.points, problem, [ratio])
     return branches[0][0] if branches else None
 
@@ -194,7 +200,8 @@ def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint
 def prediction_question(
     problem: Problem, cell: Cell, ratio: float, records: Sequence[Record] = ()
 ) -> PredictionQuestion:
-    """Ask for the theory of a cell's algorithm, including its trajectory, under the conditions of its runs.
+    """Ask for the theory of a cell's algorithm at the sample ratio ``ratio``, including its trajectory, under the conditions of
+    its runs, whose ``records`` hold the overlaps at their starts.
 
     Raises
     ------
@@ -231,7 +238,9 @@ def prediction_of(
     ratio: float,
     records: Sequence[Record] = (),
 ) -> AlgorithmPrediction | str:
-    """Return the theory of a cell's algorithm, or the reason why there is none."""
+    """Look up in ``answers`` the theory of a cell's algorithm at the sample ratio ``ratio`` and at the starts of the runs in
+    ``records``; return the reason if there is none.
+    """
     try:
         return answers.prediction(prediction_question(problem, cell, ratio, records))
     except (RegistryError, ParameterError) as error:
@@ -267,7 +276,7 @@ class TheoryOfPlace(NamedTuple):
 
 
 def _theory_of_runs(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
-    """Look up the stored theory of a place."""
+    """Look up in ``answers`` the stored theory of the ``runs`` of a cell's algorithm at one place."""
     problem, ratio = runs.problem, runs.place.alpha
     if problem.no_theory is not None:
         return TheoryOfPlace(reason=problem.no_theory)
@@ -352,7 +361,9 @@ def error_rows(
 
 
 def _optimum_at_size(optima_at_size: Optima, place: Place) -> Optimum | None:
-    """Look up the Bayes-optimal error at the dimension of a place; None if it is unknown."""
+    """Look up the Bayes-optimal error at the dimension of a place in ``optima_at_size`` (by problem, nominal sample ratio and
+    dimension); None if it is unknown.
+    """
     return optima_at_size.get((place.problem, place.nominal_alpha, place.dimension))
 
 

@@ -134,8 +134,8 @@ def mean_diagnostics(
     records: Sequence[Record],
     predictions_by_diagnostic: Mapping[str, Sequence[Number] | None],
 ) -> dict[str, list[Finding]]:
-    """Average over runs the diagnostics that algorithms report at their end: lists of numbers by name, often one per
-    component; each mean is paired with theory's prediction for that number.
+    """Average over the ``records`` of runs the diagnostics that algorithms report at their end: lists of numbers by name, often
+    one per component; each mean is paired with theory's prediction for that number.
     """
     lists_by_diagnostic: dict[str, list[list[Number]]] = {}
     for record in records:
@@ -300,8 +300,8 @@ def _time_to_optimum(
     epsilon: float,
     target: float,
 ) -> Nearness:
-    """Compute the median over runs of the time until a run's errors are at most ``1 + epsilon`` times the Bayes-optimal ones;
-    ``optimal_errors`` holds the latter, (P,) for each run.
+    """Compute the median over runs of the time until a run's errors are at most ``1 + epsilon`` times the Bayes-optimal ones, or
+    below ``target``; ``optimal_errors`` holds the optimal ones, (P,) for each run.
     """
     if optimal_errors is None:
         return Nearness(None, None, None)

@@ -244,7 +244,9 @@ def _differences(
     computed: Mapping[str, object],
     tolerance: float,
 ) -> list[str]:
-    """Describe up to three differences between the stored and the computed fields of a row."""
+    """Describe up to three differences between the ``written`` and the ``computed`` fields of a row of the file ``path``; numbers
+    may differ by ``tolerance``, relatively.
+    """
     differing = itertools.islice(differences(written, computed, tolerance), 3)
     return [f"{_row_label(path, row)}: {difference}" for difference in differing]
 

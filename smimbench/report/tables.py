@@ -361,7 +361,9 @@ def _half_overlap_time(
     unit: str,
     row: Row,
 ) -> str:
-    """Format the median time at which a layer reaches half of its optimal overlap, at the place of a row."""
+    """Format the median time, in the ``unit`` iterations or epochs, at which a component (``component_index``, from 0) reaches
+    half of its optimal overlap, at the place of a row; ``rows_by_place`` has the rows of all components.
+    """
     half_overlap = (
         rows_by_place[place(row)][component_index].runs.half_overlap or HalfOverlap()
     )

@@ -213,7 +213,9 @@ class ProblemTheory:
 def theory_questions(
     suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> Iterator[Question]:
-    """Yield the questions that ``theory_of_suite`` needs answered at these sample ratios (default: the suite's)."""
+    """Yield the questions that ``theory_of_suite`` needs answered at the sample ratios ``alphas`` (default: the suite's), with
+    those for ``thresholds`` unless they are not wanted.
+    """
     for plan in suite.chosen_plans:
         yield PointsQuestion(plan.problem, tuple(_sample_ratios(plan, alphas)))
         if thresholds:
@@ -226,7 +228,7 @@ def theory_questions(
 def algorithm_questions(
     suite: Suite, alphas: Sequence[float] | None = None
 ) -> Iterator[Question]:
-    """Yield the questions that ``with_predictions`` needs answered at these sample ratios (default: the suite's)."""
+    """Yield the questions that ``with_predictions`` needs answered at the sample ratios ``alphas`` (default: the suite's)."""
     problems = suite.problems
     for cell in _requested_cells(suite, alphas):
         problem = problems[cell.problem_label]
@@ -294,7 +296,9 @@ def _theory_of_plan(
 
 
 def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValue]:
-    """List the published values that state their accuracy, each with its theoretical value."""
+    """List the published values of a problem (``plan``) that state their accuracy, each with its theoretical value from
+    ``answers``.
+    """
     published = []
     for reference in plan.references:
         if reference.tolerance is None:
@@ -333,7 +337,7 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValu
 def stored_counts(
     suite: Suite, alphas: Sequence[float] | None, answers: Answers
 ) -> StoredCounts:
-    """Count how much of a suite's theory is stored."""
+    """Count how much of a suite's theory at the sample ratios ``alphas`` is stored in ``answers``."""
     return answers.count_stored(
         (plan.problem, _sample_ratios(plan, alphas)) for plan in suite.chosen_plans
     )
@@ -417,7 +421,7 @@ def _algorithm_theory(
 
 
 def _requested_cells(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
-    """List one cell for every algorithm, dimension and sample ratio."""
+    """List one cell of a suite for every algorithm, dimension and sample ratio; ``alphas`` replace the suite's sample ratios."""
     cells = (
         []
         if suite.theory_only

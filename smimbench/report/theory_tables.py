@@ -58,8 +58,9 @@ def _component_rows(
     overlap: Sequence[Number],
     more_columns: JsonObject,
 ) -> list[JsonObject]:
-    """Make one table row per component of a fixed point (or prediction) at a sample ratio. ``alpha_error`` (P,) is the error
-    of the sample ratio, shown unless it is negligible; ``overlap`` (P,) the overlap with the signal.
+    """Make one table row per component of a fixed point (or prediction) at a sample ratio. ``alpha_error`` (P,) is the error of
+    the sample ratio, shown unless it is negligible; ``overlap`` (P,) the overlap with the signal; ``more_columns`` hold what is
+    equal in all rows.
     """
     is_exact = not alpha_error.max() > 1e-6 * alpha
     errors_in_alpha = [None] * len(overlap) if is_exact else alpha_error

@@ -203,8 +203,8 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
-    """Make one verdict per problem, which ranks its algorithms; the others' errors are compared with those of the algorithm
-    ``against``, by default the best.
+    """Make one verdict per problem, which ranks the algorithms in the ``rows`` of a results table; the others' errors are
+    compared with those of the algorithm ``against``, by default the best.
     """
     rows_by_problem = grouped(contenders(rows), lambda row: row.place.problem)
     return [
@@ -219,7 +219,9 @@ def contenders(rows: Sequence[Row]) -> list[Row]:
 
 
 def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
-    """Rank the algorithms run on a problem at the largest dimension; others are compared with ``against`` (None: the best)."""
+    """Rank the algorithms run on a problem at the largest dimension, from the problem's ``rows``; others are compared with the
+    algorithm ``against`` (None: the best).
+    """
     metric = min(
         (
             name
@@ -554,7 +556,9 @@ LogRatios = Mapping[str, Mapping[Instance, float]]
 
 
 def errors_and_optima(rows: Sequence[Row]) -> Errors:
-    """Compute error and Bayes-optimal error, summed over components, for each algorithm (and backend) and instance."""
+    """Compute error and Bayes-optimal error, both summed over components, for each algorithm (and backend) and instance in the
+    ``rows`` of a results table.
+    """
     errors_by_algorithm: Errors = {}
     name_of = names_with_backend(rows)
     for components in filter(_has_optimum, grouped(rows, place).values()):
@@ -630,8 +634,8 @@ class AlgorithmSummary:
 
 
 def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
-    """Summarize every algorithm over all problems of a suite, smallest errors first; empty if there is a single problem.
-    ``log_ratios`` are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance.
+    """Summarize every algorithm in the ``rows`` of a results table over all problems, smallest errors first; empty if there is a
+    single problem. ``log_ratios`` are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance.
     """
     rows = on_instance_data(rows)
     instances, completed_rows = errors_and_optima(rows), with_failures(rows)

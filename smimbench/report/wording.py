@@ -79,7 +79,9 @@ def print_phrases(console: Console, meanings: dict[str, str]) -> None:
 
 
 def note(remarks: Iterable[str], width: int = 80, max_lines: int | None = None) -> str:
-    """Join remarks on results to the note that follows a verdict, wrapped; empty if there are none."""
+    """Join ``remarks`` on results to the note that follows a verdict, wrapped to ``width`` characters, and cut after
+    ``max_lines`` lines if that is given; empty if there are no remarks.
+    """
     text = "; ".join(dict.fromkeys(remarks))
     lines = textwrap.wrap(
         f"note: {text}",
@@ -173,7 +175,9 @@ def _error_phrases(contender: Contender) -> list[str]:
 
 
 def _zero_phrases(contender: Contender, digits: int) -> list[str]:
-    """Return the phrase on the error where the optimal error is 0, unless 0 is reached and there is a ratio to show."""
+    """Return the phrase on the contender's error where the optimal error is 0, with ``digits`` decimals, unless 0 is reached and
+    there is a ratio to show.
+    """
     if contender.where_zero is None:
         return []
     if contender.zero_reached:
@@ -204,7 +208,7 @@ def reversal_line(verdict: Verdict) -> str:
 
 
 def _sample_ratios_text(alphas: Sequence[float]) -> str:
-    """Name up to three sample ratios, or the range of more."""
+    """Name up to three sample ratios ``alphas``, or the range of more."""
     if len(alphas) > 3:
         return (
             f"{len(alphas)} sample ratios from {min(alphas):.4g} to {max(alphas):.4g}"
@@ -234,7 +238,7 @@ def agreement_meaning(contender: Contender) -> str:
 
 
 def agreement_cell(contender: Contender) -> str:
-    """Return the table cell on agreement with theory."""
+    """Return the table cell on the agreement of a contender (the scores of an algorithm) with theory."""
     answer = contender.agreement.prediction or "none"
     return _agreement_text(contender, answer.replace("size", "size?"), "{} detectable")
 
