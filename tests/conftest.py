@@ -141,6 +141,14 @@ def _one_core():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk():
+    """Files are written through the cache: no test cuts the power, and thousands of waits take milliseconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _plugins_of_one_test():
     """The next test finds the plugins that this one found: beside code of third parties every run has a process of its own."""

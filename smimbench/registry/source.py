@@ -130,12 +130,13 @@ def imported_files(path: Path) -> set[Path]:
     return files
 
 
-def _imported_names(source: bytes) -> set[str]:
+@functools.cache  # a drop-in file is read again for each of its items
+def _imported_names(source: bytes) -> frozenset[str]:
     """List the top-level names of the modules that Python source code imports."""
     try:
         syntax_nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
-        return set()
+        return frozenset()
     module_names = [
         alias.name
         for node in syntax_nodes
@@ -147,7 +148,7 @@ def _imported_names(source: bytes) -> set[str]:
         for node in syntax_nodes
         if isinstance(node, ast.ImportFrom) and node.module and not node.level
     ]
-    return {module_name.partition(".")[0] for module_name in module_names}
+    return frozenset(module_name.partition(".")[0] for module_name in module_names)
 
 
 @functools.cache  # many items of one package have the same files
