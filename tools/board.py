@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from smimbench.files import JsonObject
+    from smimbench.report.row import Row
 
 LEVEL = 0.95
 """Level of the intervals, and of all comparisons with a leader together. Nearer to 1, more are tied."""
@@ -84,7 +85,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
         and the ``cpu_seconds`` of a run at the first sample ratio.
         Of what was submitted twice the newest is there.
     """
-    newest: dict[str, JsonObject] = {}
+    newest: dict[object, JsonObject] = {}
     for path in paths:
         table, shared, _ = read_packed(path)
         rows = [row for row in table.rows if not rerun_obstacle(row, shared)]
@@ -94,59 +95,44 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                 row for row in rows if (row.place.problem, row.place.dimension) == size
             ]
             alphas = sorted({row.place.nominal_alpha for row in inside})
+            ratios = ", ".join(f"{alpha:.4g}" for alpha in alphas)
+            own_rows = grouped(inside, lambda row: row.place.algorithm)
             for contender in verdict.contenders:
-                standing = contender.document()
-                contender_row = next(
-                    row
-                    for row in inside
-                    if row.place.algorithm == standing["algorithm"]
-                )
-                contest = canonical_json(
-                    [
-                        contender_row.identity.problem,
-                        alphas,
-                        verdict.dimension,
-                        verdict.metric,
-                    ]
-                )
-                key = canonical_json([contest, contender_row.identity.algorithm])
-                entry = {
-                    **standing,
-                    **{
-                        name: shared.get(name)
-                        for name in ("by", "written", "versions", "packages")
-                    },
-                }
+                first = own_rows[contender.algorithm][0]
+                contest = [
+                    first.identity.problem,
+                    alphas,
+                    verdict.dimension,
+                    verdict.metric,
+                ]
+                entry = {**contender.document(), "file": path.name}
+                for name in ("by", "written", "versions", "packages"):
+                    entry[name] = shared.get(name)
                 entry |= {
-                    "key": contest,
-                    "logs": _log_errors(
-                        [row for row in inside if row.metric == verdict.metric],
-                        standing["algorithm"],
-                    ),
-                    "file": path.name,
-                    "interval": _interval(standing, contender_row.estimate.n),
-                    "cpu_seconds": contender_row.cost.cpu_seconds,
-                    "ranking": _ranking(standing),
+                    "key": canonical_json(contest),
+                    "contest": f"{verdict.problem}, {verdict.dimension_letter} = {verdict.dimension}, alpha {ratios}",
+                    "logs": _log_errors(own_rows[contender.algorithm], verdict.metric),
+                    "interval": _interval(entry, first.estimate.n),
+                    "cpu_seconds": first.cost.cpu_seconds,
+                    "ranking": _ranking(entry["settings"]),
                     "as_predicted": agreement_cell(contender),
                 }
-                size = f"{verdict.dimension_letter} = {verdict.dimension}, alpha {', '.join(map('{:.4g}'.format, alphas))}"
-                entry["contest"] = f"{verdict.problem}, {size}"
+                key = entry["key"], canonical_json(first.identity.algorithm)
                 if key not in newest or newest[key]["written"] < entry["written"]:
                     newest[key] = entry
     rankings = grouped(newest.values(), lambda entry: (entry["key"], entry["ranking"]))
     contested = sum(len(ranking) > 1 for ranking in rankings.values())
+    level = 1 - (1 - LEVEL) / max(contested, 1)
     entries: list[JsonObject] = []
     for ranking in rankings.values():
-        ranking = sorted(ranking, key=_order)
-        level = 1 - (1 - LEVEL) / max(contested, 1)
-        intervals = simultaneous_intervals([e.pop("logs") for e in ranking], level)
+        ranking.sort(key=_order)
+        intervals = simultaneous_intervals(
+            [entry.pop("logs") for entry in ranking], level
+        )
         for place, (entry, interval) in enumerate(zip(ranking, intervals), 1):
             is_tied = interval is not None and interval[0] <= 1 <= interval[1]
-            entry |= {
-                "contest": ranking[0]["contest"],
-                "behind_leader": interval,
-                "rank": 1 if is_tied else place,
-            }
+            entry["contest"] = ranking[0]["contest"]
+            entry |= {"behind_leader": interval, "rank": 1 if is_tied else place}
         entries += ranking
     return sorted(
         entries,
@@ -167,9 +153,8 @@ def _interval(entry: Mapping[str, Any], n: int) -> list[float] | None:
     return [ratio / factor, ratio * factor]
 
 
-def _ranking(entry: Mapping[str, Any]) -> str:
-    """The ranking that an entry belongs to, see docs/protocol.md."""
-    settings: str = entry["settings"]
+def _ranking(settings: str) -> str:
+    """The ranking that a contender with these settings belongs to, see docs/protocol.md."""
     if settings in ("default", "as published"):
         return "self-tuning"
     return settings if settings.startswith("tuned") else "by hand"
@@ -177,23 +162,18 @@ def _ranking(entry: Mapping[str, Any]) -> str:
 
 def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
     ratio = entry["ratio_to_limit"]
-    return (
-        entry["below_optimum"],
-        entry["missing"],
-        math.inf if ratio is None else ratio,
-    )
+    distance = math.inf if ratio is None else ratio
+    return entry["below_optimum"], entry["missing"], distance
 
 
-def _log_errors(rows: Sequence[Any], algorithm: str) -> dict[str, float]:
-    """Logarithm of the error of an algorithm by sample ratio and instance; failed runs have none."""
-    logs = {}
-    for row in rows:
-        if row.place.algorithm == algorithm:
-            for instance, error in row.estimate.values.items():
-                if error > 0:
-                    key = f"{row.place.nominal_alpha} {row.component} {instance}"
-                    logs[key] = math.log(error)
-    return logs
+def _log_errors(rows: Sequence[Row], metric: str) -> dict[str, float]:
+    """Logarithms of a metric of one algorithm, by sample ratio and instance; failed runs have none."""
+    return {
+        f"{row.place.nominal_alpha} {row.component} {instance}": math.log(error)
+        for row in rows
+        for instance, error in row.estimate.values.items()
+        if row.metric == metric and error > 0
+    }
 
 
 def simultaneous_intervals(
@@ -215,39 +195,32 @@ def simultaneous_intervals(
     Returns
     -------
     list
-        ``[low, high]`` for each contender, None where fewer than two instances are shared; ``[1, 1]`` for the first.
+        ``[low, high]`` for each contender, ``[1, 1]`` for the first; None where fewer than two instances are shared.
     """
-    leader, *rivals = contenders
-    instances = sorted(leader)
-    differences = np.array(
-        [[rival.get(i, np.nan) - leader[i] for i in instances] for rival in rivals]
-    ).reshape(len(rivals), len(instances))
+    instances = sorted(contenders[0])
+    count = len(instances)
+    if count < 2:
+        return [None] * len(contenders)
+    logs = np.array(
+        [[logs.get(instance, np.nan) for instance in instances] for logs in contenders]
+    )
+    differences = logs - logs[0]
     shared = np.isfinite(differences)
-    usable = shared.sum(axis=1) >= 2
-    intervals: list[list[float] | None] = [[1.0, 1.0], *[None] * len(rivals)]
-    if not usable.any():
-        return intervals
-    shared, differences = shared[usable], np.where(shared, differences, 0.0)[usable]
+    differences = np.where(shared, differences, 0.0)
     rng = np.random.default_rng(0)
-    even = np.full(len(instances), 1 / len(instances))
-    weights = rng.multinomial(len(instances), even, size=RESAMPLINGS)
-
-    def mean_and_error(weights: Any) -> tuple[Any, Any]:
-        count = np.maximum(weights @ shared.T, 2)
-        mean = weights @ differences.T / count
-        squares = weights @ (differences**2).T / count - mean**2
-        return mean, np.sqrt(np.maximum(squares, 0) / (count - 1))
-
-    mean, error = mean_and_error(np.ones((1, len(instances))))
-    resampled_mean, resampled_error = mean_and_error(weights)
-    tiny = 1e-9 * error + np.finfo(float).tiny
-    largest = (abs(resampled_mean - mean) / (resampled_error + tiny)).max(axis=1)
-    half = np.quantile(largest, level) * error
-    for rival, low, high in zip(
-        np.flatnonzero(usable), *np.exp([mean - half, mean + half])[:, 0]
-    ):
-        intervals[rival + 1] = [float(low), float(high)]
-    return intervals
+    resampled = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLINGS)
+    weights = np.vstack([np.ones(count), resampled])  # the first one is the sample
+    counts = np.maximum(weights @ shared.T, 2)
+    means = weights @ differences.T / counts
+    variances = weights @ (differences**2).T / counts - means**2
+    errors = np.sqrt(np.maximum(variances, 0) / (counts - 1))
+    tiny = 1e-9 * errors[0] + np.finfo(float).tiny
+    deviations = abs(means[1:] - means[0]) / (errors[1:] + tiny)
+    is_usable = shared.sum(axis=1) >= 2
+    largest = np.where(is_usable, deviations, 0.0).max(axis=1)
+    half_widths = np.quantile(largest, level) * errors[0]
+    ends = np.exp([means[0] - half_widths, means[0] + half_widths]).T.tolist()
+    return [interval if usable else None for interval, usable in zip(ends, is_usable)]
 
 
 def page(paths: Sequence[Path] | None = None) -> str:
@@ -321,54 +294,57 @@ def picture(paths: Sequence[Path], target: Path) -> None:
     contenders = grouped(entries, lambda entry: entry["algorithm"])
 
     def mean_log(name: str) -> float:
-        logs = [math.log(entry["ratio_to_limit"]) for entry in contenders[name]]
-        return math.fsum(logs) / len(logs)
+        return sum(
+            math.log(entry["ratio_to_limit"]) for entry in contenders[name]
+        ) / len(contenders[name])
 
-    names = sorted(contenders, key=mean_log)
-    rows = {name: len(names) - 1 - place for place, name in enumerate(names)}
+    names = sorted(contenders, key=mean_log, reverse=True)
     with plain_matplotlib():
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+        from matplotlib.ticker import LogLocator, NullLocator
 
-        figure = Figure((7.2, 0.6 + 0.2 * len(names)), layout="constrained")
-        axes = figure.subplots(
-            1,
-            len(contests) + 1,
-            sharey=True,
-            width_ratios=[*[1.0] * len(contests), 0.8],
+        sizes = dict.fromkeys(
+            ("xtick.labelsize", "ytick.labelsize", "axes.titlesize"), 7
         )
+        with rc_context({**sizes, "axes.spines.left": False, "axes.grid": False}):
+            figure = Figure((7.2, 0.6 + 0.2 * len(names)), layout="constrained")
+            widths = [*[1.0] * len(contests), 0.8]
+            axes = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
         for axis, (contest, inside) in zip(axes, contests.items()):
             problem, _, size = contest.partition(", ")
-            size = size.replace(", alpha", "\nα =")
-            axis.set_title(f"{problem}\n{size}", fontsize=7)
+            axis.set_title(f"{problem}\n{size.replace(', alpha', chr(10) + 'α =')}")
             axis.axvline(1, color="black", linewidth=0.8)
             for entry in inside:
-                y, color = rows[entry["algorithm"]], _color(entry)
-                face = color if entry["rank"] == 1 else "white"
+                y, ratio, color = (
+                    names.index(entry["algorithm"]),
+                    entry["ratio_to_limit"],
+                    _color(entry),
+                )
                 axis.plot(entry["interval"], [y, y], color=color, linewidth=1, zorder=1)
-                ratio = entry["ratio_to_limit"]
-                if ratio <= LARGEST_RATIO:
-                    axis.plot(ratio, y, "o", color=color, mfc=face, ms=4)
-                    continue
-                axis.plot(LARGEST_RATIO, y, ">", color=color, mfc=face, ms=4)
-                place = {"ha": "right", "va": "center", "fontsize": 6}
-                axis.text(LARGEST_RATIO / 1.5, y, f"{ratio:.3g}", color=color, **place)
+                x, marker = (
+                    (ratio, "o") if ratio <= LARGEST_RATIO else (LARGEST_RATIO, ">")
+                )
+                face = color if entry["rank"] == 1 else "white"
+                axis.plot(x, y, marker, color=color, mfc=face, ms=4)
+                if ratio > LARGEST_RATIO:
+                    place = {"ha": "right", "va": "center", "fontsize": 6}
+                    axis.text(x / 1.5, y, f"{ratio:.3g}", color=color, **place)
             axis.set_xlim(0.8, 1.3 * LARGEST_RATIO)
-        for name, y in rows.items():
-            for entry in contenders[name]:
-                axes[-1].plot(entry["cpu_seconds"], y, "|", color=_color(entry), ms=6)
-        axes[-1].set_title("CPU seconds\nper run", fontsize=7)
+        for entry in entries:
+            y = names.index(entry["algorithm"])
+            axes[-1].plot(entry["cpu_seconds"], y, "|", color=_color(entry), ms=6)
+        axes[-1].set_title("CPU seconds\nper run")
         for axis in axes:
             axis.set_xscale("log")
             base = 100 if axis is axes[-1] else 10
             axis.xaxis.set_major_locator(LogLocator(base, numticks=4))
             axis.xaxis.set_minor_locator(NullLocator())
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axis.tick_params(labelsize=7, length=2)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.tick_params(axis="x", length=2)
             axis.tick_params(axis="y", length=0)
-            axis.grid(axis="y", color="0.9", linewidth=0.6)
-            axis.spines[["left", "right", "top"]].set_visible(False)
-        axes[0].set_yticks([*rows.values()], [*rows])
+            axis.grid(axis="y", color="0.9", linewidth=0.6, alpha=1)
+        axes[0].set_yticks(range(len(names)), names)
         figure.supxlabel(
             "error / optimal error at infinite size, one axis for all problems (full: tied with the leader of its ranking; "
             "blue: self-tuning, orange: tuned)",
@@ -399,13 +375,9 @@ def absent(path: Path) -> list[str]:
         f"{row.place.problem}: {row.place.algorithm}": rerun_obstacle(row, shared)
         for row in table.rows
     }
-    lines = [
-        f"{path} is not on the board: {why}" for path, why in reasons.items() if why
-    ]
-    return [
-        f"{path}: {line}"
-        for line in (*lines, *(remark for remark in remarks if remark != UNVERIFIABLE))
-    ]
+    lines = [f"{row} is not on the board: {why}" for row, why in reasons.items() if why]
+    lines += [remark for remark in remarks if remark != UNVERIFIABLE]
+    return [f"{path}: {line}" for line in lines]
 
 
 def main(words: Sequence[str]) -> list[str]:
