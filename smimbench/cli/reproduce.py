@@ -195,9 +195,8 @@ def _solve_and_draw(
                     f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
-        xlog = suite.figure.xlog
         answers = solver.answer(
-            line_questions(lines, solver.answers, alphas_by_problem, xlog)
+            line_questions(lines, solver.answers, alphas_by_problem)
         )
     rows, status_counts = results.rows, results.counts
     our_lines = [

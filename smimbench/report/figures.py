@@ -74,21 +74,15 @@ def theory_series(
     constant_columns: CsvRow,
     algorithm: str = "",
 ) -> Series:
-    """Make a drawn line from a theoretical curve, with a band for its numerical error; of one or two points, and where both
-    neighbors are missing, a horizontal bar. ``constant_columns`` are the CSV columns that are equal at all points.
+    """Make a drawn line from a theoretical curve, with a band for its numerical error; one or two points become
+    horizontal bars. ``constant_columns`` are the CSV columns that are equal at all points.
     """
     columns = line._asdict()
-    style: dict[str, object] = {"zorder": 2, "marker": "_"}
     if len(line.alpha) < 3:
-        style |= {"s": 60 if algorithm else 250, "linewidths": 1.5}
+        size = 60 if algorithm else 250
+        style = {"zorder": 2, "marker": "_", "s": size, "linewidths": 1.5}
         return Series(name, columns, constant_columns, "marks", color, style, algorithm)
-    is_missing = np.pad(np.isnan(line.value), 1, constant_values=True)
-    is_isolated = is_missing[:-2] & ~is_missing[1:-1] & is_missing[2:]
-    if is_isolated.any():
-        style |= {"ms": 14, "mew": 1.3, "markevery": is_isolated}
-    else:
-        del style["marker"]
-    style["ls"] = dashes
+    style = {"zorder": 2, "ls": dashes}
     return Series(name, columns, constant_columns, "line", color, style, algorithm)
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from smimbench.report.charts import page_figures
 from smimbench.report.columns import (
@@ -37,7 +37,7 @@ from smimbench.run.record import RunJson
 from smimbench.run.store import options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from smimbench.report.charts import Chart
     from smimbench.report.results import Results
@@ -61,6 +61,9 @@ def render_page(
     """
     environment = html_environment()
     environment.filters |= {"number": number, "seconds": seconds}
+    words: list[Callable[..., str]] = [agreement_meaning, agreement_words, ratio_words]
+    words += [optimum_words, reversal_line, tied_words, verdict_line]
+    environment.globals |= {function.__name__: function for function in words}
     css, js = (
         Path(__file__)
         .with_name("assets")
@@ -108,7 +111,8 @@ def render_page(
         css=css,
         js=js,
         data=json.dumps(page_data, allow_nan=False).replace("<", "\\u003c"),
-        verdicts=[_verdict_texts(verdict) for verdict in verdicts],
+        verdicts=verdicts,
+        ratio_meaning=VERDICT_HELP[RATIO],
         contenders=contenders,
         problems=list(dict.fromkeys(row.place.problem for row in rows)),
         algorithms=list(dict.fromkeys(map(name_of_row, rows))),
@@ -149,45 +153,6 @@ def _contender_table(verdict: Verdict) -> str:
         )
 
     return html_table(columns, verdict.contenders, attributes)
-
-
-class _VerdictTexts(NamedTuple):
-    """Texts of a verdict on the page; ``best`` is None if the line of the verdict contains everything."""
-
-    problem: str
-    best: Contender | None
-    ties: str
-    line: str
-    agreement: str
-    agreement_meaning: str
-    ratio: str
-    ratio_meaning: str
-    at_size: str
-    reversal: str
-
-
-def _verdict_texts(verdict: Verdict) -> _VerdictTexts:
-    """Return the texts of a verdict for the page."""
-    best, agreement, meaning, ratio = next(iter(verdict.contenders), None), "", "", ""
-    if best and (best.mean_error is not None or not best.points):
-        best = None
-    if best:
-        agreement, meaning = agreement_words(best), agreement_meaning(best)
-        ratio = ratio_words(best.ratio_to_limit, best.ratio_to_limit_error)
-    ties, line = tied_words(verdict), verdict_line(verdict)
-    reversal = reversal_line(verdict) if verdict.reversals else ""
-    return _VerdictTexts(
-        verdict.problem,
-        best,
-        ties,
-        line,
-        agreement,
-        meaning,
-        ratio,
-        VERDICT_HELP[RATIO],
-        optimum_words(verdict) if ratio else "",
-        reversal,
-    )
 
 
 def _run_date(run_document: RunJson) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import CurveTable
-    from smimbench.theory.types import Question
+    from smimbench.theory.types import Question, Threshold
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
     "inside",
@@ -279,46 +279,32 @@ def our_points(
     """Return the values that smimbench computes for a published line, with errors: means over runs with standard errors, or
     theory with numerical errors.
     """
-    curve, problem = line.curve, line.plans[0].problem
+    curve, plan = line.curve, line.plans[0]
     points: list[tuple[float, float | None, float | None]] = []
     if line.is_threshold:
         _, varied_values = varied_parameter(line.plans) or ("", [])
-        for x, plan in zip(varied_values, line.plans):
-            thresholds = answers.thresholds(plan.problem)
-            threshold = None if curve.component else thresholds.weak_recovery
+        for x, varied_plan in zip(varied_values, line.plans):
+            thresholds = answers.thresholds(varied_plan.problem)
+            by_component: dict[int | None, Threshold | None]
+            by_component = {None: thresholds.weak_recovery}
             for step in thresholds.sequential:
-                if step.component + 1 == curve.component:
-                    threshold = step.threshold
-                    break
-            if threshold:
+                by_component[step.component + 1] = step.threshold
+            if threshold := by_component.get(curve.component):
                 points.append((x, threshold.value, threshold.error))
     elif curve.algorithm:
-        problem_and_algorithm = line.plans[0].label, curve.algorithm
-        for row in rows:
-            is_of_line = (
-                row.place.problem,
-                row.place.algorithm,
-            ) == problem_and_algorithm
-            is_of_line &= row.metric == curve.metric
-            if is_of_line and row.component in (None, curve.component):
-                x = row.place.alpha * line.x_per_alpha
-                points.append((x, row.estimate.mean, row.estimate.sem))
+        points += [
+            (row.place.alpha * line.x_per_alpha, row.estimate.mean, row.estimate.sem)
+            for row in rows
+            if (row.place.problem, row.place.algorithm) == (plan.label, curve.algorithm)
+            and row.metric == curve.metric
+            and row.component in (None, curve.component)
+        ]
     else:
-        metric, component_index = (
-            find_metric(curve.metric, problem.model.name),
-            line.component_index,
-        )
-        for alpha, (optimal_point, *_) in zip(alphas, answers.points(problem, alphas)):
-            values, errors = theory_of(
-                metric, problem, optimal_point, problem.components
-            )
-            points.append(
-                (
-                    alpha * line.x_per_alpha,
-                    values[component_index],
-                    errors[component_index],
-                )
-            )
+        problem, index = plan.problem, line.component_index
+        metric = find_metric(curve.metric, problem.model.name)
+        for alpha, branches in zip(alphas, answers.points(problem, alphas)):
+            values, errors = theory_of(metric, problem, branches[0], problem.components)
+            points.append((alpha * line.x_per_alpha, values[index], errors[index]))
     complete_points = sorted(
         (x, y, error or 0.0) for x, y, error in points if y is not None
     )
@@ -329,7 +315,6 @@ def line_questions(
     lines: Sequence[PublishedLine],
     answers: Answers,
     alphas: Mapping[str, Iterable[float]],
-    xlog: bool,
 ) -> Iterator[Question]:
     """Yield the theory questions of a published figure's lines, at these sample ratios by problem label."""
     for line in lines:
@@ -338,7 +323,7 @@ def line_questions(
         plan = line.plans[0]
         yield ThresholdsQuestion(plan.problem, if_cheap=True)
         if has_fine_lines(plan.problem):
-            grid = line_grid(answers, plan.problem, alphas[plan.label], xlog)
+            grid = line_grid(answers, plan.problem, alphas[plan.label])
             yield LineQuestion(plan.problem, tuple(grid.fine_alphas))
 
 
@@ -373,41 +358,35 @@ class CurveAgreement:
 
 
 def compare(line: PublishedLine, our_line: Line) -> CurveAgreement:
-    """Compare our values of a line with the published points, each with the nearest of ours; ``severities`` are 0 for a point
-    within what is allowed, 1 for one outside that a known error of the paper explains, 2 for other points outside.
+    """Compare our values of a line with the published points, each with the nearest of ours.
 
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
     """
-    severities, correction_sections, worst_rank = [], [], (-1, 0.0)
+    compared, sections = [], []
     columns = zip(*line.points) if line.points and len(our_line.alpha) else ()
-    worst_point: tuple[float, float, float] | None = None
-    for published_x, published_value, published_spread in columns:
-        nearest_index = int(np.argmin(abs(our_line.alpha - published_x)))
-        if abs(our_line.alpha[nearest_index] - published_x) > SAME_POINT * abs(
-            published_x
-        ):
+    for x, published, spread in columns:
+        index = np.argmin(abs(our_line.alpha - x))
+        if abs(our_line.alpha[index] - x) > SAME_POINT * abs(x):
             continue
-        deviation = our_line.value[nearest_index] - published_value
-        allowed = line.curve.band + published_spread + 2 * our_line.error[nearest_index]
-        explaining_sections = line.explanations(published_x)
-        severity = 0
+        deviation = our_line.value[index] - published
+        allowed = line.curve.band + spread + 2 * our_line.error[index]
+        rank = 0
         if abs(deviation) > allowed:
-            severity = 1 if explaining_sections else 2
-            correction_sections += explaining_sections
-        severities.append(severity)
-        if (severity, abs(deviation)) > worst_rank:
-            worst_rank = severity, abs(deviation)
-            worst_point = published_x, deviation, allowed
-    if worst_point is None:
+            explanations = line.explanations(x)
+            sections += explanations
+            rank = 1 if explanations else 2
+        compared.append((rank, abs(deviation), (x, deviation, allowed)))
+    if not compared:
         return CurveAgreement(line.label, 0, NOT_COMPARED, [])
+    rank, _, worst_point = max(compared)
     return CurveAgreement(
         line.label,
-        len(severities),
-        (INSIDE, EXPLAINED, OUTSIDE)[worst_rank[0]],
-        list(dict.fromkeys(correction_sections)),
+        len(compared),
+        (INSIDE, EXPLAINED, OUTSIDE)[rank],
+        list(dict.fromkeys(sections)),
         *worst_point,
-        outside=sum(map(bool, severities)),
+        outside=sum(rank > 0 for rank, *_ in compared),
     )
 
 
@@ -436,57 +415,33 @@ def figure_chart(
         by_component = len(suite.plans) == 1 or line.is_threshold
         color_key = curve.component if by_component else plan.label
         line_color = colors.setdefault(color_key, COLORS[len(colors) % len(COLORS)])
-        constant_columns = {"what": "ours", "curve": line.label}
+        about = {"what": "ours", "curve": line.label}
+        if line.is_curve:
+            ratios, index = alphas[plan.label], line.component_index
+            theory = theory_lines(answers, plan, curve.metric, ratios, index)
+            for optimal in [*theory.values()][:1]:
+                points = optimal._replace(alpha=optimal.alpha * line.x_per_alpha)
+        drawn = theory_series(points, line.label, line_color, "-", about)
         if curve.algorithm:
             style = {"marker": looks[curve.algorithm].marker, "s": 18}
-            columns = points._asdict()
-            series.append(
-                Series(
-                    line.label,
-                    columns,
-                    constant_columns,
-                    "marks",
-                    line_color,
-                    style,
-                    curve.algorithm,
-                )
-            )
-        else:
-            theory = {}
-            if line.is_curve:
-                problem_alphas, index = alphas[plan.label], line.component_index
-                theory = theory_lines(
-                    answers, plan, curve.metric, problem_alphas, index, figure.xlog
-                )
-            for optimal_line in [*theory.values()][:1]:
-                points = optimal_line._replace(
-                    alpha=optimal_line.alpha * line.x_per_alpha
-                )
-            series.append(
-                theory_series(points, line.label, line_color, "-", constant_columns)
-            )
+            algorithm = curve.algorithm
+            drawn = replace(drawn, kind="marks", style=style, algorithm=algorithm)
+        series.append(drawn)
         if line.points is not None:
-            cross_spacing = 1 + len(line.points.alpha) // CROSSES
-            columns = {
-                column_name: column[::cross_spacing]
-                for column_name, column in line.points._asdict().items()
-            }
+            spacing = 1 + len(line.points.alpha) // CROSSES
+            crosses = Line(*(column[::spacing] for column in line.points))._asdict()
             style = {"marker": "x", "s": 14, "linewidths": 0.8, "zorder": 4}
-            constant_columns = {"what": "published", "curve": line.label}
+            about = {"what": "published", "curve": line.label}
             published_series.append(
-                Series(
-                    "published", columns, constant_columns, "marks", line_color, style
-                )
+                Series("published", crosses, about, "marks", line_color, style)
             )
     curve_lines = {line.plans[0].label: line for line in lines if line.is_curve}
     for label, line in curve_lines.items():
         problem = line.plans[0].problem
-        marks = threshold_marks(
-            answers.thresholds_or_empty(problem), component_word(problem)
-        )
-        about, color = {"curve": label}, "0.5"
-        if len(curve_lines) > 1:
-            color = colors.get(label, color)
+        thresholds = answers.thresholds_or_empty(problem)
+        marks = threshold_marks(thresholds, component_word(problem))
+        color = colors.get(label, "0.5") if len(curve_lines) > 1 else "0.5"
+        about = {"curve": label}
         series.append(threshold_series(marks, about, color, line.x_per_alpha))
     metric = figure.curves[0].metric
     ylabel = figure.ylabel or (

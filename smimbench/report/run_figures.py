@@ -74,14 +74,11 @@ def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], st
     largest: dict[str, int] = {}
     for problem_label, *_, dimension in places:
         largest[problem_label] = max(dimension, largest.get(problem_label, 0))
-    chosen_places = [place for place in places if place[-1] == largest[place[0]]]
-    chosen_places = chosen_places[:: -(-len(chosen_places) // PANELS)]
-    if len(chosen_places) == len(places):
-        return chosen_places, ""
-    return (
-        chosen_places,
-        f" {len(chosen_places)} of {len(places)} combinations are shown.",
-    )
+    chosen = [place for place in places if place[-1] == largest[place[0]]]
+    chosen = chosen[:: -(-len(chosen) // PANELS)]
+    is_complete = len(chosen) == len(places)
+    note = f" {len(chosen)} of {len(places)} combinations are shown."
+    return chosen, "" if is_complete else note
 
 
 # -- against samples and seconds -------------------------------------------------------------------------------------------
@@ -109,22 +106,19 @@ def learning_charts(results: Results) -> list[Chart]:
     A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
     path is predicted.
     """
-    trajectories = (results.store.trajectory(record) for _, record in results.pairs)
-    draws_without_prediction = any(
-        _counts_samples(trajectory or {}) for trajectory in trajectories
+    counts_samples = any(
+        _counts_samples(results.store.trajectory(record) or {})
+        for _, record in results.pairs
     )
     charts = []
-    for metric in _drawn_metrics(results):
+    for index, metric in enumerate(_drawn_metrics(results)):
         chart = clock_chart(results, f"learning-{metric}", metric, "samples")
-        if chart and (draws_without_prediction or _has_prediction(chart)):
+        if chart is None:
+            continue
+        is_predicted = any(series.name == PREDICTED for series in chart.series)
+        if is_predicted or (counts_samples and index == 0):
             charts.append(chart)
-        draws_without_prediction = False
     return charts
-
-
-def _has_prediction(chart: Chart) -> bool:
-    """Return whether any line of a chart is a predicted trajectory."""
-    return any(series.name == PREDICTED for series in chart.series)
 
 
 def _drawn_metrics(results: Results) -> list[str]:

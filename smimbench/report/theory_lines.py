@@ -77,15 +77,9 @@ BESIDE_THRESHOLD = 1e-4
 """Relative distance between a threshold and the points next to it."""
 
 
-def line_grid(
-    answers: Answers,
-    problem: Problem,
-    alphas: Iterable[float],
-    xlog: bool | None = None,
-) -> LineGrid:
+def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> LineGrid:
     """Choose the sample ratios at which the theory of ``problem`` is drawn for runs at ``alphas``: slightly more than their
-    range, and dense at the thresholds in ``answers``. They are evenly spaced on a logarithmic axis if ``xlog``; None: if
-    ``alphas`` span decades.
+    range, and dense at the thresholds in ``answers``.
     """
     given_alphas = sorted(alphas)
     lowest, highest = given_alphas[0], given_alphas[-1]
@@ -99,7 +93,7 @@ def line_grid(
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     offsets = np.array([*10.0 ** -np.array([1.5, 2, 2.5, 3]), BESIDE_THRESHOLD])
     near_recovery = np.outer(recovery_alphas, [*(1 - offsets), *(1 + offsets)])
-    evenly_spaced = _evenly_spaced(first, last, xlog)
+    evenly_spaced = _evenly_spaced(first, last)
     grid = np.unique([*evenly_spaced, *given_alphas, *near_recovery.ravel()])
     grid = grid[(first <= grid) & (grid <= last)]
     threshold_alphas = sorted(mark.alpha for mark in marks)
@@ -191,15 +185,14 @@ def theory_lines(
     metric: str,
     alphas: Iterable[float],
     component_index: int,
-    xlog: bool | None = None,
 ) -> dict[str, Line]:
     """Return the theoretical lines of a metric of one component (index from 0) of a planned problem, by name: Bayes-optimal, and
-    uninformed where that differs. They are drawn for runs at the sample ratios ``alphas``, on an axis as in ``line_grid``.
+    uninformed where that differs. They are drawn for runs at the sample ratios ``alphas``.
 
     Where ``answers`` have no line with this metric, it is interpolated between stored points (see ``smooth``); none without any.
     """
     problem = plan.problem
-    grid = line_grid(answers, problem, alphas, xlog)
+    grid = line_grid(answers, problem, alphas)
     line = _stored_line(answers, problem, grid)
     is_on_line = _has_theory(metric, problem, line)
     points: dict[float, Branches] = {}
@@ -239,14 +232,10 @@ def optimum_name(metric: Metric, problem: Problem) -> str:
     return "Bayes-optimal" if is_bound else "predicted (posterior mean)"
 
 
-def _evenly_spaced(
-    lowest_alpha: float, highest_alpha: float, xlog: bool | None = None
-) -> Host:
-    """Return sample ratios from the lowest to the highest that are evenly spaced on the drawn axis (logarithmic if ``xlog``)."""
-    if xlog is None:
-        xlog = spans_decades([lowest_alpha, highest_alpha])
-    spacing = np.geomspace if lowest_alpha > 0 and xlog else np.linspace
-    return spacing(lowest_alpha, highest_alpha, 120)
+def _evenly_spaced(lowest_alpha: float, highest_alpha: float) -> Host:
+    """Return sample ratios from the lowest to the highest that are evenly spaced, on a logarithmic axis if they span decades."""
+    is_log = lowest_alpha > 0 and spans_decades([lowest_alpha, highest_alpha])
+    return (np.geomspace if is_log else np.linspace)(lowest_alpha, highest_alpha, 120)
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
