@@ -160,13 +160,14 @@ def _solve_and_draw(
     """Solve the theory of a figure and draw it as the options say; return our points of every line, and the files."""
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.report.published import figure_chart, line_questions, our_points
+    from smimbench.report.published import figure_chart, our_points
     from smimbench.report.results import Results
     from smimbench.report.theory_document import (
         table_questions,
         theory_of_suite,
         theory_questions,
     )
+    from smimbench.report.theory_lines import chart_questions
     from smimbench.run.store import settings_folder, theory_folder
     from smimbench.run.theory_processes import solve_in_parallel
 
@@ -195,9 +196,10 @@ def _solve_and_draw(
                     f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
-        answers = solver.answer(
-            line_questions(lines, solver.answers, alphas_by_problem)
-        )
+        metrics = {line.curve.metric for line in lines if line.is_curve}
+        if metrics:
+            drawn = drawn_suite, solver.answers, alphas_by_problem, list(metrics)
+            solver.answer(chart_questions(*drawn))
     rows, status_counts = results.rows, results.counts
     our_lines = [
         our_points(line, answers, rows, sorted(alphas_by_problem[line.plans[0].label]))

@@ -60,7 +60,7 @@ class Series:
     constant_columns : dict or None
         Constant columns of the CSV; None: the series is not in the CSV.
     kind : str
-        Kind of series; vertical lines are named by the column ``threshold``.
+        Kind of series; vertical lines have no second coordinate.
     style : dict
         Further Matplotlib options, apart from the color.
     algorithm : str
@@ -207,8 +207,7 @@ def _legend_entries(chart: Chart, all_axes: Sequence[Axes]) -> dict[str, Any]:
     for series in chart.series:
         if series.component:
             entries[series.component] = Patch(color=series.color)
-        for name in series.columns.get("threshold", [series.name]):
-            colors.setdefault(math_text(name), set()).add(series.color)
+        colors.setdefault(math_text(series.name), set()).add(series.color)
     for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels()):
             if name not in entries:
@@ -323,13 +322,12 @@ def _draw_panel(axes: Any, panel: Panel, dashes: dict[str, Dashes]) -> None:
     axes.set_ylim(y_min, min(y_max, panel.axis_cap))
     for series in panel.series:
         if series.kind == "vertical":
-            names = series.columns["threshold"]
-            for x, name in zip(series.columns[panel.x_column], names):
+            dash = VERTICAL_DASHES[len(dashes) % len(VERTICAL_DASHES)]
+            style = {"color": series.color, "lw": 0.9, "zorder": 0}
+            style["ls"] = dashes.setdefault(series.name, dash)
+            for x in series.numbers(panel.x_column):
                 if x_min < x < x_max:
-                    dash = VERTICAL_DASHES[len(dashes) % len(VERTICAL_DASHES)]
-                    style = {"ls": dashes.setdefault(name, dash), "lw": 0.9}
-                    label = math_text(name)
-                    axes.axvline(x, color=series.color, label=label, zorder=0, **style)
+                    axes.axvline(x, label=math_text(series.name), **style)
     start, end = np.clip(panel.hard_phase or (0, 0), x_min, x_max)
     if end - start > 0.01 * (x_max - x_min):  # or there is a name for nothing to see
         axes.axvspan(start, end, color="0.9", zorder=0, label="hard phase")
@@ -455,7 +453,7 @@ def page_figures(chart: Chart) -> list[PageFigure]:
         page_series = [
             _page_series(series, panel, figure.axes[0])
             for series in panel.series
-            if series.name and series.kind != "bars"
+            if series.name and series.kind not in ("bars", "vertical")
         ]
         svg, problem = svg_text(figure), panel.problem or ""
         figures.append(PageFigure(title.removeprefix(": "), problem, svg, page_series))

@@ -52,18 +52,17 @@ def threshold_series(
     constant_columns: CsvRow,
     color: str = "0.5",
     x_per_alpha: float = 1.0,
-) -> Series:
-    """Make vertical lines at thresholds (``marks``), which the CSV names. ``constant_columns`` are the CSV columns that are
+) -> list[Series]:
+    """Make a vertical line at each threshold (``marks``), which the CSV names. ``constant_columns`` are the CSV columns that are
     equal for all of them, ``x_per_alpha`` is the x coordinate per unit of the sample ratio.
     """
-    alphas, names, errors = zip(*marks) if marks else ((), (), ())
-    columns = {
-        "threshold": names,
-        "alpha": x_per_alpha * np.array(alphas),
-        "error": x_per_alpha * np.array(errors),
-    }
-    about = {**constant_columns, "what": "threshold"}
-    return Series("", columns, about, "vertical", color)
+    series = []
+    for mark in marks:
+        about = {**constant_columns, "what": "threshold", "threshold": mark.name}
+        ends = {"alpha": mark.alpha, "error": mark.error}
+        columns = {name: [x_per_alpha * value] for name, value in ends.items()}
+        series.append(Series(mark.name, columns, about, "vertical", color))
+    return series
 
 
 def theory_series(
@@ -117,13 +116,12 @@ def metric_chart(
     )
     if not plans:
         return None
-    published_sources: set[str] = set()
-    for plan in plans:
-        published_sources |= {
-            reference.source
-            for reference in plan.references
-            if reference.metric == metric
-        }
+    published_sources = {
+        reference.source
+        for plan in plans
+        for reference in plan.references
+        if reference.metric == metric
+    }
     notes = []
     if published_sources:
         notes.append(
@@ -225,7 +223,7 @@ def _metric_panel(
             series = [replace(drawn, component=word) for drawn in series]
         panel.series += series
     about = {"problem": plan.label, "component": None}
-    panel.series.append(threshold_series(marks, about))
+    panel.series += threshold_series(marks, about)
     if optimal_lines and metric_item.direction == "lower":
         line = Line(*map(np.concatenate, zip(*optimal_lines)))
         _scale_errors(panel, line, drawn_alphas, rows, suite.run.target)

@@ -16,19 +16,12 @@ from smimbench.report.charts import Chart, Panel, Series
 from smimbench.report.figures import theory_series, threshold_series, varied_parameter
 from smimbench.report.row import component_word
 from smimbench.report.style import COLORS, looks_of
-from smimbench.report.theory_lines import (
-    Line,
-    has_fine_lines,
-    line_grid,
-    theory_lines,
-    threshold_marks,
-)
+from smimbench.report.theory_lines import Line, theory_lines, threshold_marks
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
-from smimbench.theory.types import LineQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from smimbench.files import JsonObject
@@ -36,7 +29,7 @@ if TYPE_CHECKING:
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import CurveTable
-    from smimbench.theory.types import Question, Threshold
+    from smimbench.theory.types import Threshold
 
 INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
     "inside",
@@ -175,25 +168,21 @@ def published_lines(
     assert suite.figure is not None
     plans, lines = {plan.label: plan for plan in suite.plans}, []
     for curve in suite.figure.curves:
-        curve_plans = [plans[label] for label in curve.problems or plans]
+        chosen = [
+            (index, [plans[label]])
+            for index, label in enumerate(curve.problems or plans)
+            if plans[label] in suite.chosen_plans
+        ]
         if curve.metric == "threshold":
-            selected_plans = [
-                plan for plan in curve_plans if plan in suite.chosen_plans
-            ]
-            lines += (
-                [_published_line(curve, 0, selected_plans)] if selected_plans else []
-            )
-            continue
-        for problem_index, plan in enumerate(curve_plans):
-            if plan in suite.chosen_plans:
-                lines.append(_published_line(curve, problem_index, [plan]))
-    if folder is None:
-        return lines
-    x_limits = suite.figure.xlim
-    return [
-        replace(line, points=_published_points(line, folder, x_limits, max_points))
-        for line in lines
-    ]
+            chosen = [(0, [plan for _, (plan,) in chosen])] if chosen else []
+        for problem_index, line_plans in chosen:
+            line = _published_line(curve, problem_index, line_plans)
+            if folder is not None:
+                x_limits = suite.figure.xlim
+                points = _published_points(line, folder, x_limits, max_points)
+                line = replace(line, points=points)
+            lines.append(line)
+    return lines
 
 
 def _published_line(
@@ -203,28 +192,20 @@ def _published_line(
     yet.
     """
     x_factor = 1.0
-    parameter_texts: dict[str, str] = {}
+    parameters: dict[str, object] = {}
     if curve.metric != "threshold":
         x_factor = _number_for_problem(curve.x_factor, problem_index)
         for item_parameters in plans[0].tables.values():
-            parameter_texts |= {
-                f"{{{name}}}": str(value) for name, value in item_parameters.items()
-            }
+            parameters |= item_parameters
 
-    def with_parameter_values(template: str) -> str:
+    def filled(template: str) -> str:
         """Return a text with the values of the parameters that it names in braces."""
-        for placeholder, text in parameter_texts.items():
-            template = template.replace(placeholder, text)
+        for name, value in parameters.items():
+            template = template.replace(f"{{{name}}}", str(value))
         return template
 
-    label, table = (
-        with_parameter_values(curve.label),
-        with_parameter_values(curve.table),
-    )
-    column_values = {
-        column: float(with_parameter_values(text))
-        for column, text in curve.filter.items()
-    }
+    column_values = {name: float(filled(text)) for name, text in curve.filter.items()}
+    label, table = filled(curve.label), filled(curve.table)
     return PublishedLine(
         label, curve, plans, table, x_factor, problem_index, column_values
     )
@@ -258,19 +239,18 @@ def _published_points(
             str(path), "", f"the file is not a table of numbers: {error}"
         ) from None
     columns = np.array(rows, dtype=float).reshape(-1, len(line.curve.columns)).T
-    x, y = columns[:2]
-    is_shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
-    if line.curve.table_x == "alpha":
-        x = columns[0] = x * line.x_per_alpha
-    is_shown &= (x >= x_limits[0]) & (x <= x_limits[1] * (1 + 1e-9))
-    columns = columns[:, is_shown]
-    point_count = columns.shape[1]
-    if max_points and not line.curve.algorithm and point_count > max_points:
-        columns = columns[
-            :, np.linspace(0, point_count - 1, max_points).round().astype(int)
-        ]
     x, y, *spread = columns
-    return Line(x, y, *(spread or [0.0 * y]))
+    if line.curve.table_x == "alpha":
+        x = x * line.x_per_alpha
+    points = np.array([x, y, *(spread or [0.0 * y])])
+    is_shown = np.isfinite(x * y) & ((x > 0) | line.is_threshold)
+    is_shown &= (x >= x_limits[0]) & (x <= x_limits[1] * (1 + 1e-9))
+    points = points[:, is_shown]
+    point_count = points.shape[1]
+    if max_points and not line.curve.algorithm and point_count > max_points:
+        indices = np.linspace(0, point_count - 1, max_points).round().astype(int)
+        points = points[:, indices]
+    return Line(*points)
 
 
 def our_points(
@@ -309,22 +289,6 @@ def our_points(
         (x, y, error or 0.0) for x, y, error in points if y is not None
     )
     return Line(*np.array(complete_points, dtype=float).reshape(-1, 3).T)
-
-
-def line_questions(
-    lines: Sequence[PublishedLine],
-    answers: Answers,
-    alphas: Mapping[str, Iterable[float]],
-) -> Iterator[Question]:
-    """Yield the theory questions of a published figure's lines, at these sample ratios by problem label."""
-    for line in lines:
-        if not line.is_curve:
-            continue
-        plan = line.plans[0]
-        yield ThresholdsQuestion(plan.problem, if_cheap=True)
-        if has_fine_lines(plan.problem):
-            grid = line_grid(answers, plan.problem, alphas[plan.label])
-            yield LineQuestion(plan.problem, tuple(grid.fine_alphas))
 
 
 @dataclass(frozen=True)
@@ -404,7 +368,7 @@ def figure_chart(
     Parameters
     ----------
     alphas : mapping
-        Sample ratios by problem label, as for ``line_questions``.
+        Sample ratios by problem label, at which theory is drawn.
     """
     figure = suite.figure
     assert figure is not None
@@ -442,7 +406,7 @@ def figure_chart(
         marks = threshold_marks(thresholds, component_word(problem))
         color = colors.get(label, "0.5") if len(curve_lines) > 1 else "0.5"
         about = {"curve": label}
-        series.append(threshold_series(marks, about, color, line.x_per_alpha))
+        series += threshold_series(marks, about, color, line.x_per_alpha)
     metric = figure.curves[0].metric
     ylabel = figure.ylabel or (
         "sample ratio α" if metric == "threshold" else metric_label(metric)

@@ -300,8 +300,8 @@ def _learning_panel(
         for drawn in _by_component(line, problem, components, about)
     ]
     if clock == "samples" and sample_count > 1.01 * start:
-        first_pass = {clock: [sample_count], "threshold": ["every sample once"]}
-        series.append(Series("", first_pass, None, "vertical", "0.5"))
+        first_pass = {clock: [sample_count]}
+        series.append(Series("every sample once", first_pass, None, "vertical", "0.5"))
     largest_start = max(float(run.values[0].max()) for run in runs)
     letter = dimension_letter_of(problem.model)
     title = problem_titles(suite)[problem_label]

@@ -80,14 +80,7 @@ def plain_matplotlib() -> Iterator[None]:
     """
     spec = importlib.util.find_spec("matplotlib")
     if "matplotlib" not in sys.modules and spec and spec.origin:
-        # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first;
-        # an import of a plugin that has failed leaves half of it behind.
-        for module_name in [
-            module_name
-            for module_name in sys.modules
-            if module_name.startswith("matplotlib.")
-        ]:
-            del sys.modules[module_name]
+        # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first.
         backend = os.environ.pop("MPLBACKEND", None)
         with restored_working_folder():
             os.chdir(Path(spec.origin).with_name("mpl-data"))
@@ -155,20 +148,21 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         for entry in get_registry().entries("algorithm")
         if entry.distribution == BUILT_IN
     ]
-    indices: dict[str, tuple[bool, int]] = {}
-    main_names: set[str] = set()
-    for label in sorted(
-        algorithms, key=lambda label: (label != algorithms[label], label)
-    ):
-        name = algorithms[label]
-        is_further = name in main_names
-        main_names.add(name)
-        name = label if is_further else name
-        index = shipped.index(name) if name in shipped else zlib.crc32(name.encode())
-        indices[label] = is_further, index
     looks_by_label: dict[str, Look] = {}
-    for label in sorted(indices, key=indices.__getitem__):
-        _, index = indices[label]
+    main_names: set[str] = set()
+
+    def priority(label: str) -> tuple[bool, bool, str]:
+        """Order labels: names of algorithms before others, what ships before plugins."""
+        name = algorithms[label]
+        return label != name, name not in shipped, label
+
+    for label in sorted(algorithms, key=priority):
+        name = algorithms[label]
+        look_name = label if name in main_names else name
+        main_names.add(name)
+        index = zlib.crc32(look_name.encode())
+        if look_name in shipped:
+            index = shipped.index(look_name)
         candidates = [
             Look(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)])
             for place in range(index, index + math.lcm(len(COLORS), len(MARKERS)))

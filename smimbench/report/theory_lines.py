@@ -143,13 +143,12 @@ def chart_questions(
         if has_fine_lines(problem):
             yield LineQuestion(problem, tuple(grid.fine_alphas))
         line = _stored_line(answers, problem, grid)
-        other_metrics = [
-            metric for metric in metrics if not _has_theory(metric, problem, line)
-        ]
-        if other_metrics:
-            yield PointsQuestion(problem, tuple(grid.given_alphas))
-        points = stored_or_none(answers.points, problem, grid.given_alphas[:1])
-        if any(_has_theory(metric, problem, points) for metric in other_metrics):
+        needs_points = any(
+            find_metric(metric, problem.model.name).theory is not None
+            and not _has_theory(metric, problem, line)
+            for metric in metrics
+        )
+        if needs_points:
             yield PointsQuestion(problem, tuple(grid.node_alphas(NODES if line else 0)))
 
 

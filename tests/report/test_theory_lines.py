@@ -70,13 +70,12 @@ def test_errors_of_prediction_are_drawn_as_densely_as_the_error_and_without_gaps
     questions = list(
         chart_questions(suite, answers, {plan.label: plan.alphas}, (metric, "mse"))
     )
-    nodes = [
+    (nodes,) = [
         question.alphas
         for question in questions
         if isinstance(question, PointsQuestion)
     ]
-    assert sorted(map(len, nodes))[0] == len(plan.alphas)
-    assert len(nodes) == 2
+    assert set(plan.alphas) < set(nodes)
     assert any(isinstance(question, LineQuestion) for question in questions)
 
 
@@ -115,11 +114,7 @@ def test_thresholds_are_drawn_where_theory_changes_and_are_in_the_data():
     assert {"weak recovery", "component 1 learned"} <= names
     assert all(row["error"] >= 0 for row in chart.rows if row["what"] == "threshold")
     ratio = metric_chart(suite, [], Theory(), "nishimori")  # 1 on both sides
-    assert not any(
-        list(series.columns["alpha"])
-        for panel in ratio.panels
-        for series in vertical(panel)
-    )
+    assert not any(vertical(panel) for panel in ratio.panels)
     assert all(panel.hard_phase is None for panel in ratio.panels)
 
 
