@@ -327,7 +327,7 @@ def _thin_ticks(axis: Axis) -> None:
     for step in range(1, len(labels)):
         locations, texts, extents = zip(*labels[::step])
         starts, ends = np.array([(box.min[side], box.max[side]) for box in extents]).T
-        gap = extents[0].height if side == 0 else 0.0
+        gap = 0.9 * extents[0].height if side == 0 else 0.0
         if (starts[1:] - ends[:-1] >= gap).all():
             if step > 1:
                 axis.set_ticks(locations, texts)
