@@ -12,7 +12,7 @@ from smimbench.files import JsonObject, canonical_json
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
 from smimbench.report.results import with_unique_labels
-from smimbench.report.row import Number, Row, RowEntry, grouped
+from smimbench.report.row import Number, Row, RowEntry, grouped, place
 from smimbench.report.statistics import (
     Change,
     change_between,
@@ -374,38 +374,24 @@ def overall_changes(changes: Sequence[RowChange]) -> list[OverallChange]:
 
     A change that is unclear in every single row may be clear in their mean. Metrics with a single row are omitted.
     """
-
-    def series_key(change: RowChange) -> tuple[object, ...]:
-        """Key of changes that differ only in sample ratio and dimension."""
-        row_place = change.place
-        return (
-            row_place.problem,
-            row_place.algorithm,
-            row_place.backend,
-            change.metric,
-            change.component,
-        )
-
     overall = []
     measured_changes = [change for change in changes if change.judgment.relative]
-    for series_changes in grouped(measured_changes, series_key).values():
+    for series_changes in grouped(
+        measured_changes,
+        lambda change: (*place(change)[:3], change.metric, change.component),
+    ).values():
         direction = find_metric(series_changes[0].metric).direction
         # A change of the mean is no distance from 1.
         if len(series_changes) < 2 or direction == "one":
             continue
         relative_changes = (change.judgment.relative for change in series_changes)
-        mean_relative_change = mean_change(
-            [change for change in relative_changes if change]
-        )
-        half_width = mean_relative_change.half_width(LEVEL)
-        verdict = (
-            "worse"
-            if (mean_relative_change.value > 0) == (direction == "lower")
-            else "better"
-        )
-        if abs(mean_relative_change.value) <= half_width:
+        mean = mean_change([change for change in relative_changes if change])
+        half_width = mean.half_width(LEVEL)
+        has_worsened = (mean.value > 0) == (direction == "lower")
+        verdict = "worse" if has_worsened else "better"
+        if abs(mean.value) <= half_width:
             verdict = "within noise"
-        judgment = Judgment(verdict, mean_relative_change.value)
+        judgment = Judgment(verdict, mean.value)
         overall.append(
             OverallChange(
                 series_changes[0].row, len(series_changes), judgment, half_width

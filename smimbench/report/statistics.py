@@ -354,9 +354,10 @@ def clock_remarks(records: Sequence[Record]) -> list[str]:
     timings = [record.timing for record in records if record.timing.trusted]
     if not timings or any(timing.device_seconds for timing in timings):
         return []
-    wall_seconds = np.mean([timing.seconds or 0.0 for timing in timings])
-    cpu_seconds = np.mean([timing.cpu_seconds or 0.0 for timing in timings])
-    total_seconds = np.mean([timing.total_seconds for timing in timings])
+    seconds = [
+        (t.seconds or 0.0, t.cpu_seconds or 0.0, t.total_seconds) for t in timings
+    ]
+    wall_seconds, cpu_seconds, total_seconds = np.mean(seconds, axis=0)
     extra_threads = (timings[0].threads or 1) - 1
     # BLAS threads may work for the engine while the clock stands still.
     if cpu_seconds > 1.1 * (wall_seconds + extra_threads * total_seconds) + 0.02:
