@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections import defaultdict
@@ -286,29 +285,28 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
 def _reversals(
     rows: Rows, best_algorithm: str, algorithms: Sequence[str]
 ) -> list[Reversal]:
-    """Find which of ``algorithms`` are better than the best one at one sample ratio and worse at another; ``logs`` are the log
-    errors by sample ratio and algorithm, for each instance.
+    """Find which of ``algorithms`` are better than the best one at one sample ratio and worse at another; ``logs_by_alpha``
+    are the log errors by sample ratio, algorithm and instance.
 
     Errors where theory says 0 count as the target if they are below it. The intervals of all comparisons hold together with
     probability ``TIE``, by Bonferroni's inequality.
     """
     target = rows[0].target
-    logs: defaultdict[tuple[float, str], dict[Instance, float]] = defaultdict(dict)
+    logs_by_alpha: defaultdict[float, defaultdict[str, dict[Instance, float]]]
+    logs_by_alpha = defaultdict(lambda: defaultdict(dict))
     for algorithm, algorithm_errors in errors_and_optima(rows).items():
         for instance, (error, optimum) in algorithm_errors.items():
             smallest_error = target if optimum <= ZERO * target else 1e-300
             log_error = math.log(max(error, smallest_error))
-            logs[instance[1], algorithm][instance] = log_error
-    alphas = sorted({alpha for alpha, _ in logs})
+            logs_by_alpha[instance[1]][algorithm][instance] = log_error
     reversals = []
     for algorithm in algorithms:
-        level = 1 - (1 - TIE) / (len(alphas) * len(algorithms))
         better_at: list[float] = []
         worse_at: list[float] = []
-        for alpha in alphas:
-            best_logs, other_logs = logs[alpha, best_algorithm], logs[alpha, algorithm]
-            change = change_between(best_logs, other_logs)
-            is_paired = shared_instances(best_logs, other_logs)
+        for alpha, logs in sorted(logs_by_alpha.items()):
+            change = change_between(logs[best_algorithm], logs[algorithm])
+            is_paired = shared_instances(logs[best_algorithm], logs[algorithm])
+            level = 1 - (1 - TIE) / (len(logs_by_alpha) * len(algorithms))
             if change and is_paired and abs(change.value) > change.half_width(level):
                 (better_at if change.value < 0 else worse_at).append(alpha)
         if better_at and worse_at:
@@ -344,23 +342,22 @@ def with_failures(rows: Rows) -> Rows:
     For the MSE it is at least 1, the error of the prior mean. Algorithms without any estimate stay without values.
     """
     rows_by_grid_point = grouped(rows, _grid_point)
-    with_estimate = {place(row)[:3] for row in rows if row.estimate.values}
+    algorithms_with_estimate = {place(row)[:3] for row in rows if row.estimate.values}
     completed_rows = []
     for row in rows:
         failed_count = failed_runs(row)
-        if failed_count and place(row)[:3] in with_estimate:
-            errors = [
-                other.estimate.values for other in rows_by_grid_point[_grid_point(row)]
+        if failed_count and place(row)[:3] in algorithms_with_estimate:
+            instance_errors: dict[str, float] = {}
+            worst_error = 1.0 if row.metric == "mse" else 0.0
+            for other_row in rows_by_grid_point[_grid_point(row)]:
+                instance_errors |= other_row.estimate.values
+                worst_error = max([worst_error, *other_row.estimate.values.values()])
+            failed_instances = [
+                name for name in instance_errors if name not in row.estimate.values
             ]
-            instances = dict.fromkeys(itertools.chain(*errors))
-            names = [name for name in instances if name not in row.estimate.values]
-            names += [f"failed/{number}" for number in range(failed_count)]
-            worst_error = max(
-                1.0 if row.metric == "mse" else 0.0,
-                *itertools.chain(*(by_instance.values() for by_instance in errors)),
-            )
+            failed_instances += [f"failed/{number}" for number in range(failed_count)]
             values = row.estimate.values | dict.fromkeys(
-                names[:failed_count], worst_error
+                failed_instances[:failed_count], worst_error
             )
             mean, sem = mean_and_error(np.array([*values.values()]))
             estimate = replace(
