@@ -34,7 +34,7 @@ def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
         "mean ± s.e.m.",
         "optimal",
         "z",
-        "error /",
+        "error ÷",
         "status",
         "iter.",
         "memory",
