@@ -80,7 +80,7 @@ def test_the_ratio_is_to_the_limit_and_a_ratio_to_its_own_mean_is_none():
 
 
 def test_an_optimum_of_unknown_value_leaves_its_column_blank():
-    assert "optimum /" not in flat(printed(error_tables([at()])))
+    assert "infinite D" not in flat(printed(error_tables([at()])))
     assert verdicts([at()])[0].contenders[0].optimum_to_limit is None
 
 

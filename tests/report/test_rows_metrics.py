@@ -90,7 +90,7 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
     _, text, _ = call(capsys, *shown)
     assert "line: found share against theory" in text
     assert (
-        "error /"
+        "error ÷"
         not in text.split("line: found share against theory")[1].split("line:")[0]
     )
     (folder,) = (out / "small" / "settings").iterdir()

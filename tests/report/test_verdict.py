@@ -363,6 +363,6 @@ def test_where_no_optimum_is_known_errors_and_their_ratios_are_said():
     )
     text = flat(printed(contender_tables([verdict])))
     assert "mean error" in text
-    assert "error / optimal" not in text
+    assert "error ÷ optimal" not in text
     assert "against theory" not in printed(error_tables(rows))
     assert "against theory" in printed(error_tables([at(0.1, 0.4, 0.4)]))
