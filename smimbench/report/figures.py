@@ -294,7 +294,9 @@ def _component_series(
 
 
 def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Series:
-    """Make the marks (mean and standard error) of one algorithm, hollow where a run did not end ok."""
+    """Make the marks (mean and standard error) of the ``rows`` of one algorithm, hollow where a run did not end ok; ``look`` is
+    its color and marker, ``constant_columns`` are those of the CSV.
+    """
     columns = {
         "alpha": [row.place.alpha for row in rows],
         "dimension": [row.place.dimension for row in rows],
@@ -312,7 +314,9 @@ def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Ser
 def _prediction_series(
     rows: Sequence[Row], color: str, marker: str, constant_columns: CsvRow
 ) -> list[Series]:
-    """Make the line of the theory for an algorithm, with marks where it was computed; nothing if it is Bayes-optimal."""
+    """Make the line of the theory for the algorithm of these ``rows``, in this color, with marks (``marker``) where it was
+    computed; nothing if it is Bayes-optimal. ``constant_columns`` are those of the CSV.
+    """
     predictions = {
         row.place.alpha: (
             row.place.alpha,
@@ -340,7 +344,7 @@ def _prediction_series(
 def _published_marks(
     plan: ProblemPlan, metric: str, about: CsvRow, color: str
 ) -> list[Series]:
-    """Make the crosses at published values of the component that ``about`` names."""
+    """Make the crosses, in this color, at published values of a metric, of the component that the CSV columns ``about`` name."""
     component = about["component"]
     suffix = f", {component_word(plan.problem)} {component}"
     references = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -113,39 +114,33 @@ def error_ratios(results: Results) -> dict[str, list[float]]:
     backend_rows = [row for row in rows if row.place.backend in backends]
     errors_by_algorithm = errors_and_optima(on_instance_data(backend_rows))
     smallest_errors: dict[object, float] = {}
-    for errors_by_instance in errors_by_algorithm.values():
-        for instance, (error, _) in errors_by_instance.items():
-            smallest_errors[instance] = min(
-                error, smallest_errors.get(instance, math.inf)
-            )
-    ratios_by_algorithm = {}
-    for algorithm, errors_by_instance in errors_by_algorithm.items():
-        ratios_by_algorithm[algorithm] = [
-            errors_by_instance[instance][0] / smallest_errors[instance]
-            if instance in errors_by_instance and smallest_errors[instance] > 0
+    for errors in errors_by_algorithm.values():
+        for instance, (error, _) in errors.items():
+            smallest = smallest_errors.get(instance, math.inf)
+            smallest_errors[instance] = min(error, smallest)
+    return {
+        algorithm: [
+            errors[instance][0] / smallest
+            if instance in errors and smallest > 0
             else math.inf
-            for instance in smallest_errors
+            for instance, smallest in smallest_errors.items()
         ]
-    return ratios_by_algorithm
+        for algorithm, errors in errors_by_algorithm.items()
+    }
 
 
 def cumulative_shares(
     numbers_by_algorithm: Mapping[str, Sequence[float]],
-    largest_number: float = math.inf,
+    largest_number: float = sys.float_info.max,
 ) -> dict[str, tuple[Host, Host]]:
     """Compute the cumulative distribution of each algorithm's numbers (times or error ratios): its sorted numbers up to
     ``largest_number``, and the share of all numbers up to each.
     """
     distributions = {}
-    for algorithm, unsorted_numbers in numbers_by_algorithm.items():
-        sorted_numbers = np.sort(unsorted_numbers)
-        finite_numbers = sorted_numbers[
-            np.isfinite(sorted_numbers) & (sorted_numbers <= largest_number)
-        ]
-        distributions[algorithm] = (
-            finite_numbers,
-            np.arange(1, len(finite_numbers) + 1) / len(sorted_numbers),
-        )
+    for algorithm, numbers in numbers_by_algorithm.items():
+        reached = np.sort([number for number in numbers if number <= largest_number])
+        shares = np.arange(1, len(reached) + 1) / len(numbers)
+        distributions[algorithm] = reached, shares
     return distributions
 
 
@@ -159,7 +154,7 @@ def profile_chart(results: Results) -> Chart | None:
     )
     if len(times_by_algorithm) < 2:
         return None
-    look_by_algorithm, panels = looks_of(results.suite), []
+    looks, panels = looks_of(results.suite), []
     for x_quantity, xlabel in (
         ("seconds", "seconds"),
         ("iteration", "iterations"),
@@ -176,35 +171,21 @@ def profile_chart(results: Results) -> Chart | None:
                     getattr(target_time, x_quantity) for target_time in algorithm_times
                 ]
             curves = cumulative_shares(times)
-            largest_x = max(
-                (
-                    sorted_numbers[-1]
-                    for sorted_numbers, _ in curves.values()
-                    if len(sorted_numbers)
-                ),
-                default=1.0,
-            )
+            ends = [numbers[-1] for numbers, _ in curves.values() if len(numbers)]
+            largest_x = max(ends, default=1.0)
         series = []
-        for algorithm, (sorted_numbers, shares) in curves.items():
-            if algorithm in look_by_algorithm:
-                final_share = shares[-1] if len(shares) else 0.0
-                columns = {
-                    "x": [*sorted_numbers, largest_x],
-                    "share": [*shares, final_share],
-                }
-                style = {
-                    "drawstyle": "steps-post",
-                    **end_marker(look_by_algorithm[algorithm]),
-                }
-                identity, color = (
-                    {"axis": xlabel, "algorithm": algorithm},
-                    look_by_algorithm[algorithm].color,
+        for algorithm, (numbers, shares) in curves.items():
+            look = looks.get(algorithm)
+            if look is not None:
+                last_share = shares.max(initial=0.0)
+                columns = {"x": [*numbers, largest_x], "share": [*shares, last_share]}
+                style = {"drawstyle": "steps-post", **end_marker(look)}
+                about = {"axis": xlabel, "algorithm": algorithm}
+                color = look.color
+                curve = Series(
+                    algorithm, columns, about, "line", color, style, algorithm
                 )
-                series.append(
-                    Series(
-                        algorithm, columns, identity, "line", color, style, algorithm
-                    )
-                )
+                series.append(curve)
         is_log = x_quantity != "ratio"
         panel = Panel(
             "", xlabel, f"share of {ylabel}", series, None, "x", "share", is_log
