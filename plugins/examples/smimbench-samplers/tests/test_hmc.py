@@ -309,7 +309,7 @@ def test_there_is_no_prediction_where_fixed_points_compete():
 def test_means_of_samples_land_on_the_prediction(sample_count):
     """Errors of the mean of ``sample_count`` samples, extrapolated in 1/D from three dimensions, agree with the prediction."""
     problem = sequence("probit", tokens=1, noise=0.5)
-    algorithm = Hmc(samples=sample_count, steps=5000, leapfrog=5)
+    algorithm = Hmc(samples=sample_count, steps=3000, leapfrog=5)
     predicted_mse = algorithm.theory(problem, 2.0, Conditions()).mse[0]
     dimensions, mean_mses, mse_errors = (30, 60, 120), [], []
     for dimension in dimensions:
