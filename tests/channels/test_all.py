@@ -10,7 +10,8 @@ from smimbench_attention.channels.attention.hardmax import AttentionHardmax
 from smimbench_attention.channels.attention.softmax import AttentionSoftmax
 from smimbench_attention.channels.linear import AttentionLinear, SequenceLinear
 from smimbench_attention.channels.sequence import hardmax
-from smimbench_attention.channels.sequence.hardmax import SequenceHardmax, posterior
+from smimbench_attention.channels.sequence.hardmax import SequenceHardmax
+from smimbench_attention.channels.sequence.hardmax import information as information_fit
 from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax
 
@@ -46,7 +47,7 @@ VECTORS = [
     ONE_LAYER,
     SIGNS,
 ]
-POLYNOMIAL = cache(posterior.scaled_information.__wrapped__)
+POLYNOMIAL = cache(information_fit.scaled_information.__wrapped__)
 """Information of SIGNS, fitted through few points: it takes a second, not sixteen, and is read as the one of many points is."""
 DIFFERENCES = (
     (1, 0.75),
@@ -248,8 +249,8 @@ def test_bayes(channel, q, v, n, rng):
 def test_every_namespace_and_float32_give_the_same(
     channel, v, backend, rng, monkeypatch
 ):
-    monkeypatch.setattr(posterior, "NORMAL_POINTS", 8)
-    monkeypatch.setattr(posterior, "PLANE_POINTS", 8)
+    monkeypatch.setattr(information_fit, "NORMAL_POINTS", 8)
+    monkeypatch.setattr(information_fit, "PLANE_POINTS", 8)
     monkeypatch.setattr(hardmax, "scaled_information", POLYNOMIAL)
     P, C = shape_of(channel)
     Q, V = matrices(channel, 1.0, v)
