@@ -8,8 +8,9 @@ means a and b of two independent groups of chains. It scatters between instances
 on a few instances, times the mean error of gamp on many, has a small error.
 
 Labels without noise have no density that chains can follow. Their latents get noise of the variances s and 2 s, the same
-random numbers for both; every error e, that of gamp too, is extrapolated to ``2 e(s) - e(2 s)``. What is left, of order s^2,
-is nearly equal in both and cancels in the ratio.
+random numbers for both; every error e, that of gamp too, is extrapolated to ``2 e(s) - e(2 s)``. What is left is of order s^2
+and large (12% of the error at alpha = 0.1), but it cancels in the ratio, which does not depend on s: for softmax labels at
+d = 40, alpha = 0.1 it is 0.995(10), 0.997(8), 0.997(5) and 0.997(3) on 14 instances with s = 0.025, 0.05, 0.1 and 0.2.
 """
 
 from __future__ import annotations
