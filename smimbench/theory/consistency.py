@@ -101,8 +101,8 @@ def require_consistent(
 
 def require_likelihood(problem: Problem, seed: int = 0) -> None:
     r"""Test that ``log_likelihood`` describes the distribution of the labels y that ``forward`` draws from latents z: over these,
-    likelihood ratios of shifted latents have mean 1. A failing test is repeated once with other draws (``suffix``);
-    ``is_certain`` says that the ratios are not carried by a few draws. ``seed`` is that of the draws.
+    the likelihood ratio ``p(y | z') / p(y | z)`` of shifted latents z' has mean 1. A failing test is repeated once with other
+    draws (``suffix``); ``is_certain`` says that the mean does not rest on a few draws. ``seed`` is that of the draws.
 
     For any latents ``z`` and ``z'``, whatever the normalization in y,
 
@@ -163,8 +163,8 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
 
 
 def _log_likelihood(channel_test: ChannelTest, y: Array, z: Array) -> Host:
-    """Call ``log_likelihood`` of the channel in ``channel_test`` on labels y and latents z, check that its n values are numbers
-    or -inf, and return them.
+    """Call ``log_likelihood`` of the channel in ``channel_test`` on labels y and latents z, check that its n values, one per
+    sample, are numbers or -inf, and return them.
     """
     with np.errstate(all="ignore"):
         log_likelihoods = np.asarray(
@@ -231,8 +231,9 @@ def _require_standard_inputs(problem: Problem, seed: int) -> None:
 def require_consistent_at(
     problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]
 ) -> None:
-    """Repeat the consistency test at some of the ``points`` to be reported, pairs of overlap Q and error V. A third-party prior
-    is tested at the information Qhat that gives this overlap; ``clock`` counts seconds.
+    """Repeat the consistency test of channel and prior at some of the ``points``, fixed points (pairs of overlap Q and error V)
+    that theory is about to report. A third-party prior is tested at the information Qhat that gives this overlap; ``clock``
+    counts seconds.
 
     Raises
     ------

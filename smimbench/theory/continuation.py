@@ -12,8 +12,7 @@ diagonal, and at a fixed point every component tells the sample ratio by itself:
 A component that is not learned is stable below its ``alpha_a``, see ``tracing``. So fixed points are curves on which
 the ``alpha_a`` of all learned components agree: no iteration in alpha, no critical slowing down. The curve is followed by a
 predictor and a corrector in the logarithms of ``Qhat``; where ``alpha`` reaches the ``alpha_b`` of another component, b is
-learned from there on, and the curve goes on in one dimension more: which one is next is found, not assumed. Where alpha
-falls along the curve branches compete.
+learned from there on, and the curve goes on in one dimension more. Where alpha falls along the curve branches compete.
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ class Continuation:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Compute the first node of the curve, at the prior mean (overlap Q, error V), where components a that labels inform
-        about there start to be learned; x (P,) are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx, alpha_a being the
-        sample ratio that component a requires.
+        """Compute the first node (solved point) of the curve, at the prior mean (overlap Q, error V), where components a that
+        labels inform about there start to be learned; x (P,) are coordinates of Qhat, and ``jacobian`` is d log alpha_a / dx,
+        alpha_a being the sample ratio that component a requires.
         """
         self.problem = problem
         self.ratios = ComponentRatios(problem)
@@ -135,7 +134,9 @@ class Continuation:
     def _bifurcate(
         self, node: Node, stage: Stage, component: int, error: float
     ) -> None:
-        """Start a new stage at ``node``, where another ``component`` becomes unstable; ``error`` is that of log alpha there."""
+        """Start a new stage (part of the curve from a bifurcation to the next) at ``node``, the solved point where another
+        ``component`` becomes unstable; ``error`` is that of log alpha there.
+        """
         self.is_finished = not np.isfinite(node.log_alpha)
         if self.is_finished:
             return
@@ -164,7 +165,7 @@ class Continuation:
             self._trace_next_node(self.stages[-1])
 
     def _has_passed(self, alpha: float) -> bool:
-        """Whether the traced curve has passed alpha and its last node has the largest alpha so far."""
+        """Whether the traced curve has passed alpha and its last solved point has the largest alpha so far."""
         nodes = self.stages[-1].nodes
         return (
             len(nodes) > 1
@@ -173,9 +174,8 @@ class Continuation:
         )
 
     def _trace_next_node(self, stage: Stage) -> None:
-        """Add the next node of the curve to a stage, or start the next stage at a bifurcation (another component becomes
-        unstable) on the way. The step is shortened where log alpha at the node misses its extrapolation from earlier nodes
-        (``mismatch``).
+        """Add the next node (solved point) of the curve to a stage (its part between two bifurcations), or start the next stage
+        where another component becomes unstable. Steps are shortened where log alpha misses its extrapolation (``mismatch``).
         """
         accuracy, latest_node = self.ratios.accuracy, stage.nodes[-1]
         is_first_step = len(stage.nodes) == 1
@@ -267,15 +267,15 @@ class Continuation:
         self._check_end(stage, node)
 
     def _tolerance(self, stage: Stage, node: Node) -> float:
-        """Tolerated difference of log alpha at a node from its extrapolation: the target, or the error of sampled information."""
+        """Tolerated difference of log alpha at a solved point from its extrapolation: a setting, or the information's error."""
         return max(
             self.ratios.accuracy.target_mismatch,
             float(np.max(node.error[stage.moving_components])),
         )
 
     def _next_node_ahead(self, stage: Stage, origin: Node) -> Node | None:
-        """Next of the nodes already computed farther along the curve, if the curve up to it is accurate enough; else None.
-        ``origin`` is the stage's latest node.
+        """Next of the nodes (solved points) already computed farther along the curve, if the curve up to it is accurate enough;
+        else None. ``origin`` is the stage's latest node.
         """
         if not stage.nodes_ahead:
             return None
@@ -293,8 +293,8 @@ class Continuation:
         return None
 
     def _distance_to_bifurcation(self, stage: Stage) -> float:
-        """Extrapolated distance along the curve to the next bifurcation, plus a margin, from the last two nodes. A component a
-        becomes unstable where its stability gap, log alpha minus the log of the ``alpha_a`` up to which it is stable, rises to 0.
+        """Extrapolated distance along the curve to the next bifurcation, plus a margin, from the last two solved points. A
+        component a becomes unstable where its stability gap, log alpha minus the log of its ``alpha_a``, reaches 0.
         """
         if len(stage.nodes) < 2:
             return np.inf
@@ -320,8 +320,8 @@ class Continuation:
     def _extrapolated(
         self, stage: Stage, tangent: Host, step: float
     ) -> tuple[Host, Host]:
-        """Extrapolate the curve by ``step`` from its latest node: expected coordinates x of Qhat, and the direction there. It
-        goes along the ``tangent``, or, where information is sampled, along a curve through the last nodes, which smooths their
+        """Extrapolate the curve by ``step`` from its latest solved point: coordinates x of Qhat, and the direction there. It goes
+        along the ``tangent``, or, where information is sampled, along a curve through the last solved points, which smooths their
         noise.
         """
         latest_x = stage.nodes[-1].x
@@ -359,8 +359,8 @@ class Continuation:
         )
 
     def _extrapolation_mismatch(self, stage: Stage, origin: Node, node: Node) -> float:
-        """Smallest difference between log alpha at a new ``node`` and its extrapolations from earlier nodes; ``origin`` is the
-        latest of these.
+        """Smallest difference between log alpha at a new ``node`` (solved point) and its extrapolations from earlier ones;
+        ``origin`` is the latest.
         """
         linear_extrapolation = origin.log_alpha + float(
             (origin.jacobian @ (node.x - origin.x))[stage.moving_components].mean()
@@ -391,8 +391,8 @@ class Continuation:
         return float(np.abs(node.log_alpha - np.array(extrapolations)).min())
 
     def _bifurcate_at_start(self, stage: Stage) -> bool:
-        """Start the next stage at once if another component a is already unstable at this stage's first node: its ``log
-        alpha_a``, up to which it is stable, is below log alpha.
+        """Start the next stage (part of the curve between bifurcations) at once if another component a is already unstable at
+        this stage's first solved point: its ``log alpha_a``, up to which it is stable, is below log alpha.
         """
         node = stage.nodes[0]
         unlearned = [
@@ -425,9 +425,9 @@ class Continuation:
     def _bifurcation_between(
         self, stage: Stage, origin: Node, node: Node, tangent: Host
     ) -> bool:
-        """Locate the bifurcation between two nodes (``origin`` and ``node``), where another component a becomes unstable, if
-        there is one, and start its stage. Positions run from 0 at origin to 1 at node; alpha regains its largest value so far
-        at ``regain_position``.
+        """Locate the bifurcation between two solved points (``origin``, ``node``), where another component a becomes unstable, if
+        there is one, and start its stage (the part of the curve from there on). Positions run from 0 at origin to 1 at node;
+        alpha regains its largest value so far at ``regain_position``.
         """
         unlearned = (
             a for a in range(len(node.log_ratios)) if a not in stage.learned_components
@@ -447,9 +447,7 @@ class Continuation:
         lengths = (lengths - lengths[-2]) / (lengths[-1] - lengths[-2])
 
         def crossing_position(a: int) -> float:
-            """Position at which the interpolated stability gap of component a, log alpha minus the ``log alpha_a`` up to which it
-            is stable, vanishes.
-            """
+            """Position at which the interpolated log alpha equals the ``log alpha_a`` up to which component a is stable."""
             stability_gaps = np.array(
                 [point.log_alpha - point.log_ratios[a] for point in fitted_nodes]
             )
@@ -472,7 +470,7 @@ class Continuation:
             return float(np.clip(position, regain_position, 1.0))
 
         def x_at(position: float) -> Host:
-            """Interpolated coordinates x (P,) of Qhat at a position between the two nodes."""
+            """Interpolated coordinates x (P,) of Qhat at a position between the two solved points."""
             if len(stage.moving_components) == 1:
                 return np.asarray(origin.x + position * (node.x - origin.x))
             return self.corrector.step_within_bounds(
@@ -484,14 +482,12 @@ class Continuation:
             )
 
         def stability_gap(point: Node) -> float:
-            """Log alpha minus the ``log alpha_a`` up to which the component a that becomes unstable is stable, at the node
-            ``point``.
-            """
+            """Log alpha minus the ``log alpha_a`` up to which the new component a is stable, at a solved ``point``."""
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:
-            """Positions, stability gaps and log alphas (three rows) of the ``count`` points nearest to the crossing, or of all
-            if sampled.
+            """Positions, stability gaps and log alphas, three rows, at the ``count`` points nearest to a gap of 0, or all if
+            sampled.
             """
             point_rows = np.array(
                 [
@@ -582,7 +578,7 @@ class Continuation:
     ) -> float:
         """Numerical error of log alpha at a bifurcation (``crossing_node``), where another ``component`` becomes unstable. log
         alpha_a is the log sample ratio that component a alone requires, and its errors also move the node. Along the last
-        ``step`` in the node's coordinates log alpha changed by ``log_alpha_change``, log alpha_a of the new component by
+        ``step`` in coordinates of Qhat log alpha changed by ``log_alpha_change``, log alpha_a of the new component by
         ``log_ratio_change``.
         """
         moving_components = stage.moving_components
@@ -607,8 +603,8 @@ class Continuation:
     def _reaches_perfect_recovery(
         self, stage: Stage, previous_node: Node, node: Node
     ) -> tuple[bool, bool]:
-        """Whether a ``node`` is indistinguishable from perfect recovery, and whether it lies beyond it, judged by the
-        difference (gap) of its log alpha from that of the perfect-recovery threshold.
+        """Whether a ``node`` (solved point) is indistinguishable from perfect recovery, and whether it lies beyond it, judged by
+        the difference (gap) of its log alpha from that of the perfect-recovery threshold.
         """
         if self.perfect is None or not self._is_known(stage, node, 1e-2):
             return False, False
@@ -624,9 +620,7 @@ class Continuation:
         return is_reached, is_reached and previous_gap * node_gap <= 0
 
     def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
-        """Whether the MSE (diagonal of V) of every component at a node is below the fraction ``largest_share`` of its second
-        moment.
-        """
+        """Whether the MSE of every component at a solved point is below the share ``largest_share`` of its second moment."""
         V = np.diagonal(
             self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
         )
@@ -635,8 +629,8 @@ class Continuation:
         )
 
     def _check_end(self, stage: Stage, node: Node) -> None:
-        """End the curve at perfect recovery; if only some components a are recovered (their Qhat_aa is very large), start a
-        stage with the others.
+        """End the curve at perfect recovery; if only some components a are recovered (their Qhat_aa is very large), start a stage
+        (next part of the curve) with the others.
         """
         qhat = self.ratios.qhat(node.x, stage.learned_components)
         newly_recovered = [
@@ -676,8 +670,8 @@ class Continuation:
 
 
 def _gap_root(positions: Host, gaps: Host) -> float:
-    """Position where the stability gap of a component vanishes, from a parabola through the ``gaps`` at
-    computed ``positions``.
+    """Position along the curve where the stability gap of a component (log alpha minus the log alpha up to which it is stable)
+    vanishes, from a parabola through the ``gaps`` at computed ``positions``.
     """
     roots_inside = [
         root.real
@@ -695,5 +689,5 @@ def _gap_root(positions: Host, gaps: Host) -> float:
 
 
 def _polynomial_roots(positions: Host, gaps: Host, degree: int) -> Host:
-    """Roots of the polynomial of this degree fitted to stability gaps (n,) at positions (n,) between two nodes."""
+    """Roots of the polynomial of this degree fitted to stability gaps (n,), as in ``_gap_root``, at their positions (n,)."""
     return np.asarray(np.polynomial.Polynomial.fit(positions, gaps, degree).roots())

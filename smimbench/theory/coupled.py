@@ -71,8 +71,8 @@ PROBED_SHARES = (0.5, 0.8, 0.97)
 class FixedPoint(NamedTuple):
     """Fixed point Qhat (P, P) of matrix state evolution, with the relative error of the information there (``relative_error``),
     the relative change of Qhat in one more iteration (``residual``), and how the information was obtained (``method``).
-    ``offset`` is the logarithm of the accurate minus that of the rough information, (P, P), or None where there are no rough
-    values.
+    ``offset`` (P, P) is the logarithm of the accurate minus that of the rough information (from few labels), or None where there
+    is none.
     """
 
     qhat: Host
@@ -101,8 +101,8 @@ class Recursion:
         self.second_moment = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log_qhat: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
-        """Image (P, P) of log Qhat under the state-evolution map, and the information I there; ``rough``, from few labels, for
-        finite differences only.
+        """Image (P, P) of log Qhat under the state-evolution map, and the information I there; ``rough`` asks for information
+        from few labels, for finite differences only.
         """
         information = information_at(
             self.problem, *overlap_at(self.problem, exponential(log_qhat)), rough=rough
@@ -130,9 +130,9 @@ class Recursion:
         target: FixedPoint | None = None,
         offset: Host | None = None,
     ) -> FixedPoint:
-        """Iterate the map from Qhat = ``start`` (P, P) to a fixed point, until the residual is below ``residual_tolerance``.
-        Iterations that come to the known fixed point ``target`` end there; ``offset`` (accurate minus rough map, that with
-        information from few labels) of a fixed point nearby corrects a rough map at first.
+        """Iterate the map from Qhat = ``start`` (P, P) to a fixed point, until the residual (relative change of Qhat) is below
+        ``residual_tolerance``. Iterations that come to the known fixed point ``target`` end there; ``offset`` (accurate minus
+        rough map, that with information from few labels) of a fixed point nearby corrects a rough map at first.
         """
         if not self.has_rough_information:
             return self._accelerate(start, residual_tolerance, target)
@@ -140,7 +140,7 @@ class Recursion:
 
     def nearby(self, fixed_point: FixedPoint, residual_tolerance: float) -> Host:
         """Find Qhat (P, P) of the fixed point by iterating from ``fixed_point``, the one at a nearby sample ratio, until the
-        residual is below ``residual_tolerance``.
+        residual (relative change of Qhat) is below ``residual_tolerance``.
         """
         relative_error = (
             None if fixed_point.offset is None else fixed_point.relative_error
@@ -161,8 +161,8 @@ class Recursion:
         offset: Host | None,
     ) -> FixedPoint:
         """Iterate the rough map (information from few labels) from Qhat = ``start`` to a fixed point, correct the map there by
-        its offset (accurate minus rough log Qhat), and repeat until the accurate residual is below ``residual_tolerance``, or the
-        known fixed point ``target`` is reached.
+        its offset (accurate minus rough log Qhat), and repeat until the accurate residual (relative change of Qhat) is below
+        ``residual_tolerance``, or the known fixed point ``target`` is reached.
         """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
@@ -228,10 +228,10 @@ class Recursion:
         offset: Host | None = None,
         stated_error: float | None = None,
     ) -> FixedPoint:
-        """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, where the residual is below
-        ``residual_tolerance``, or to the known one ``target``; mixing weights are fitted to the last points and their steps. With
-        an ``offset``, the rough map (information from few labels) plus offset is iterated, whose relative error is
-        ``stated_error``; else the accurate map.
+        """Iterate log Qhat (P, P) with Anderson acceleration from Qhat = ``start`` to a fixed point, where the residual (change
+        of log Qhat) is below ``residual_tolerance``, or to the known one ``target``; mixing weights are fitted to the last
+        iterates and their steps. With an ``offset``, the rough map (information from few labels) plus offset is iterated, whose
+        relative error is ``stated_error``; else the accurate map.
         """
         upper_triangle = np.triu_indices(len(start))
         log_qhat = symmetric_logarithm(start)
@@ -337,7 +337,7 @@ def _relative_error_of(information: Uncertain) -> float:
 def is_same_fixed_point(
     target: FixedPoint, log_qhat: Host, relative_error: float
 ) -> bool:
-    """Whether log Qhat (P, P) equals that of the fixed point ``target``, within 0.3 times the ``relative_error`` of the
+    """Whether ``log_qhat`` (P, P) equals log Qhat of the fixed point ``target``, within 0.3 times the ``relative_error`` of the
     information.
     """
     return distance(target.qhat, exponential(log_qhat)) < 0.3 * relative_error
@@ -370,8 +370,8 @@ class CoupledCurve(Curve):
 
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
-        """Information (P, P) at the prior mean, and the multiple of the identity by which Qhat is perturbed at the uninformed
-        start.
+        """Information (P, P) at the prior mean, and the multiple of the identity that is added to Qhat = 0 where the uninformed
+        iteration starts.
         """
         information = information_at(
             self.problem, *overlap_at(self.problem, 0 * self.identity)
@@ -552,7 +552,7 @@ class CoupledCurve(Curve):
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
         r"""Weak-recovery threshold, the sample ratio where the prior mean (at overlap Q and error V, (P, P)) becomes unstable:
         the inverse of kappa (the model's factor in ``Qhat = kappa alpha I``) times the leading eigenvalue of the linearized map
-        ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``.
+        ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``, with G the response of posterior means at site c to prior means at c'.
         """
         response_matrix, response_error = linear_response(self.problem, Q, V)
         P, kappa = len(Q), float(self.problem.model.kappa)
@@ -578,8 +578,8 @@ def _prediction(
     problem: Problem, alpha: float, fixed_point: FixedPoint, branch: str
 ) -> Prediction:
     """Prediction (overlap Q, error V) at a fixed point of one branch, with the error of V: the response of V to alpha (from the
-    fixed point ``nearby_qhat`` at a slightly different alpha) times the error of the information, plus what the residual
-    leaves.
+    fixed point ``nearby_qhat`` at a slightly different alpha) times the error of the information, plus what the residual (change
+    of Qhat in one more iteration) leaves.
     """
     relative_shift = (
         0.01 if fixed_point.offset is None else 0.05
@@ -630,8 +630,8 @@ def _climb_to_fixed_point(
     step_at = Recursion(problem, alpha).step
 
     def growth_between(share: float, start_log: Host, end_log: Host) -> float:
-        """Slowest growth (lowest eigenvalue of the change) of log Qhat per iteration, at ``share`` of the way from start_log to
-        end_log.
+        """Slowest growth (lowest eigenvalue of the change) of log Qhat per iteration, at the fraction ``share`` of the way from
+        ``start_log`` to ``end_log``, two values of log Qhat.
         """
         return float(
             np.linalg.eigvalsh(step_at(start_log + share * (end_log - start_log)))[0]

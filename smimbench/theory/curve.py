@@ -45,7 +45,9 @@ NEVER_PERFECT = "with noisy or discrete labels the error never reaches zero"
 
 
 class TurningPoint(NamedTuple):
-    """Turning point of a curve of fixed points: its sample ratio (``threshold``), and whether that is a local maximum."""
+    """Turning point of a curve of fixed points: its sample ratio (``threshold``), and whether that is a local maximum of it along
+    the curve.
+    """
 
     threshold: Threshold
     is_peak: bool
@@ -67,7 +69,7 @@ class Curve(ABC):
 
     @cached_property
     def states_equations(self) -> bool:
-        """Whether noiseless labels act as equations for the latents, so that the free entropy diverges at V = 0."""
+        """Whether noiseless labels act as equations for the latents, so that the free entropy diverges at error V = 0."""
         return True
 
     @abstractmethod
@@ -88,7 +90,7 @@ class Curve(ABC):
         raise NotImplementedError
 
     def segments(self) -> list[Segment]:
-        """Return the complete curve as segments, each sampled on a fine grid."""
+        """Return the complete curve as segments (smooth parts), each sampled on a fine grid."""
         raise NotImplementedError
 
     @cached_property
@@ -150,8 +152,8 @@ class Curve(ABC):
         return [list(alphas)] if alphas else []
 
     def hard_phase(self) -> HardPhase | None:
-        """Hard phase: sample ratios where the Bayes-optimal error is below that of the uninformed branch; None if there is
-        none. It ends at the highest turning point of alpha and starts at the lowest minimum.
+        """Hard phase: sample ratios where the Bayes-optimal error is below that of the uninformed branch; None if there is none.
+        It ends at the highest local maximum of alpha along the curve and starts at its lowest local minimum.
         """
         turning_points = self.turning_points
         peaks = [point.threshold for point in turning_points if point.is_peak]
@@ -279,10 +281,10 @@ class Potential:
     """
 
     def __init__(self, segments: list[Segment], prior_mean_V: Host) -> None:
-        """Integrate the free entropy over the segments: a label term (multiplied by alpha later), a prior term, and the error
-        from that of log alpha; ``coarse`` integrals use every second position, and ``negative_log_V`` locates a point on a
-        segment. ``prior_mean_V`` (P,) is V at the prior mean, and ``start_area`` closes the curve from there to its first
-        point.
+        """Integrate the free entropy over the ``segments`` (smooth parts of the curve): a label term (multiplied by alpha later),
+        a prior term, and the error from that of log alpha; ``coarse`` integrals use every second position, and ``negative_log_V``
+        locates a point on a segment. ``prior_mean_V`` (P,) is V at the prior mean, and ``start_area`` closes the curve from there
+        to its first point.
         """
         from scipy.interpolate import CubicSpline
 
@@ -386,9 +388,9 @@ def free_entropy_between(
 
 
 def branch_crossings(ratios: Host, requested_ratios: Host, branch: str) -> Host:
-    """Index of the node at which a branch reaches each of k ``requested_ratios`` (sample ratios), on a curve with n nodes at
-    these ``ratios``; n if it never does. The uninformed branch takes the first node that reaches it, the informed one the node
-    from which on all do.
+    """Index of the node (solved point) at which a branch reaches each of k ``requested_ratios`` (sample ratios), on a curve with
+    n nodes at these ``ratios``; n if it never does. The uninformed branch takes the first node that reaches it, the informed one
+    the node from which on all do.
 
     The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
     """
@@ -427,7 +429,9 @@ def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Predictio
 
 
 def bayes_optimal_first(competing_pair: list[Prediction]) -> list[Prediction]:
-    """Sort a pair of competing predictions by free entropy, the largest (Bayes-optimal) first."""
+    """Sort a pair of competing predictions (two fixed points at one sample ratio) by free entropy, the largest (Bayes-optimal)
+    first.
+    """
     return sorted(
         competing_pair,
         key=lambda prediction: (
@@ -480,8 +484,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     kappa = float(problem.model.kappa)
 
     def overlaps_at(qhat: Host) -> tuple[Host, Host, Host]:
-        """Overlap Q, error V and ``diag(V Qhat)`` (the number of unknowns left per component) at a large Qhat of diagonal
-        ``qhat`` (P,).
+        """Overlap Q, error V and ``diag(V Qhat)`` (P,), as many unknowns as the error leaves per component, at a large Qhat of
+        diagonal ``qhat`` (P,).
         """
         Q, V = overlap_at(problem, np.diag(qhat))
         return Q, V, np.diagonal(V) * qhat
@@ -505,8 +509,9 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
     component_weights = np.ones(P)
 
     def ratios_at(scale: float) -> tuple[Host, float, float] | None:
-        """Sample ratio (P,) at which each component would be at a fixed point where Qhat is ``scale`` over its weight (overlap
-        Q, error V), the largest relative error, and the number of equations that labels state; None without information.
+        """Sample ratio (P,) at which each component would be at a fixed point with Qhat_aa equal to ``scale`` over the
+        component's weight (at overlap Q, error V), the largest relative error of the information, and the number of equations
+        that labels state; None without information.
         """
         Q, V, _ = overlaps_at(scale / component_weights)
         information = information_at(problem, Q, V)

@@ -1,4 +1,4 @@
-"""Predictions, errors, branches, folds and thresholds, read from a traced curve of fixed points."""
+"""Predictions, errors, branches, folds (where alpha decreases) and thresholds, read from a traced curve of fixed points."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smimbench.theory.types import Prediction, Threshold, Thresholds
 
 class StageCurve:
     """Stage (part between two bifurcations) of a traced curve of fixed points, with functions that interpolate coordinates x of
-    Qhat and log alpha between its nodes over arc length (``position``), and their values on a fine grid.
+    Qhat and log alpha between its nodes (solved points) over arc length (``position``), and their values on a fine grid.
 
     Attributes
     ----------
@@ -44,7 +44,9 @@ class StageCurve:
     """
 
     def __init__(self, stage: Stage) -> None:
-        """Interpolate a stage between its nodes, and sample it on a fine grid."""
+        """Interpolate a ``stage`` (part of the curve between two bifurcations) between its solved points, and sample it on a fine
+        grid.
+        """
         self.stage, self.node_positions = stage, arc_lengths(stage.nodes)
         self.log_alpha = np.array([node.log_alpha for node in stage.nodes])
         self.error = np.array([stage.mean_error(node) for node in stage.nodes])
@@ -57,8 +59,8 @@ class StageCurve:
     def crossing(
         self, log_alpha: float, start: float, end: float
     ) -> tuple[float, float]:
-        """Position t between ``start`` and ``end`` (arc lengths) where the stage reaches this log alpha, and its interpolation
-        error.
+        """Position t between ``start`` and ``end`` (arc lengths) where this part of the curve reaches this log alpha, and its
+        interpolation error.
         """
         from scipy.optimize import brentq
 
@@ -72,7 +74,8 @@ class StageCurve:
 
 
 class TracedCurve:
-    """Curve of fixed points as traced so far, sampled on a fine grid: stage, position in it, and log alpha of every point.
+    """Curve of fixed points as traced so far, sampled on a fine grid: the stage (part of the curve between two bifurcations), the
+    position in it, and log alpha of every grid point.
 
     Attributes
     ----------
@@ -84,7 +87,9 @@ class TracedCurve:
     """
 
     def __init__(self, node_count: int, curves: list[StageCurve]) -> None:
-        """Join the fine grids of the stages (``curves``); ``node_count`` is the number of nodes of all stages."""
+        """Join the fine grids of the stages (parts of the curve between bifurcations, in ``curves``); ``node_count`` is the
+        number of solved points in all of them.
+        """
         self.node_count, self.curves = node_count, curves
         stage_indices = [
             np.full(len(curve.position), stage_index)
@@ -103,8 +108,8 @@ class TracedCurve:
 
 
 class FixedPointCurve(Continuation, Curve):
-    """Curve of fixed points that starts at the prior mean, for components that decouple; what has been traced is read by
-    branches, errors, folds and thresholds.
+    """Curve of fixed points that starts at the prior mean, for components that decouple; branches, errors, folds (where alpha
+    decreases) and thresholds are read from what has been traced.
     """
 
     _traced_curve: TracedCurve | None = None
@@ -112,7 +117,7 @@ class FixedPointCurve(Continuation, Curve):
     # -- reading the curve --------------------------------------------------------------------------------------------
 
     def _traced_so_far(self) -> TracedCurve:
-        """Curve as far as it has been traced, interpolated anew if nodes were added."""
+        """Curve as far as it has been traced, interpolated anew if solved points were added."""
         count = sum(len(stage.nodes) for stage in self.stages)
         if self._traced_curve is None or self._traced_curve.node_count != count:
             self._traced_curve = TracedCurve(
@@ -214,10 +219,10 @@ class FixedPointCurve(Continuation, Curve):
         interpolation_error: Host,
         curve_derivative: Host,
     ) -> tuple[Host, Host]:
-        """Numerical errors (P,) at a ``position`` of a stage: of coordinates x at fixed alpha, and of the log alpha_a (sample
-        ratio that component a requires) at fixed x, from the errors of the nodes around it (Jacobians d log alpha_a / dx
-        interpolated between them) and of the interpolation (``interpolation_error``, of x). ``curve_derivative`` is that of x and
-        log alpha along the curve.
+        """Numerical errors (P,) at a ``position`` (arc length) of a stage, a part of the curve between two bifurcations: of
+        coordinates x at fixed alpha, and of the log alpha_a (sample ratio that component a requires) at fixed x, from the errors
+        of the solved points around it (Jacobians d log alpha_a / dx interpolated between them) and of the interpolation
+        (``interpolation_error``, of x). ``curve_derivative`` is that of x and log alpha along the curve.
         """
         node_positions, moving_components = (
             stage_curve.node_positions,
@@ -265,7 +270,7 @@ class FixedPointCurve(Continuation, Curve):
 
     def _unlearned_error(self, stage_index: int, log_alpha: float) -> Host:
         """Error of coordinates x (P,) from a component that may already be learned at this log alpha, because its threshold
-        (start of the stage with this index) is close.
+        (start of the part of the curve with this index) is close.
         """
         x_error = np.zeros(self.problem.components)
         stage = self.stages[stage_index] if stage_index < len(self.stages) else None
@@ -300,8 +305,8 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_below_curve(
         self, alpha: float, log_alpha: float, branch: str
     ) -> Prediction:
-        """Predict the fixed point of a branch at a sample ratio alpha below the first node of the curve: Qhat is proportional
-        to alpha, or 0.
+        """Predict the fixed point of a branch at a sample ratio alpha below the first solved point of the curve: Qhat is
+        proportional to alpha, or 0.
         """
         qhat = np.zeros(self.problem.components)
         if not self.ratios.informative_components or not self.stages:
@@ -319,8 +324,8 @@ class FixedPointCurve(Continuation, Curve):
     def _predict_beyond_curve(
         self, alpha: float, log_alpha: float, perfect_log_alpha: float, branch: str
     ) -> Prediction:
-        """Predict the fixed point of a branch at a sample ratio alpha beyond the last node of the curve: Qhat grows as the
-        inverse distance in log alpha to perfect recovery (``perfect_log_alpha``), beyond which recovery is perfect.
+        """Predict the fixed point of a branch at a sample ratio alpha beyond the last solved point of the curve: Qhat grows as
+        the inverse distance in log alpha to perfect recovery (``perfect_log_alpha``), beyond which recovery is perfect.
         """
         curves = self._traced_so_far().curves
         if not curves:
@@ -376,8 +381,8 @@ class FixedPointCurve(Continuation, Curve):
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:
-        """Turning points of alpha along the curve: the highest peak before a fall, and the lowest minimum after it; empty
-        without a fold.
+        """Turning points of alpha along the curve: the highest peak before a fall, and the lowest minimum after it; empty if
+        alpha never decreases.
         """
         self.trace()
         if not self._has_fold():
@@ -430,7 +435,7 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def _threshold(self, log_alpha: float) -> Threshold:
-        """Threshold at a value of log alpha, with the error of the node whose log alpha is nearest."""
+        """Threshold at a value of log alpha, with the numerical error of log alpha at the solved point where it is nearest."""
         traced_curve, alpha = self._traced_so_far(), float(np.exp(log_alpha))
         return Threshold(
             alpha,
@@ -443,12 +448,14 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def segments(self) -> list[Segment]:
-        """Complete curve on fine grids, one for each stage."""
+        """Complete curve on fine grids, one for each stage (part between two bifurcations)."""
         self.trace()
         return [self._segment(curve) for curve in self._traced_so_far().curves]
 
     def _segment(self, stage_curve: StageCurve) -> Segment:
-        """Convert the curve of a stage to a segment (arrays of log alpha, Qhat and V along it) for the free entropy."""
+        """Convert a stage (part of the curve between two bifurcations) to a segment (arrays of log alpha, Qhat and V along it)
+        for the free entropy.
+        """
         qhat = self.ratios.qhat(
             stage_curve.values[:, :-1], stage_curve.stage.learned_components
         )

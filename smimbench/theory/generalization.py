@@ -113,8 +113,8 @@ def measured_error(
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors:
-    """Generalization errors at overlap Q and error V whose uncertainty includes the numerical error ``V_error`` (P,) of the
-    diagonal of V.
+    """Generalization errors at overlap Q and error V whose stated uncertainty includes the effect of the numerical error
+    ``V_error`` (P,) of the diagonal of V.
 
     To first order and with the same random points; it is added to the stated errors.
     """
@@ -139,8 +139,8 @@ def curve_errors(
 def _add_error_of_V(
     problem: Problem, errors: Errors, Q: Array, V: Array, V_error: Array
 ) -> Errors:
-    """Add to the uncertainties of generalization ``errors`` at Q and V how much they change if V grows (and Q falls) by its
-    numerical error ``V_error``; q and v are one such pair.
+    """Add to the uncertainties of generalization ``errors`` at Q and V how much they change if V grows, and Q falls, by the
+    numerical error ``V_error`` of V; q and v are such a changed pair.
     """
     V_shift = np.diag(
         np.minimum(np.broadcast_to(V_error, len(V)), np.maximum(np.diagonal(Q), 0.0))
@@ -164,7 +164,7 @@ def _errors_along_curve(
     problem: Problem, Q: Sequence[Array], V: Sequence[Array]
 ) -> list[Errors]:
     """Generalization errors at points (Q, V) along a curve of one component, without the uncertainty from the error of V. They
-    are interpolated in the square root of V between Chebyshev nodes.
+    are interpolated in the square root of V between Chebyshev points.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -215,7 +215,7 @@ def _errors_along_curve(
 
 
 def _to_float(uncertain: Uncertain) -> Uncertain:
-    """Convert value and error of an uncertain scalar to floats."""
+    """Convert an ``Uncertain`` scalar's value and numerical error to floats."""
     return Uncertain(
         float(np.asarray(uncertain.value)),
         float(np.asarray(uncertain.error)),
@@ -301,8 +301,8 @@ def _product(label: Array, other_label: Array) -> float:
 
 
 def _variances(means: Array, squares: Array) -> list[float]:
-    """Jackknife values of the variance ``E |y|^2 - |E y|^2`` of labels y, from the ``means`` of y and of its square
-    (``squares``) in independent scrambles (sets of random points).
+    """Jackknife values of the variance ``E |y|^2 - |E y|^2`` of labels y, from the ``means`` of y and of its square (``squares``)
+    in independent scrambles (sets of random points), each left out once.
 
     The square of a mean is biased by its variance; the product of the means of two scrambles is not.
     """

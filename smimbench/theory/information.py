@@ -51,8 +51,8 @@ class Nodes:
         evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]]
         | None = None,
     ) -> None:
-        """Start with the stored nodes (values by key) that ``read`` returns; ``evaluate`` computes a new one and says whether
-        it was stored.
+        """Start with the stored nodes (values of information or susceptibility at one overlap, by key) that ``read`` returns;
+        ``evaluate`` computes a new one and says whether it was stored.
         """
         self._read, self._evaluate = read, evaluate
         self._alpha: float | None = None
@@ -62,12 +62,14 @@ class Nodes:
 
     @cached_property
     def evaluated(self) -> dict[str, Uncertain]:
-        """Evaluated nodes by their keys."""
+        """Values of information and susceptibility evaluated so far (nodes), by their keys."""
         return self._read()
 
     @contextlib.contextmanager
     def watched(self, tell: Callable[[int, float | None], None]) -> Iterator[None]:
-        """Context manager that reports progress to ``tell``: number of nodes, and the sample ratio a curve has reached."""
+        """Context manager that reports progress to ``tell``: number of nodes (evaluated overlaps), and the sample ratio that a
+        curve has reached.
+        """
         self._tell, self._alpha = tell, None
         try:
             yield
@@ -75,7 +77,7 @@ class Nodes:
             self._tell = None
 
     def reached(self, alpha: float | None = None) -> None:
-        """Report a new node, or the sample ratio to which a curve has been traced, to the progress callback."""
+        """Report a new node (evaluated overlap), or the sample ratio that a curve has reached, to the progress callback."""
         self._alpha = self._alpha if alpha is None else alpha
         if self._tell is not None:
             self._tell(self.count, self._alpha)
@@ -88,8 +90,8 @@ class Nodes:
         evaluate: Callable[[Array, Array], Uncertain],
     ) -> Uncertain:
         """Return ``evaluate(Q, V)`` from the cache, or compute and store it. Q and V (..., P, P) are overlaps and errors; if
-        values are sampled, the matrices q, v of a batch are nodes of their own. ``kind`` is 'information' or 'susceptibility',
-        or either after 'rough '.
+        values are sampled, each pair of matrices q, v of a batch is stored by itself. ``kind`` is 'information' or
+        'susceptibility', or either with 'rough ' in front (from few labels).
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
@@ -145,7 +147,9 @@ class Nodes:
 
 
 def nodes_of(problem: Problem, make: Callable[[], Nodes] = Nodes) -> Nodes:
-    """Return the cache of evaluated nodes of a problem, created by ``make`` at the first call."""
+    """Return the cache of information and susceptibility of a problem at the overlaps evaluated so far (its nodes), created by
+    ``make`` at the first call.
+    """
     return cached_on(problem, "nodes", make)
 
 
@@ -153,7 +157,8 @@ def channel_information(
     channel: Channel, model: Model, Q: Array, V: Array
 ) -> Uncertain:
     r"""Information ``I(Q) = E \sum_c g_c g_c^T`` (..., P, P) of the labels on latents of overlap Q and error V, with ``g = V^-1
-    (<z> - omega)`` of each site c: by the channel's own method, or sampled for each pair q, v of a batch.
+    (<z> - omega)`` at each site c, <z> and omega being posterior and prior mean: by the channel's own method, or sampled for each
+    pair q, v of a batch.
 
     ``omega ~ N(0, Q (x) I_C)`` and ``z | omega ~ N(omega, V (x) I_C)``.
 
@@ -218,7 +223,7 @@ def susceptibility_at(
     problem: Problem, Q: Array, V: Array, *, rough: bool = False
 ) -> Uncertain:
     """Susceptibility (P, P) at overlap Q and error V: slope of the information on components without overlap, in their overlap;
-    from the channel or sampled. ``rough`` values are for finite differences only.
+    from the channel or sampled. ``rough`` values, from few labels, are for finite differences only.
     """
     channel_susceptibility = problem.channel.susceptibility
 
@@ -245,9 +250,9 @@ def susceptibility_at(
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
-    r"""Linearized state evolution at overlap Q and error V: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P,
-    P, P, P) of the information I over sites k, l, and its error, with ``G = V^-1 <z z^T> V^-1 - V^-1`` from labels y of latents
-    z.
+    r"""Linearized state evolution at overlap Q and error V: derivative ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P,
+    P, P) of the information I over sites k, l, and its error, with ``G = V^-1 <z z^T> V^-1 - V^-1`` the response of posterior
+    means to prior means, from labels y of latents z.
 
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """
@@ -287,8 +292,8 @@ def _cached_evaluation(
     evaluate: Callable[[Array, Array], Uncertain],
     rough: bool,
 ) -> Uncertain:
-    """Return the information or susceptibility (``kind``) at Q and V from the cache of nodes, or compute it: by ``evaluate``,
-    or if ``rough`` by the channel from few labels.
+    """Return the information or susceptibility (``kind``) at Q and V from the cache (its nodes are the overlaps evaluated so
+    far), or compute it: by ``evaluate``, or if ``rough`` by the channel from few labels.
     """
     channel: Any = problem.channel
 
@@ -362,8 +367,8 @@ def inverse_map(
         return qhat
 
     def log_odds(Q: Host, V: Host) -> Host:
-        """Entries of ``log(Q - overlap of the prior mean) - log V`` on learned components: they increase with Q from -inf to
-        inf.
+        """Entries (log-odds) of ``log(Q - overlap of the prior mean) - log V`` on learned components, which increase with Q from
+        -inf to inf.
         """
         coordinate_matrix: Host = symmetric_logarithm(
             (Q - prior_mean_overlap)[learned_block]
@@ -376,7 +381,9 @@ def inverse_map(
     )  # this start is exact for Gaussian signals
 
     def residual(log_entries: Host) -> Host:
-        """Log-odds (see ``log_odds``) at these free entries ``log_entries`` of log Qhat minus those of the Q and V asked for."""
+        """Log-odds (see ``log_odds``) of the overlap at these free entries ``log_entries`` of log Qhat minus those of the Q and V
+        asked for.
+        """
         return (
             log_odds(*overlap_at(problem, qhat_matrix(log_entries))) - target_log_odds
         )

@@ -46,8 +46,8 @@ Failures = dict[str, str]
 
 
 class ItemTest:
-    """Base class of the tests of one item (channel or prior): compares the values of its methods with means over random draws.
-    ``min_draws`` and ``max_draws`` limit the number of draws, ``seconds`` their time.
+    """Base class of the tests of one item (channel or prior): compares the values of its methods with means over random draws of
+    signals or labels. ``min_draws`` and ``max_draws`` limit the number of draws, ``seconds`` their time.
 
     Identities are tested with ``min_draws`` to ``max_draws`` draws, as time allows.
     """
@@ -62,13 +62,13 @@ class ItemTest:
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem whose item is tested; ``clock`` counts seconds, ``share`` is the share of the usual time to spend."""
+        """Set the problem whose item is tested; ``clock`` counts seconds, ``share`` is the fraction of the usual time."""
         self.problem, self.clock, self.seed, self.share = problem, clock, seed, share
         self.item = getattr(problem, self.kind)
         self.name = problem.spec[self.kind]["name"]
 
     def rng(self, purpose: str, *index: int) -> np.random.Generator:
-        """Random generator seeded by the purpose of the draws, the integers ``index`` and the test's seed."""
+        """Random generator seeded by the name of the ``purpose`` of the draws, the integers ``index`` and the test's seed."""
         seed = [self.seed] if self.seed > 0 else []
         return monte_carlo_rng(f"consistency: {purpose}", *index, *seed)
 
@@ -96,8 +96,8 @@ class ItemTest:
         remark: str = "",
     ) -> Failures:
         """Error messages, by fault, for those ``means`` (with standard errors, by the fault that they would show) that differ
-        from 0, in some component a, by more than ``largest_z`` errors and ``allowance``. ``place`` says at which overlap they
-        were drawn, ``remark`` ends each message.
+        from 0, in some component a, by more than ``largest_z`` standard errors plus ``allowance``. ``place`` says at which
+        overlap they were drawn, ``remark`` ends each message.
         """
         failures = {}
         for fault, (mean, error) in means.items():
@@ -133,9 +133,7 @@ class ItemTest:
     def require_finite(
         self, quantity: str, numbers: object, shape: tuple[int, ...]
     ) -> Host:
-        """Convert ``numbers`` to an array and raise a ProblemError, naming the ``quantity``, unless it is finite and has this
-        shape.
-        """
+        """Convert ``numbers`` to an array; ProblemError, naming the ``quantity``, unless it is finite and has this shape."""
         array = np.asarray(numbers, dtype=float)
         if array.shape != shape or not np.isfinite(array).all():
             description = (
@@ -149,9 +147,7 @@ class ItemTest:
     def value_and_error(
         self, quantity: str, formula: object, shape: tuple[int, ...]
     ) -> tuple[Host, Host]:
-        """Value (of this shape) and error of a closed form that the item returned as ``Uncertain``; ``quantity`` names it in
-        messages.
-        """
+        """Value (of this shape) and error of a closed form that the item gave as ``Uncertain``; ``quantity`` names it."""
         if not isinstance(formula, Uncertain):
             type_name = type(formula).__name__
             raise self.fail(
@@ -165,7 +161,7 @@ class ItemTest:
         self, failures_of: Callable[[int, str], tuple[Failures, object]]
     ) -> tuple[Array, float]:
         """Run a test, ``failures_of(draws, suffix of the seed)``, with a growing number of draws until its time is used; repeat
-        it if it fails. Return its last samples and the seconds per draw.
+        it if it fails. Return the samples of its last repetition and the seconds per draw.
 
         What fails again with other draws is raised, in a fixed order: an item is always refused in the same words.
         """
@@ -489,7 +485,7 @@ class PriorTest(ItemTest):
         seed: int = 0,
         share: float = 1.0,
     ) -> None:
-        """Set the problem, with smaller dimensions for matrices than vectors; ``share`` is the share of the usual time to
+        """Set the problem, with smaller dimensions for matrices than vectors; ``share`` is the fraction of the usual time to
         spend.
         """
         super().__init__(problem, clock, seed, share)
@@ -533,8 +529,8 @@ class PriorTest(ItemTest):
         )
 
     def _unit(self, Qhat: Host) -> Host:
-        """Unit (P,) of squared errors at information Qhat: the prior variance for vectors, the error of the best linear
-        estimate for matrices.
+        """Squared error (P,) that counts as the unit of squared errors at information Qhat: the prior variance for vectors, the
+        error of the best linear estimate for matrices.
         """
         variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
         if not self.is_low_rank:
@@ -544,9 +540,9 @@ class PriorTest(ItemTest):
     def _failures(
         self, Qhat: Host, place: str, draw_index: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
-        r"""Failures of the prior's tests, the stated errors (draws, P) in units of ``_unit``, and the dimension. R is a noisy
-        observation of a signal at information Qhat, and a test is the mean of products whose mean must vanish: of the
-        estimate's error with a function f of R. ``draw_index`` and ``suffix`` select the random numbers.
+        r"""Failures of the prior's tests, the squared errors that it states (draws, P), in units of ``_unit``, and the dimension.
+        R is a noisy observation of a signal at information Qhat, and a test is the mean of products whose mean must vanish: of
+        the estimate's error with a function f of R. ``draw_index`` and ``suffix`` select the random numbers.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -679,8 +675,8 @@ def _stated_error(posterior: object) -> float:
 def _means(
     test_values: dict[str, Array], zero_mean_controls: Sequence[Array] = ()
 ) -> Means:
-    """Means (P,) and standard errors of test values (n, P), by name, one component a at a time, with their variance reduced by
-    regression on ``zero_mean_controls`` (n, P), whose means are exactly 0.
+    """Means (P,) and standard errors of the test values (n, P) of several tests, by their names, one component a at a time, with
+    their variance reduced by regression on ``zero_mean_controls`` (n, P), whose means are exactly 0.
     """
     samples = np.stack(list(test_values.values()))
     _, n, P = samples.shape

@@ -46,8 +46,8 @@ NODES_PER_PART = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """Curve of fixed points of a problem by the solver that fits it (one overlap, decoupled or coupled components); computed
-    once per problem. ``make`` builds it.
+    """Curve of fixed points of a problem by the solver that fits it (one overlap, decoupled or coupled components); computed once
+    per problem. The inner function ``make`` builds it.
 
     Raises
     ------
@@ -96,8 +96,9 @@ def thresholds(problem: Problem) -> Thresholds:
 def independent_parts(
     problem: Problem, alphas: Sequence[float]
 ) -> list[tuple[str, list[float]]]:
-    """Split the theory of a problem at sample ratios ``alphas`` into independent parts for ``solve_part``. A part is its kind
-    and numbers: 'nodes' and values of log Qhat of a sampled curve, or 'ratio' and a sample ratio; empty if it cannot be split.
+    """Split the theory of a problem at sample ratios ``alphas`` into independent parts for ``solve_part``. A part is its kind and
+    numbers: 'nodes' and values of log Qhat at which a sampled curve is evaluated, or 'ratio' and a sample ratio to solve at;
+    empty if it cannot be split.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
@@ -116,8 +117,8 @@ def independent_parts(
 
 
 def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) -> None:
-    """Evaluate one independent part of a problem's theory (nodes of a curve, or sample ratios) and store it in the problem's
-    ``Nodes``, the cache of the information.
+    """Evaluate one independent part of a problem's theory (some values of log Qhat along a curve, or one sample ratio) and keep
+    the information that it needed in the problem's cache, ``Nodes``.
     """
     kind, values = independent_part
     if kind == "nodes":
@@ -135,8 +136,8 @@ def solve_part(problem: Problem, independent_part: tuple[str, Sequence[float]]) 
 def theory_point(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
 ) -> TheoryPoint:
-    """Combine a prediction and its generalization ``errors``, keyed by kind of predictor (bayes, plugin, constant), to a
-    reported theory point.
+    """Combine a prediction (fixed point) and its generalization ``errors``, keyed by kind of predictor (bayes, plugin, constant),
+    to a reported theory point.
     """
     overlap_matrix = np.asarray(prediction.Q)
     combined_point = TheoryPoint(
@@ -169,7 +170,7 @@ def theory_point(
 
 
 def point_document(problem: Problem, prediction: Prediction) -> JsonObject:
-    """Convert a prediction to a point of the theory's JSON, without generalization errors."""
+    """Convert a prediction to the JSON of a theory point, without generalization errors."""
     return theory_point(problem, prediction).document()
 
 
@@ -256,8 +257,8 @@ def limit_point(
 ) -> AlgorithmPrediction:
     """Build the prediction at sample ratio alpha for an algorithm that is not Bayes-optimal, from its overlaps in the limit of
     infinite dimension (signal with itself, ``cross`` of estimate and signal, ``gram`` of the estimate), one set for every
-    evaluation and start. ``uncertain`` are errors of the overlaps, V is the error that the algorithm claims, ``prediction``
-    asks for generalization errors, and ``method`` and ``branch`` label the result.
+    evaluation of the theory's integrals and every start of the runs. ``uncertain`` are errors of the overlaps, V is the error
+    that the algorithm claims, ``prediction`` asks for generalization errors, and ``method`` and ``branch`` label the result.
 
     Parameters
     ----------
@@ -338,9 +339,9 @@ def limit_point(
 def _generalization_errors(
     problem: Problem, overlaps: Overlaps, V: Host | None
 ) -> JsonObject:
-    """Generalization errors and their uncertainties, by kind of predictor, as means over overlaps of E evaluations and S starts
-    (E, S, P, P). T, M and Q are the overlaps of truth, of truth and estimate, and of the estimate; V is the error that the
-    algorithm claims.
+    """Generalization errors and their uncertainties, by kind of predictor, as means over overlaps (E, S, P, P) of E evaluations
+    of the theory's integrals and S starts of the runs. T, M and Q are the overlaps of truth, of truth and estimate, and of the
+    estimate; V is the error that the algorithm claims.
     """
     start_count = overlaps.truth.shape[1]
     sampled_overlaps = [

@@ -62,9 +62,9 @@ SMALL_QHAT = 4e-4
 
 class ScalarCurve(Curve):
     """Curve ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` of fixed points over the scalar information Qhat, for one component or
-    several that share one overlap Q; kappa is the model's factor, 1 or 2. Nodes are values of log Qhat, ``nodes_per_decade`` of
-    Qhat between ``lowest_qhat`` and ``highest_qhat``; ``small_qhats`` give the limit of alpha without overlap, and
-    ``smallest_error`` is a share of the prior variance.
+    several that share one overlap Q; kappa is the model's factor, 1 or 2. It is computed at nodes, values of log Qhat,
+    ``nodes_per_decade`` of Qhat between ``lowest_qhat`` and ``highest_qhat``; ``small_qhats`` give the limit of alpha without
+    overlap, and ``smallest_error`` is a share of the prior variance.
 
     Attributes
     ----------
@@ -82,7 +82,9 @@ class ScalarCurve(Curve):
     """Qhat at which alpha tends to its limit where nothing is learned."""
 
     def __init__(self, problem: Problem, method: str) -> None:
-        """Set the nodes of log Qhat at which double precision resolves the MSE; ``method`` is how the information is obtained."""
+        """Set the nodes, the values of log Qhat where the curve is computed and at which double precision resolves the MSE;
+        ``method`` is how the information is obtained.
+        """
         self.problem, self.method = problem, method
         self.kappa = float(problem.model.kappa)
         self.identity = np.eye(problem.components)
@@ -161,9 +163,7 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
-        """Nodes (log Qhat) and the alpha at each, with the curve's turning points added, so that alpha is
-        monotonic in between.
-        """
+        """Nodes (log Qhat) and alpha there, with the curve's local extrema added, so that alpha is monotonic in between."""
         extremum_positions = [
             (log_qhat, point.threshold.value) for log_qhat, point in self._extrema
         ]
@@ -229,8 +229,8 @@ class ScalarCurve(Curve):
     def _predict_beyond_curve(
         self, alpha: float, beyond_last_node: bool, branch: str
     ) -> Prediction:
-        """Build the prediction (Q, V) of a branch at a sample ratio alpha beyond either end of the curve: perfect recovery or
-        the last node if ``beyond_last_node``, else by the information at the prior mean.
+        """Build the prediction (Q, V) of a branch at a sample ratio alpha beyond either end of the curve: perfect recovery or the
+        last computed point if ``beyond_last_node``, else by the information at the prior mean.
         """
         if beyond_last_node:
             Q, V = self._overlap(self.nodes[-1])
@@ -312,8 +312,8 @@ class ScalarCurve(Curve):
         relative_error: Array,
         branch: str,
     ) -> Prediction:
-        """Build the prediction at sample ratio alpha and scalar Q and V, with the ``error`` of V and the ``relative_error`` of
-        alpha.
+        """Build the prediction of a branch at sample ratio alpha and scalar Q and V, with ``error`` of V and ``relative_error``
+        of alpha.
         """
         ones_per_component = np.ones(len(self.identity))
         error, ratio_error = (
@@ -368,9 +368,9 @@ class ScalarCurve(Curve):
         )
 
     def weak_limit(self) -> Threshold | None:
-        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap. Some priors
-        hold that overlap up to a positive Qhat (``is_overlap_held``); 0 if labels inform already at a zero prior mean, None if
-        the prior mean has an overlap and learning starts at alpha = 0.
+        """Weak-recovery threshold, where the prior mean becomes unstable: the limit of alpha at the lowest overlap. Under some
+        priors the overlap stays there up to a positive Qhat (``is_overlap_held``). It is 0 if labels inform already at a zero
+        prior mean, None if the prior mean has an overlap and learning starts at alpha = 0.
         """
         information, P = self._information_at_prior_mean, self.problem.components
         # In the small-width limit the overlap stays at its lowest value up to a finite Qhat.
@@ -408,7 +408,9 @@ class ScalarCurve(Curve):
         )
 
     def _rounding(self, log_qhat: Array) -> Array:
-        """Relative rounding error of alpha at log Qhat, where a small overlap gain is a difference of numbers of order 1."""
+        """Relative rounding error of alpha at log Qhat, where a small gain of overlap over the prior mean's is a difference of
+        numbers of order 1.
+        """
         overlap_gain = np.maximum(
             self._overlap(log_qhat)[0] - self.prior_mean_overlap, np.finfo(float).tiny
         )
@@ -452,8 +454,8 @@ class ScalarCurve(Curve):
 
     @cached_property
     def states_equations(self) -> bool:
-        """Whether labels act as equations for the latents (V times the information has a positive limit at V = 0); not if noisy
-        or rounded.
+        """Whether labels act as equations for the latents (V times the information has a positive limit at V = 0);
+        not if noisy.
         """
         equations = self.problem.channel.equations
         if equations is not None:
@@ -497,8 +499,9 @@ class ScalarCurve(Curve):
     def _extremum(
         self, nodes: Host, alpha: Host, error: Host, index: int, is_peak: bool
     ) -> tuple[float, TurningPoint]:
-        """Refine the local extremum of alpha next to the node with this ``index``, a minimum of ``sign`` times alpha; return its
-        log Qhat and the turning point. ``nodes``, ``alpha``, ``error`` are the curve's, ``is_peak`` asks for a maximum.
+        """Refine the local extremum of alpha next to the computed point (node) with this ``index``, a minimum of ``sign`` times
+        alpha; return its log Qhat and the turning point. ``nodes``, ``alpha``, ``error`` are the curve's, ``is_peak`` asks for a
+        maximum.
         """
         from scipy.optimize import minimize_scalar
 
@@ -519,8 +522,8 @@ class ScalarCurve(Curve):
 
 
 class GridCurve(ScalarCurve):
-    """Curve ``alpha(Qhat)`` of one overlap whose information is sampled at nodes and interpolated between them. The class's
-    settings are those of ``ScalarCurve``, for fewer nodes.
+    """Curve ``alpha(Qhat)`` of one overlap whose information is sampled at nodes (values of log Qhat) and interpolated between
+    them. The class's settings are those of ``ScalarCurve``, for fewer nodes.
     """
 
     lowest_qhat, highest_qhat, nodes_per_decade = 1e-4, 1e8, 4
@@ -549,8 +552,8 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _table(self) -> tuple[Host, Host, Host]:
-        """Nodes of the curve, refined by halving the gaps between them until the interpolation of log alpha is accurate: arrays
-        of log Qhat, alpha, and the error of alpha (interpolation included), the rows of ``table``.
+        """Nodes (computed points) of the curve, refined by halving the gaps between them until the interpolation of log alpha is
+        accurate: arrays of log Qhat, alpha, and the error of alpha (interpolation included), the rows of ``table``.
         """
         alpha, error = super().alpha_of(self.log_qhat)
         resolved_indices = np.flatnonzero(
@@ -579,7 +582,9 @@ class GridCurve(ScalarCurve):
 
     @cached_property
     def _interpolants(self) -> tuple[CubicSpline, Callable[[Array], Array]]:
-        """Two functions of log Qhat that interpolate between the nodes: log alpha (a cubic spline), and its error."""
+        """Two functions of log Qhat that interpolate between the curve's nodes (computed points): log alpha (a cubic spline), and
+        its error.
+        """
         from scipy.interpolate import CubicSpline
 
         is_finite = np.isfinite(self.alpha)
@@ -593,7 +598,7 @@ class GridCurve(ScalarCurve):
         )
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
-        """Sample ratio ``alpha(Qhat)`` at values of log Qhat and its numerical error, interpolated between the nodes."""
+        """Sample ratio ``alpha(Qhat)`` at values of log Qhat and its error, interpolated between the computed points."""
         log_alpha_spline, relative_error_at = self._interpolants
         log_qhat = np.clip(log_qhat, log_alpha_spline.x[0], log_alpha_spline.x[-1])
         alpha = np.exp(log_alpha_spline(log_qhat))
@@ -612,9 +617,7 @@ def scalar_curve(problem: Problem) -> ScalarCurve | None:
 
 
 def shares_overlap(problem: Problem) -> bool:
-    """Whether one scalar overlap Q (and error V) suffices: one component, or channel and prior invariant under rotations of
-    these.
-    """
+    """Whether one scalar overlap Q (and error V) suffices: one component, or channel and prior invariant under rotations."""
     if problem.components == 1:
         return True
     identity = np.eye(problem.components)
@@ -632,7 +635,7 @@ def limit_of(values: Sequence[float]) -> Threshold:
 
 def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
     """Find the interior local extrema of a sequence of ``values``: pairs of an index and whether it is a maximum. On both sides
-    the sequence moves away from each by more than the ``noise`` of the two values.
+    of an extremum the sequence changes by more than the ``noise`` of the two values compared.
     """
     extrema: list[tuple[int, bool]] = []
     search_direction, extreme_index = 1, 0
@@ -653,8 +656,8 @@ def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
 
 
 def interpolation_error(nodes: Array, alpha: Array) -> Array:
-    """Relative error (G,) of interpolating alpha between G nodes (log Qhat): an eighth of each node's distance in log alpha
-    from the cubic through its four neighbors, whose gap is twice as wide.
+    """Relative error (G,) of interpolating alpha between G computed points (``nodes``, values of log Qhat): an eighth of each
+    one's distance in log alpha from the cubic through its four neighbors, whose gap is twice as wide.
     """
     errors, finite_nodes = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
     log_qhat, log_alpha = nodes[finite_nodes], np.log(alpha[finite_nodes])
@@ -681,8 +684,8 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
 def resolved_count(
     V: Array, log_qhat: Array, prior_variance: float, smallest_error: float
 ) -> int:
-    """Number of the leading nodes up to which V (one value per node) still falls as a power of Qhat; beyond them double
-    precision cannot resolve it. ``smallest_error`` is the smallest V allowed, as a share of ``prior_variance``.
+    """Number of the first entries of ``log_qhat`` up to which the error V there still falls as a power of Qhat; beyond them
+    double precision cannot resolve it. ``smallest_error`` is the smallest V allowed, as a share of ``prior_variance``.
     """
     if not (SMALL_ERROR * prior_variance > V).any():
         return len(V)

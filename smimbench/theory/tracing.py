@@ -1,4 +1,5 @@
-r"""Steps along a traced curve of fixed points: the sample ratio of each component, nodes, stages, and the corrector.
+r"""Steps along a traced curve of fixed points: the sample ratio of each component, nodes (solved points), stages (parts between
+bifurcations), and the corrector of points.
 
 Component a is at a fixed point at the sample ratio ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``. A component that is not learned
 (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with ``I_aa = lambda_a Q_aa`` and
@@ -32,7 +33,7 @@ COORDINATE_SHIFT = 0.02
 @dataclass(frozen=True)
 class TracingAccuracy:
     """Numerical settings for tracing a curve of fixed points. Steps are along the curve, in coordinates of log Qhat; mismatch (of
-    a node from its extrapolation) and gap (to a bifurcation) are in log alpha, and corrections in coordinates.
+    a solved point from its extrapolation) and gap (to a bifurcation) are in log alpha, and corrections in coordinates.
 
     Lengths are in coordinates of Qhat (logarithms).
 
@@ -208,8 +209,8 @@ class ComponentRatios:
         return qhat_diagonal
 
     def excess_qhat(self, x: Host) -> Host:
-        """Excess ``Qhat_aa - critical_a`` over the critical value at coordinate x, for components on which labels tell nothing
-        at the prior mean.
+        """Excess ``Qhat_aa - critical_a`` over ``critical_a``, up to which the overlap keeps its lowest value, at coordinate x,
+        for components on which labels tell nothing at the prior mean.
         """
         return np.asarray(np.expm1(x * (x + 2 * np.sqrt(COORDINATE_SHIFT))))
 
@@ -228,7 +229,7 @@ class ComponentRatios:
         """Compute ``log alpha_a`` (P,) and its error at coordinates x (overlap Q, error V): where component a is at a fixed point
         if it is learned, else where it becomes unstable. alpha_a is 1 over a rate times kappa, the model's factor: information
         over Qhat, or for unlearned components the growth of the overlap (susceptibility times response); infinite at rate 0.
-        ``rough`` values are for finite differences only.
+        ``rough`` values, from few labels, are for finite differences only.
         """
         qhat = self.qhat(x, learned_components)
         Q, V = self.overlap(qhat)
@@ -323,7 +324,8 @@ Interpolant = Callable[..., Host]
 class Node:
     """Node of a traced curve, one computed fixed point: coordinates x (P,) of Qhat, ``log_ratios`` (log alpha_a of each component
     a, the sample ratio at which it is at a fixed point) and their error, ``jacobian`` d log_ratios / dx, and ``log_alpha`` of the
-    curve. ``residual`` is how far log_ratios may be from log_alpha, ``rough_error`` their accurate minus rough values.
+    curve. ``residual`` is how far log_ratios may be from log_alpha, ``rough_error`` their accurate minus rough values (from few
+    labels).
     """
 
     x: Host
@@ -344,9 +346,9 @@ class Node:
 
 @dataclass(eq=False)
 class Stage:
-    """Stage of a traced curve: its ``nodes`` between two bifurcations, on which the same ``learned_components`` are learned.
-    ``new_components`` set its initial direction, ``recovered_components`` have reached perfect recovery and keep their
-    coordinates; ``step`` is the next step along the curve, ``direction`` that at its end, and ``nodes_ahead``, the farthest
+    """Stage of a traced curve: its ``nodes`` (solved points) between two bifurcations, on which the same ``learned_components``
+    are learned. ``new_components`` set its initial direction, ``recovered_components`` have reached perfect recovery and keep
+    their coordinates; ``step`` is the next step along the curve, ``direction`` that at its end, and ``nodes_ahead``, the farthest
     first, are computed but not yet needed.
     """
 
@@ -366,7 +368,9 @@ class Stage:
         ]
 
     def mean_error(self, node: Node) -> float:
-        """Numerical error of ``log_alpha`` at a node: root mean square, over the moving components, of their total errors."""
+        """Numerical error of ``log_alpha`` at a ``node`` (solved point): root mean square, over the moving components, of their
+        total errors.
+        """
         return float(np.sqrt((node.total_error[self.moving_components] ** 2).mean()))
 
     def interpolants(self) -> tuple[Interpolant, Interpolant]:
@@ -391,7 +395,7 @@ class Stage:
 
 @dataclass
 class LocalCubic:
-    """Interpolation of nodes ``(s_k, values_k)`` by the cubic through the four nodes nearest to a position (three at the ends).
+    """Interpolation of points ``(s_k, values_k)`` by the cubic through the four points nearest to a position (three at the ends).
     ``s`` are arc lengths along the curve, and ``values`` are (x, log alpha).
     """
 
@@ -406,7 +410,7 @@ class LocalCubic:
 
 
 def arc_lengths(nodes: list[Node]) -> Host:
-    """Arc lengths (n,) of n nodes along the polygon through their coordinates x, measured from the first node."""
+    """Arc lengths (n,) of n ``nodes`` (solved points) along the polygon through their coordinates x, measured from the first."""
     x = np.array([node.x for node in nodes])
     return np.concatenate(
         [[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))]
@@ -442,9 +446,9 @@ class Corrector:
         self.ratios = ratios
 
     def differentiate(self, stage: Stage, node: Node) -> Host:
-        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a node by finite differences in coordinates x, alpha_a being the
-        sample ratio at which component a is at a fixed point; return the log alpha_a there. The coordinate of one component a of
-        the stage at a time is shifted by ``difference_step``.
+        """Set the Jacobian ``d log alpha_a / dx`` (P, P) of a ``node`` (solved point) by finite differences in coordinates x,
+        alpha_a being the sample ratio at which component a is at a fixed point; return the log alpha_a there. The coordinate of
+        one component a of the ``stage`` (part of the curve between bifurcations) at a time is shifted by ``difference_step``.
 
         Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
         computed so, only the columns of new components are added.
@@ -477,7 +481,7 @@ class Corrector:
         return base_log_ratios
 
     def tangent(self, stage: Stage, jacobian: Host) -> Host:
-        """Unit tangent (P,), the forward direction of the curve, at a node with this ``jacobian`` d log alpha_a / dx; alpha_a is
+        """Unit tangent (P,), the forward direction of the curve, at a point with this ``jacobian`` d log alpha_a / dx; alpha_a is
         the sample ratio at which component a is at a fixed point, the same for all moving components along the curve.
         """
         moving_components = stage.moving_components
@@ -568,9 +572,9 @@ class Corrector:
     ) -> tuple[Node, float]:
         """Find the point of the curve near ``x``, where the log alpha_a (``log_ratios``; alpha_a is the sample ratio that
         component a requires) agree; return it and the largest correction of x (perpendicular to ``tangent``) beyond noise. Newton
-        steps use the Jacobian of the node ``origin``, updated on the way (Broyden) or measured again from rough values at
-        ``rough_x``; ``last_ratios`` are the log alpha_a at ``last_x``, and the change by the last correction is counted in the
-        residual.
+        steps use the Jacobian of the earlier solved point ``origin``, updated on the way (Broyden) or measured again from rough
+        values (few labels) at ``rough_x``; ``last_ratios`` are the log alpha_a at ``last_x``, and the change by the last
+        correction is counted in the residual.
         """
         accuracy, moving_components, largest_correction = (
             self.ratios.accuracy,

@@ -119,7 +119,7 @@ class TheoryPoint:
 
     @classmethod
     def read(cls, document: JsonObject) -> Self:
-        """Read a theory point from its JSON object, ``document``."""
+        """Read a theory point (a fixed point with its numbers) from its JSON object, ``document``."""
         field_values = {
             field.name: document[field.name]
             for field in fields(cls)
@@ -150,7 +150,7 @@ class TheoryPoint:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold: a critical sample ratio with its numerical error."""
+    """Critical sample ratio, above or below which the solution changes, with its numerical error."""
 
     value: float
     error: float
@@ -171,9 +171,9 @@ HARD_PHASE = ("spinodal", "information_theoretic", "algorithmic")
 
 @dataclass(frozen=True)
 class HardPhase:
-    """Hard phase: range of sample ratios in which an informed and an uninformed branch of fixed points compete. It starts at
-    the spinodal; the informed branch is optimal from the information-theoretic threshold on, and algorithms fail up to the
-    algorithmic one.
+    """Hard phase: range of sample ratios in which an informed and an uninformed branch of fixed points compete. It starts at the
+    spinodal; the informed branch is optimal from the information-theoretic threshold on, and algorithms without side information
+    fail up to the algorithmic threshold.
 
     Attributes
     ----------
@@ -199,7 +199,8 @@ class HardPhase:
 
 @dataclass(frozen=True)
 class Bifurcation:
-    """Bifurcation: the sample ratio ``alpha``, with its error, at which a component (numbered from 0) starts to be learned.
+    """Bifurcation: the sample ratio ``alpha``, with its error, at which a component (numbered from 0) starts to be learned (to
+    overlap with its estimate).
 
     Components count from 0; alpha is 0 for components that are learned from the beginning.
     """
@@ -243,8 +244,8 @@ class Thresholds:
 
     @property
     def late_recovery(self) -> Threshold | None:
-        """Sample ratio where the uninformed branch reaches zero error, if later than where zero error becomes stable; else
-        None.
+        """Sample ratio where the uninformed branch reaches zero error, if it is larger than the one where zero error becomes
+        stable; else None.
         """
         hard_phase, perfect_recovery = self.hard_phase, self.perfect_recovery
         is_late = (
@@ -289,7 +290,7 @@ class Thresholds:
         )
 
     def document(self) -> JsonObject:
-        """Convert the thresholds to JSON. ``informed_threshold`` is where zero error becomes stable.
+        """Convert the thresholds to JSON. ``informed_threshold`` is the sample ratio where zero error becomes stable.
 
         ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
         the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
@@ -339,14 +340,18 @@ class PointsQuestion(Question):
 
 @dataclass(frozen=True, eq=False)
 class LineQuestion(Question):
-    """Question for the theory points along a line of a figure, at all sample ratios ``alphas`` together."""
+    """Question for the fixed points along a line of a figure (theory as a curve over alpha), at all sample ratios ``alphas``
+    together.
+    """
 
     alphas: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdsQuestion(Question):
-    """Question for the critical sample ratios of a problem; with ``if_cheap`` only if that does not take minutes."""
+    """Question for the critical sample ratios of a problem; with ``if_cheap`` it is answered only if that does not
+    take minutes.
+    """
 
     if_cheap: bool = False
 
@@ -365,8 +370,9 @@ class PredictionQuestion(Question):
 @dataclass(frozen=True)
 class Check:
     """Check of one reported number (``printed``, with its ``error``) against its Monte Carlo value (``drawn``, with its
-    ``standard_error``). ``bound`` marks a printed upper bound, ``effective`` is the effective number of draws, ``draws`` their
-    number, ``stopped`` says that they ended too early, and ``alpha`` and ``branch`` are those of the theory point.
+    ``standard_error``). ``bound`` marks a printed number that is an upper bound, ``effective`` is the effective number of draws,
+    ``draws`` their number, ``stopped`` says that the time ran out before enough were made, and ``alpha`` and ``branch`` are those
+    of the theory point.
 
     Attributes
     ----------
@@ -429,8 +435,8 @@ class Check:
 
     @property
     def z(self) -> float:
-        """Difference (z-score), drawn minus printed, in units of the combined error; 0 if a bound holds or there are too few
-        draws.
+        """Difference (z-score), drawn minus printed, in units of the standard errors of both combined; 0 if a bound holds or
+        there are too few draws.
         """
         if not self.has_enough_draws:
             return 0.0
@@ -445,8 +451,8 @@ class Check:
         return abs(self.z) <= LARGEST_Z
 
     def draws_factor(self, resolve: float) -> float:
-        """Factor by which draws must grow for the check to detect a relative error ``resolve`` of the printed number; 1 if
-        none.
+        """Factor by which draws must grow for the check to detect a relative error ``resolve`` of the printed number; 1 if no
+        more are needed.
         """
         if not self.has_enough_draws:
             return 1.5 * FEWEST_EFFECTIVE / max(self.effective, 1.0)
@@ -485,7 +491,7 @@ def compare(
     **check_options: Any,
 ) -> Check:
     """Check a ``printed`` number and its ``error``, named by its ``quantity`` and component, against the mean of independent
-    samples (n,) of systematic error ``stated``.
+    samples (n,) of systematic error ``stated``; ``check_options`` are further fields of the ``Check``.
     """
     standard_error = math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
     check_options = {"effective": effective_sample_size(samples)} | check_options

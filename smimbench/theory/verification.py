@@ -195,8 +195,8 @@ class PointByDraws:
     def _posteriors(
         self, Q: Host, V: Host, **options: object
     ) -> Iterator[tuple[Host, Host, Posterior]]:
-        """Draw latents z of overlap Q and error V, and labels y, in chunks; yield means omega, z - omega and the labels'
-        posterior. ``resample`` is the channel's own sampler of that posterior, if it has one.
+        """Draw latents z of overlap Q and error V, and labels y, in chunks; yield the prior means omega of the latents, z -
+        omega, and the posterior given the labels. ``resample`` is the channel's own sampler of that posterior, if it has one.
         """
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
@@ -263,9 +263,9 @@ class PointByDraws:
 
     @cached_property
     def _response(self) -> Host:
-        """Derivative (learned, K) of the MSE of learned components in the residuals of the K compared entries of Qhat, whose
-        indices are ``rows`` and ``columns``, after a Newton step; ``feedback`` is the unit matrix minus the derivative of the
-        state-evolution map.
+        """Derivative (learned, K) of the MSE of learned components in the residuals (Qhat minus kappa alpha times the
+        information) of the K compared entries of Qhat, whose indices are ``rows`` and ``columns``, after a Newton step;
+        ``feedback`` is the unit matrix minus the derivative of the state-evolution map.
         """
         rows, columns = self._entries
         channel: Any = self.problem.channel
@@ -301,8 +301,8 @@ class PointByDraws:
         return derivatives[len(rows) :] @ np.linalg.pinv(feedback)
 
     def _fixed_point(self) -> list[Check]:
-        """Check that the point is a fixed point: its Qhat against Monte Carlo means by the posterior and by the teacher (the
-        two sources), and its MSE by a Newton step from the first. a and b are learned components.
+        """Check that the point is a fixed point: its Qhat against Monte Carlo means of the information by the posterior and by
+        the teacher (two sources), and its MSE by a Newton step in Qhat from the first of these. a and b are learned components.
         """
         (by_posterior, by_teacher, posterior_bias), (rows, columns) = (
             self.draw(self.Q, self.V),
@@ -369,8 +369,8 @@ class PointByDraws:
 
     def _unlearned(self) -> list[Check]:
         """Check that unlearned components a are stable at this sample ratio: the factor by which their overlap grows in one
-        iteration is at most 1. Held ones keep their lowest overlap up to a critical Qhat; the others grow at a rate that
-        posteriors give, by their responses ``G = <z z^T> / V - I``.
+        iteration is at most 1. Held components keep their lowest overlap up to a critical Qhat; the others grow at a rate that
+        posteriors of latents z give, by their responses ``G = <z z^T> / V - I``.
         """
         unlearned = [a for a in range(len(self.V)) if a not in self.learned_components]
         if (
@@ -543,8 +543,8 @@ class PointByDraws:
         ]
 
     def _predictions(self) -> list[Check]:
-        """Check generalization errors with two posterior draws of the latents z (n, P, C), one of which serves as the truth,
-        and their predicted labels y. Each loss is the product of two label differences with independent noise.
+        """Check generalization errors with two posterior draws of the latents z (n, P, C), one of which serves as the truth, and
+        their predicted labels y. Each loss is the product of two differences of true and predicted label with independent noise.
         """
         printed_errors = self.point.generalization_error
         if not printed_errors:
