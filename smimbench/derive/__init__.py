@@ -50,8 +50,8 @@ __all__ = [
 
 
 def complete_channel(channel: Channel, model: Model) -> Any:
-    """Return the channel with all members added that can be derived, for the number of sites of the ``model``.
-    ``derivable_members`` are its symmetry, prediction and derivative, None where it lacks them.
+    """Return the channel with all members (methods and attributes) added that can be derived, for the number of sites of the
+    ``model``. ``derivable_members`` are its symmetry, prediction and derivative, None where it lacks them.
 
     Parameters
     ----------
@@ -133,8 +133,8 @@ def complete_prior(prior: Prior, model: Model) -> Any:
 
 
 def denoise_step(prior: Prior, R: Array, Qhat: Array) -> Denoised:
-    """Call ``denoise`` with observation R and information Qhat within an iteration at finite size, with ``continued=True``
-    where the prior accepts that argument.
+    """Call ``denoise`` with observation R and information Qhat within an iteration at finite size, with ``continued=True`` (its
+    map extended beyond the spectrum of the limit) where the prior accepts that argument.
     """
     options = {"continued": True} if takes(prior.denoise, "continued") else {}
     return prior.denoise(R, Qhat, **options)

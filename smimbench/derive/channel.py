@@ -36,8 +36,8 @@ from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
 class DerivedChannel(Delegate):
-    """A channel (law of labels y given latents z) with the members it lacks derived from its ``forward``; members that it
-    implements are kept.
+    """A channel (law of labels y given latents z) with the members (methods, attributes) that it lacks derived from its
+    ``forward``; members that it implements are kept.
     """
 
     _original = "channel"

@@ -219,9 +219,9 @@ def error_curve(
 def _gains_until_steady(
     exact_error: Callable[[float], float], grid: Host, variance: float, tolerance: float
 ) -> Host:
-    """Tabulate ``log(V (1/variance + information))``, the logarithm of the error V (``exact_error``) over that of a linear
-    estimate, on a ``grid`` of informations (inverse noise variances), for a prior of this ``variance``; constant once it changes
-    by less than ``tolerance`` three times in a row.
+    """Tabulate the log-gain ``log(V (1/variance + information))``, the error V (``exact_error``) over that of a linear estimate,
+    on a ``grid`` of informations (inverse noise variances), for a prior of this ``variance``; constant once it changes by less
+    than ``tolerance`` three times in a row.
     """
     log_gain = np.zeros(len(grid))
     steady_count = 0

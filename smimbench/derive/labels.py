@@ -137,8 +137,8 @@ def is_exact(channel: Channel, sites: int) -> bool:
 
 
 def few_labels(channel: Channel, sites: int) -> Host | None:
-    """Array of all possible labels, if there are few and their probabilities add up to one; otherwise None. ``y`` are labels
-    drawn from test latents ``z`` (n, P, C) with C = ``sites``.
+    """Array of all possible labels, if there are few and their probabilities under a likelihood add up to one; otherwise None.
+    ``y`` are labels drawn from test latents ``z`` (n, P, C) with C = ``sites``.
     """
     rng = monte_carlo_rng("likelihood: symmetry")
     z = probe(channel, sites, 4096)  # rarer labels are not met

@@ -43,9 +43,9 @@ OMITTED_SHARE = 4e-3
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information ``E sum_c g_c g_c^T`` that labels carry about the latents, as a function of overlap Q and error V, for
-    channels with ``forward`` and ``log_likelihood``. ``labels`` are all possible labels if there are few, and
-    ``blind_to_signs`` says that labels do not see the sign of the latents.
+    """Information ``E sum_c g_c g_c^T``, with g the score of prior means, that labels carry about the latents, as a function of
+    overlap Q and error V, for channels with ``forward`` and ``log_likelihood``. ``labels`` are all possible labels if there are
+    few, and ``blind_to_signs`` says that labels do not see the sign of the latents.
 
     There are P components and C sites.
     ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
@@ -362,7 +362,7 @@ class LikelihoodInformation:
 
         def log_square(t: Array, problem_indices: Array) -> Array:
             """Logarithm of the mean square, over labels, of the posterior mean of the whitened latent at prior means ``omega =
-            sqrt(Q) t``. ``problem_indices`` are the numbers of the pairs (Q, V), one for every row of t.
+            sqrt(Q) t``, each t on a row. ``problem_indices`` are the numbers of the pairs (Q, V), one for every row of t.
             """
             omega = (omega_scale[problem_indices][:, None] * t).ravel()
             root_V_of_point = np.broadcast_to(

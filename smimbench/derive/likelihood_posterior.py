@@ -145,7 +145,7 @@ class Samples:
 
     def points(self, dimension: int, count: int, purpose: str) -> Array:
         """Quasi-random standard normal points (R, 1, count, dimension), shared by all samples but different for each of the R
-        replicates. ``purpose`` seeds them.
+        replicates. The name ``purpose`` seeds them.
         """
         replicates = [
             whitened_points(dimension, count, purpose, replicate)
@@ -471,8 +471,8 @@ def _from_fit(block: Samples) -> PosteriorMoments:
 def _with_more_points(
     block: Samples, moments: PosteriorMoments, refinable: Array
 ) -> PosteriorMoments:
-    """Recompute moments with 4, then 16 times as many points for samples whose error is above the target. The mask
-    ``refinable`` says for which samples of the block points can help.
+    """Recompute ``moments`` of the posteriors with 4, then 16 times as many integration points for samples whose error is above
+    the target. The mask ``refinable`` says for which samples of the block points can help.
     """
     point_counts = (4 * POINTS, 16 * POINTS) if block.refine else ()
     for count in point_counts:
@@ -488,8 +488,8 @@ def _recompute(
     mask: Array,
     method: Callable[[Samples], PosteriorMoments],
 ) -> PosteriorMoments:
-    """Replace the moments of the samples in ``mask`` by those that ``method`` computes, 128 samples of the ``block`` at a
-    time.
+    """Replace the posterior ``moments`` of the samples in ``mask`` by those that ``method`` computes, 128 samples of the
+    ``block`` at a time.
     """
     rows = block.xp.nonzero(mask)[0]
     count = rows.shape[0]
@@ -607,8 +607,8 @@ def _combine_replicates(
 ) -> PosteriorMoments:
     """Combine K ``points`` (R, n, K, d) of R independent replicates and n samples of the ``block``, with log-weights (R, n, K),
     into posterior moments. If points are means along lines, ``line_variance`` is the posterior variance along each line, times
-    its direction. The error is the scatter of replicates; where few points are effective, at least that of so many draws from the
-    cloud of points.
+    its direction. The error is the scatter of replicates; where few points are effective, at least that of a mean of so few
+    independent draws from the weighted points.
 
     ``line_variance`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the
     spread of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.

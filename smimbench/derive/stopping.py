@@ -1,4 +1,5 @@
-"""The default stopping rule: stop when the residual is small, or when overlaps are stationary and agree with each other.
+"""The default stopping rule: stop when the residual is small, or when the predicted overlap and the self-overlap are stationary
+and agree.
 
 It rests on the Nishimori identity: for a posterior mean, the overlap of the estimate with itself equals its overlap with the
 signal, so that an algorithm that predicts the second can be checked against the first.
@@ -39,7 +40,7 @@ DRIFT_SHARE = 0.125
 
 class OverlapRule(StoppingRule):
     """Default stopping rule: a run ends when its residual is below the tolerance, or when its overlaps (that predicted by the
-    algorithm, and that of the estimate with itself) are stationary.
+    algorithm, and that of the estimate with itself) no longer drift.
 
     Overlaps are stationary when, over ``WINDOW`` iterations, the predicted one changes by less than ``LARGEST_DRIFT`` of the
     error and the self-overlap by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but
@@ -90,7 +91,9 @@ class OverlapRule(StoppingRule):
         self.latest: Info | None = None
 
     def watch(self, info: Info) -> None:
-        """Record what the latest iteration reported: residual, overlaps and step size. ``info`` is what the step returned."""
+        """Record what the latest iteration reported: residual, overlaps and step size. ``info`` is the report that the step
+        returned.
+        """
         self.latest = info
         if info.predicted_overlap is not None and info.self_overlap is not None:
             self.history.append((info.predicted_overlap, info.self_overlap))
@@ -166,8 +169,8 @@ class OverlapRule(StoppingRule):
         return [np.stack(overlaps) for overlaps in zip(*self.history[-window:])]
 
     def _sign_flips(self, squared_step: Host) -> bool:
-        """Whether the estimate's squared step (P,) exceeds half of its self-overlap, as it does if its sign flips every
-        step.
+        """Whether the estimate's squared step (P,) exceeds half of its squared norm (self-overlap), as it does if its sign flips
+        every step.
         """
         self_overlap = np.maximum(self.history[-1][1], self.fluctuation)
         return bool((squared_step > self_overlap / 2).any())
@@ -205,7 +208,8 @@ class OverlapRule(StoppingRule):
         return None
 
     def _fluctuates(self, window: int) -> bool:
-        """Whether predicted overlap and self-overlap fluctuate about a constant mean over the latest ``window`` iterations.
+        """Whether predicted overlap and self-overlap fluctuate about a constant mean (no drift) over the latest ``window``
+        iterations.
 
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``DRIFT_SHARE``, of that range.
@@ -278,8 +282,8 @@ def _fluctuates_about_mean(
 def _steady(
     drift: Host, self_drift: Host, allowed_drift: Host, fluctuation: Host
 ) -> bool:
-    """Whether the predicted overlap drifts by at most ``allowed_drift``, and the self-overlap (``self_drift``) by at most that
-    or ``fluctuation``; all are (P,).
+    """Whether, over a window of iterations, the predicted overlap drifts by at most ``allowed_drift``, and the self-overlap
+    (``self_drift``) by at most that or ``fluctuation``; all are (P,).
     """
     has_small_drift = (drift <= allowed_drift) & (
         self_drift <= np.maximum(allowed_drift, fluctuation)

@@ -63,7 +63,7 @@ class WeightedModel(Delegate):
         return np.sqrt(self.inputs.feature_variances(dimension))
 
     def _weights(self, signal: Array) -> Array:
-        """Square roots (D,) of the feature variances, in the signal's namespace."""
+        """Square roots (D,) of the feature variances, as an array of the signal's library."""
         variance_roots = self._roots(signal.shape[-1])
         return namespace(signal).asarray(variance_roots, **matching(signal))
 

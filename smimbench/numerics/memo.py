@@ -79,8 +79,8 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 def cached_on(
     owner: object, name: str, compute: Callable[[], T], key: Hashable = None
 ) -> T:
-    """Return ``compute()``, called once for each ``name`` and ``key`` and stored on the object ``owner``; later calls return
-    the stored result.
+    """Return ``compute()``, called once for each ``name`` and ``key`` and stored on the object ``owner``; later calls with the
+    same name and key return the stored result.
     """
     cached_results: dict[Hashable, T] = vars(owner).setdefault(f"_cached_{name}", {})
     if key not in cached_results:

@@ -232,7 +232,9 @@ def line_moments(
     """
 
     def integrand(t: Host, lines: Host) -> Host:
-        """Logarithm of the integrand at coordinates t of the numbered ``lines``, ``log_weight - t^2 / 2``, as a host array."""
+        """Logarithm of the integrand at coordinates t of the numbered ``lines`` (integrals), ``log_weight - t^2 / 2``, as a host
+        array.
+        """
         log_weights = log_weight(
             xp.asarray(t, dtype=xp.float64, device=device),
             xp.asarray(lines, device=device),
@@ -287,7 +289,7 @@ class _Cells(NamedTuple):
     rough: Host
 
     def take(self, index: Host) -> _Cells:
-        """Cells at the given indices."""
+        """The cells (intervals) at the given indices."""
         return _Cells(*(np.take(column, index, axis=-1) for column in self))
 
 
@@ -400,9 +402,9 @@ def _evaluate_cells(
 
 
 def _hidden_mass(cells: _Cells) -> Host:
-    """Logarithm (M,) of the largest integral that each of M cells could have missed in a peak between its nodes. ``values`` is
-    the log-integrand at the nodes of rough cells; in each gap between nodes it is bounded by extrapolation from both sides, and
-    only gaps beside a local maximum (``is_peak``) count.
+    """Logarithm (M,) of the largest integral that each of M cells could have missed in a narrow peak between its quadrature
+    nodes. ``values`` is the log-integrand at the nodes of rough cells, those in which a peak may hide; in each gap between nodes
+    it is bounded by extrapolation from both sides, and only gaps beside a local maximum (``is_peak``) count.
 
     The log-integrand is taken to be concave.
 
@@ -457,10 +459,10 @@ def _hidden_mass(cells: _Cells) -> Host:
 def _moments_and_priorities(
     cells: _Cells, line_starts: Host, cell_counts: Host, tolerance: float
 ) -> tuple[LineMoments, Host, Host]:
-    """Current moments of every line, the refinement priority of every cell (the logarithm of its error), and a mask of lines
-    whose mean is not yet accurate to ``tolerance``. ``top`` is the largest log-integrand on a line, ``offset`` the distance of
-    a cell's midpoint to the line's mean, ``square`` the second moment; a line has ``cell_counts`` cells from ``line_starts``
-    on.
+    """Current moments of every line (one-dimensional integral), the refinement priority of every cell (interval on it; the
+    logarithm of its error), and a mask of lines whose mean is not yet accurate to ``tolerance``. ``top`` is the largest
+    log-integrand on a line, ``offset`` the distance of a cell's midpoint to the line's mean, ``square`` the second moment; a line
+    has ``cell_counts`` cells from ``line_starts`` on.
     """
 
     def line_sums(cell_numbers: Host) -> Host:

@@ -96,7 +96,7 @@ def controlled_mean(
 
 
 def quantile(share: float, dof: float = math.inf) -> float:
-    """Quantile at the probability ``share`` of Student's t law with ``dof`` degrees of freedom; of the normal law if that is
+    """Quantile at the probability ``share`` of Student's t law with ``dof`` degrees of freedom; of the normal law if these are
     infinite.
     """
     from scipy.special import stdtrit

@@ -621,7 +621,7 @@ def claimed_error_metrics(model: str | None = None) -> list[str]:
 
 
 def metric_names_in_key(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the metric names that are part of a cell's key: third-party metrics and those outside the trajectory.
+    """Return the metric names that are part of a cell's (run's) key: third-party metrics and those outside the trajectory.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """

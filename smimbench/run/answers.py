@@ -68,8 +68,8 @@ class NotStored(ProblemError):
 
 
 class AnswerKey(NamedTuple):
-    """Key under which a theory result (an answer) is stored: its kind, the problem (``question``, as JSON), and the sample
-    ratio.
+    """Key under which a theory result (an answer) is stored: its kind (point, thresholds, ...), the problem (``question``, as
+    JSON), and the sample ratio.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Memory:
 
 
 class Answers:
-    """Read-only access to theory results, from memory or from a folder.
+    """Read-only access to theory results (fixed points, thresholds, predictions), from memory or from a folder.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class Answers:
     def count_stored(
         self, problems: Iterable[tuple[Problem, Sequence[float]]]
     ) -> StoredCounts:
-        """Count the stored points, thresholds and nodes (information at one overlap) of some problems, on disk or in memory."""
+        """Count the stored points, thresholds and nodes (information at one overlap) of some problems, in files or in memory."""
         point_count = threshold_count = node_count = 0
         for problem, alphas in problems:
             point_count += sum(
@@ -228,9 +228,7 @@ class Answers:
                 yield key.kind, read_json(file)
 
     def nodes_folder(self, question: str) -> Path:
-        """Folder that stores the nodes (information at single overlaps) of a problem; ``question`` is the problem as
-        canonical JSON.
-        """
+        """Folder that stores the nodes (information at single overlaps) of a problem, given as canonical JSON (``question``)."""
         assert self.folder is not None
         return self.folder / "nodes" / nodes_folder_name(question)
 
@@ -282,8 +280,8 @@ class Answers:
     def _trusted_answer(
         self, kind: str, path: Path, question: Mapping[str, object], components: int
     ) -> Any:
-        """Read a stored theory result of this kind as JSON; None, with a remark, if its file cannot be trusted: its
-        ``question`` (problem and sample ratio) differs, or it has not this number of signal ``components``.
+        """Read a stored theory result of this kind as JSON; None, with a remark, if its file cannot be trusted: its ``question``
+        (problem and sample ratio) is another one, or it has not this number of signal ``components``.
         """
         try:
             answer = read_answer(path, question)["answer"]
@@ -337,7 +335,7 @@ def key_of_thresholds(problem: Problem) -> AnswerKey:
 
 
 def answer_from_json(kind: str, document: Any) -> Answer:
-    """Build a theory result of the given kind from its JSON document, which has been checked."""
+    """Build a theory result of the given kind (point, thresholds, ...) from its JSON document, which has been checked."""
     if kind == "thresholds":
         return Thresholds.read(document)
     if kind == "own":
@@ -360,14 +358,16 @@ def document_of(answer: Answer | TheoryPoint) -> Any:
 def answer_name(
     kind: str, problem_json: str, alpha: Ratio, version: int = THEORY_VERSION
 ) -> str:
-    """Name of the file of a theory result: its kind and a digest of its question (the problem as JSON, ``problem_json``, and
-    the sample ratio alpha) and of the version of theory.
+    """Name of the file of a theory result: its kind (point, thresholds, ...) and a digest of its question (the problem as JSON,
+    ``problem_json``, and the sample ratio alpha) and of the version of theory.
     """
     return f"{kind}-{key_of([version, kind, problem_json, alpha])}.json"
 
 
 def nodes_folder_name(problem_json: str, version: int = THEORY_VERSION) -> str:
-    """Name of the folder that stores the nodes of a problem, given as canonical JSON, of this version of theory."""
+    """Name of the folder that stores the nodes (information at single overlaps) of a problem, given as canonical JSON, of this
+    version of theory.
+    """
     return key_of([version, problem_json])
 
 
@@ -404,9 +404,9 @@ FreeField = (
 
 
 class StoredPrediction(OpenModel):
-    """Theory's prediction for an algorithm: mean squared error (``mse``), overlap matrix, cosine, calibration and
-    generalization errors with their numerical errors, one number per component or pair of components; other fields are free.
-    ``finite_size`` holds coefficients of corrections in 1/D, ``trajectory`` the prediction for each iteration, ``branch``
+    """Theory's prediction for an algorithm: mean squared error (``mse``), overlap matrix, cosine, calibration (claimed over true
+    error) and generalization errors with their numerical errors, one number per component or pair of components; other fields are
+    free. ``finite_size`` holds coefficients of corrections in 1/D, ``trajectory`` the prediction for each iteration, ``branch``
     the name of the fixed point, ``method`` how the information was computed.
     """
 

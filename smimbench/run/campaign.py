@@ -1,4 +1,6 @@
-"""Plans and runs the cells of a suite that have no record: how many at a time, on this machine or a cluster; ``run.json``."""
+"""Plans and runs the cells of a suite that have no record (result): how many at a time, on this machine or a cluster;
+``run.json``.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Shard:
     count: int
 
     def select(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that belong to this share, in their order.
+        """Return the cells (runs) that belong to this share, in their order.
 
         It takes every ``count``-th key: keys are hashes, so each part has a mixture of all algorithms and sizes.
         """
@@ -55,9 +57,9 @@ class Shard:
 @dataclass(frozen=True)
 class Campaign:
     """Plan of a run: the cells of a suite that must be run and how to run them; nothing has been drawn yet. ``store`` is the
-    folder of records, ``remarks`` are lines for the user, ``timing`` runs one cell at a time with trusted times, ``threads``
-    are BLAS threads of each, ``dask`` is the address of a scheduler, ``in_subprocess`` runs cells in another process even if
-    there is one worker, ``limits`` bound time and memory.
+    folder of records, ``remarks`` are lines for the user, ``timing`` runs one cell at a time, so that times can be trusted,
+    ``threads`` are BLAS threads of each, ``dask`` is the address of a scheduler, ``in_subprocess`` runs cells in another process
+    even if there is one worker, ``limits`` bound time and memory.
 
     Attributes
     ----------
@@ -271,7 +273,7 @@ def plan_campaign(
 
 
 def _require_enough_memory(suite: Suite, bytes_per_cell: int) -> None:
-    """Raise SuiteError if a cell needs more memory (``bytes_per_cell``) than this machine has."""
+    """Raise SuiteError if a cell (run) needs more memory (``bytes_per_cell``) than this machine has."""
     machine_bytes = psutil.virtual_memory().total
     if bytes_per_cell > machine_bytes:
         sizes_text = f"{bytes_per_cell / 2**30:.3g} GB, this machine has {machine_bytes / 2**30:.3g}"
@@ -283,8 +285,8 @@ def _require_enough_memory(suite: Suite, bytes_per_cell: int) -> None:
 
 
 def _tuning_remarks(suite: Suite, store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Return remarks on algorithms of these cells that could be tuned but are not, and on chosen values at the end of their
-    range.
+    """Return remarks on algorithms of these cells (runs) that could be tuned but are not, and on chosen values at the end of
+    their range.
     """
     from smimbench.run.tuning import range_end_remarks, searches
 
@@ -350,7 +352,9 @@ def _cells_at_a_time(
 def missing_cells(
     cells: Sequence[Cell], records: dict[str, Record], *, timing: bool = False
 ) -> list[Cell]:
-    """Return the cells without a record, or, in timing mode, without trusted times on this machine."""
+    """Return the cells without a record, or, in timing mode, without trusted times (measured one run at a time) on
+    this machine.
+    """
     if timing:
         timing_suffix = f".timing-{machine.fingerprint()}"
         return [cell for cell in cells if f"{cell.key}{timing_suffix}" not in records]

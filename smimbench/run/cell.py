@@ -226,7 +226,7 @@ def _outcome(
     data = counting_fresh_samples(instance.data(backend, initial_estimate))
 
     def make_rng(attempt: int) -> np.random.Generator:
-        """Return the random generator of attempt 0 or 1."""
+        """Return the random generator of the algorithm's first or second ``attempt`` (0 or 1)."""
         return _random_generator(
             cell, problem, canonical_json(cell.algorithm), str(attempt)
         )
@@ -293,8 +293,8 @@ def _outcome(
 
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:
-    """Measure, on the final estimate of a cell's run on an instance, the metrics that the suite lists and those of claimed
-    errors.
+    """Measure, on the final estimate of a cell's run on an instance, the metrics that the suite lists and those that compare the
+    claimed error with the true one.
     """
     suite_metrics = [metric_name.partition("@")[0] for metric_name in cell.run.metrics]
     metric_names = dict.fromkeys(
@@ -313,7 +313,9 @@ def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> 
 
 
 def _placement_of_inputs(inputs: Array) -> str:
-    """Return where the inputs are during a run: ``resident`` in memory, ``streamed`` or ``drawn anew``."""
+    """Return where the inputs are during a run: ``resident`` in memory, ``streamed`` in parts to the device, or ``drawn anew``
+    whenever they are read.
+    """
     if isinstance(inputs, DrawnInputs):
         return "drawn anew"
     if isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs):
@@ -355,7 +357,7 @@ def _warm_up(cell: Cell, problem: Problem, backend: Backend) -> Data | None:
 def _instance(
     cell: Cell, problem: Problem, backend: Backend
 ) -> tuple[Instance, tuple[float, ...]]:
-    """Draw the instance of a cell for this backend, or take it from the cache, and return it with its checksum."""
+    """Draw the instance of a cell (run) for this backend, or take it from the cache, and return it with its checksum."""
     drawing_device = (
         backend if cell.run.draw == "device" and backend.accelerated else None
     )
@@ -381,7 +383,7 @@ def _instance(
 def _random_generator(
     cell: Cell, problem: Problem, *stream_names: str, bit_generator: str = "PCG64DXSM"
 ) -> np.random.Generator:
-    """Return the random generator of a cell's algorithm or of its initial estimate, seeded by the grid point and stream
+    """Return the random generator of a cell's (run's) algorithm or of its initial estimate, seeded by the grid point and stream
     names; ``bit_generator`` is the name of NumPy's.
     """
     seed_path = (
@@ -399,7 +401,7 @@ def _random_generator(
 
 
 def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start | None:
-    """Return the initial estimate of a cell on its instance: None (the algorithm's own), a noisy teacher, or the result of
+    """Return the initial estimate of a cell (run) on its instance: None (the algorithm's own), a noisy teacher, or the result of
     another algorithm.
     """
     problem: Problem = instance.problem

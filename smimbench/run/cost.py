@@ -37,8 +37,8 @@ CALL = 2e-4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected time (``seconds``) and memory (``peak_bytes``) of a run, with the number of cells estimated from past runs
-    and from trials.
+    """Expected time (``seconds``) and memory (``peak_bytes``) of a run, with the numbers of runs whose cost was estimated from
+    past runs and from short trials.
     """
 
     seconds: float
@@ -138,7 +138,7 @@ def estimate_cost(
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
-    """Peak memory, in bytes, of the largest of the cells, including its process."""
+    """Peak memory, in bytes, of the largest of the cells (runs), including its process."""
     largest_bytes = 0
     for _, group_cells, problem, _ in _cells_by_group(cells):
         distinct_cells = {(cell.alpha, cell.dimension): cell for cell in group_cells}
@@ -152,7 +152,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
 def _cells_by_group(
     cells: Sequence[Cell],
 ) -> Iterator[tuple[str, list[Cell], Problem, Algorithm]]:
-    """Yield groups of cells with the same problem, algorithm and backend, each with its key, problem and algorithm."""
+    """Yield groups of cells (runs) with the same problem, algorithm and backend, each with its key, problem and algorithm."""
     cells_of_key: dict[str, list[Cell]] = {}
     for cell in cells:
         cells_of_key.setdefault(
@@ -165,8 +165,8 @@ def _cells_by_group(
 def _timed_trial(
     problem: Problem, algorithm: Algorithm, group_cells: Sequence[Cell]
 ) -> list[_PastRun]:
-    """Time some iterations of an algorithm on an instance smaller than those of its cells (``group_cells``); return nothing
-    if they fail.
+    """Time some iterations of an algorithm on an instance smaller than those of its cells (runs) (``group_cells``); return
+    nothing if they fail.
     """
     cell = max(group_cells, key=lambda cell: cell.alpha)
     dimension = cell.dimension
@@ -224,7 +224,7 @@ def _estimate_iteration(
 
 
 def _memory_of(problem: Problem, cell: Cell) -> int:
-    """Estimate the memory of a cell in bytes: inputs, labels and a few copies of the signal."""
+    """Estimate the memory of a cell (run) in bytes: inputs, labels and a few copies of the signal."""
     model, dimension = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, dimension)
     input_bytes = samples * model.tokens * dimension * _bytes_per_number(cell)
@@ -234,12 +234,12 @@ def _memory_of(problem: Problem, cell: Cell) -> int:
 
 
 def _bytes_per_number(cell: Cell) -> int:
-    """Return the size in bytes of one number of the inputs of a cell."""
+    """Return the size in bytes of one number of the inputs of a cell (run)."""
     return 8 if cell.run.dtype == "float64" else 4
 
 
 def _speed_of(cell: Cell) -> _Speed:
-    """Return the speed of the device of a cell: measured peak rates, or those of a usual processor core."""
+    """Return the speed of the device of a cell (run): measured peak rates, or those of a usual processor core."""
     if not get_backend(cell.backend).accelerated:
         return HOST
     peak_rates = machine.peak_rates(cell.backend)

@@ -72,7 +72,7 @@ def on_dask(
     )
 
     def send(cell: Cell, attempt: int) -> None:
-        """Submit a cell to the cluster for the given attempt, counted from 1."""
+        """Submit a cell (run) to the cluster for the given attempt, counted from 1."""
         future = client.submit(
             _run_on_worker,
             cell,
@@ -148,7 +148,7 @@ def _record_or_error(future: Any) -> tuple[Any, BaseException | None]:
 
 
 class _ClusterMonitor:
-    """Monitors a Dask cluster and detects that its scheduler or all suitable workers are gone."""
+    """Monitors a Dask cluster and detects that its scheduler or all workers that could run the cells are gone."""
 
     def __init__(self, client: Any, address: str) -> None:
         """Monitor the cluster of this Dask client, whose scheduler is at ``address``."""
@@ -171,8 +171,8 @@ class _ClusterMonitor:
         return None if error is not None else scheduler["workers"]
 
     def require_workers(self, needs_gpu: set[bool]) -> None:
-        """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long; ``needs_gpu``
-        holds, for the unfinished cells, whether they need a GPU (True, False or both).
+        """Raise BackendError if the scheduler or all suitable workers have been unavailable for too long; ``needs_gpu`` holds,
+        for the unfinished cells (runs), whether they need a GPU (True, False or both).
         """
         workers = self.workers()
         worker_resources = [
@@ -228,7 +228,7 @@ _IDLE: dict[Executor, tuple[str, threading.Timer]] = {}
 
 
 def _take_idle_process(run_id: str) -> Executor | None:
-    """Take an idle process of this run, or return None if there is none."""
+    """Take an idle process, started earlier for this run, or return None if there is none."""
     for executor, (owner_run_id, timer) in list(_IDLE.items()):
         if owner_run_id == run_id and _IDLE.pop(executor, None) is not None:
             timer.cancel()

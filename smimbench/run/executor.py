@@ -49,7 +49,7 @@ SPARE = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Time and memory limits of one cell (``seconds``, ``memory`` in bytes) and of all cells together (``deadline``).
+    """Time and memory limits of one cell (run) (``seconds``, ``memory`` in bytes) and of all cells together (``deadline``).
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Limits:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline of all cells has passed."""
+        """Whether the deadline of all cells (runs) has passed."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
 
@@ -110,8 +110,8 @@ class Task:
 
 
 class EndedTask(NamedTuple):
-    """Outcome of a task: the last message of its process (``event``) with an answer or an error, or the reason and cell
-    status why there is neither; ``output`` is what was printed.
+    """Outcome of a task: the last message of its process (``event``) with an answer or an error, or the reason and the status of
+    the run if there is neither; ``output`` is what was printed.
     """
 
     task: Task
@@ -179,8 +179,8 @@ class Executor:
         may_begin: Callable[[Task], bool | None] = lambda task: True,
         on_progress: OnProgress = lambda running_tasks: None,
     ) -> Iterator[EndedTask]:
-        """Run tasks in order as processes become free, within ``limits``, and yield each as it ends. ``may_begin`` says
-        whether a task may start now, ``on_progress`` gets the running tasks.
+        """Run tasks in order as processes become free, within ``limits``, and yield the outcome of each as it ends. ``may_begin``
+        says whether a task may start now, ``on_progress`` gets the running tasks.
 
         If a process dies by itself (killed, out of memory), its task is the next to begin, up to
         ``max_processes`` times in all. A task that is stopped at a limit ends there.

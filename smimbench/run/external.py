@@ -37,7 +37,9 @@ EXTERNAL = "elsewhere"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Grid point of a suite that determines one instance: problem (``plan``), sample ratio alpha, dimension and replicate."""
+    """Grid point of a suite, the settings that determine one instance (teacher and data): problem (``plan``), sample ratio alpha,
+    dimension and replicate.
+    """
 
     plan: ProblemPlan
     alpha: float
@@ -204,7 +206,7 @@ def score_record(
 
 
 def _instance_identity(suite: Suite, point: GridPoint) -> dict[str, object]:
-    """Return the settings that determine the instance at a grid point, as cells store them."""
+    """Return the settings that determine the instance at a grid point, as cells (runs) store them."""
     return {
         "problem": point.plan.problem.spec,
         "alpha": point.alpha,
@@ -254,7 +256,7 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Rec
 
 
 def _instance_name(cell: Mapping[str, Any]) -> str:
-    """Return a text that identifies the instance of a ``cell``: all settings that its data depend on, without versions."""
+    """Return a text that identifies the instance of a ``cell`` (run): all settings that its data depend on, without versions."""
     item_parameters = {
         item_kind: {
             field_name: item[field_name]

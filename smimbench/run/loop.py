@@ -61,7 +61,7 @@ READINGS = (
 
 
 class Status(enum.StrEnum):
-    """Status of a finished cell: converged or all planned steps made (``OK``), not converged, diverged, stopped by the time
+    """Status of a finished cell (run): converged or all planned steps made (``OK``), not converged, diverged, stopped by the time
     limit, failed by an error, or skipped because the algorithm refuses the problem.
     """
 
@@ -134,7 +134,8 @@ def run_algorithm(
 
 
 class FreshSamples:
-    """Source of fresh samples in a run, which counts them and refuses algorithms that did not declare to draw any.
+    """Source of fresh samples (drawn during the run, of the same teacher) in a run, which counts them and refuses algorithms that
+    did not declare to draw any.
 
     Attributes
     ----------
@@ -175,7 +176,9 @@ def counting_fresh_samples(data: Data) -> Data:
 
 
 def plan_and_visible_data(algorithm: Algorithm, data: Data) -> tuple[Plan, Data]:
-    """Return an algorithm's plan for data of these shapes, and the data that it may see: blank if it draws fresh samples."""
+    """Return an algorithm's plan for data of these shapes, and the data that it may see: blank (NaN) if it draws
+    fresh samples.
+    """
     sample_count, tokens, dimension = data.inputs.shape
     plan = algorithm.plan(
         placeholder_data(sample_count, tokens, dimension, data.sample_ratio)
@@ -447,7 +450,8 @@ def _is_recorded(iteration: int, max_iterations: int) -> bool:
 
 
 class Readings:
-    """Reader of the numbers that steps report, which moves them from the device in one transfer and detects divergence.
+    """Reader of the numbers that an algorithm's steps report (readings), which moves them from the device in one transfer and
+    detects divergence.
 
     Attributes
     ----------
@@ -467,7 +471,9 @@ class Readings:
         self._largest_integration_error = 0.0
 
     def read(self, info: Info) -> Info:
-        """Return the numbers that a step reports (``info``), on the host: the residual as a float, others as float64 arrays."""
+        """Return the numbers that a step of the algorithm reports (``info``), as arrays on the host: the residual as a float,
+        others as float64 arrays.
+        """
         reported_names = [
             reading_name
             for reading_name in READINGS
@@ -537,7 +543,7 @@ class Readings:
 @dataclass
 class Trajectory:
     """Trajectory of a run on an instance: metrics of the estimate at recorded iterations, with the time, one column by name;
-    ``metrics`` are the latest, ``failed_metrics`` the reasons of metrics that failed.
+    ``metrics`` are the latest, ``failed_metrics`` the reasons why metrics failed, by name.
     """
 
     instance: Instance
@@ -606,20 +612,20 @@ _shared: mmap.mmap | None = None
 
 
 def start_heartbeat(path: Path) -> None:
-    """Write heartbeats of this process to a file from now on; called once in a worker."""
+    """Write heartbeats (seconds on the clock, iterations) of this process to a file from now on; called once in a worker."""
     global _shared
     with open(path, "r+b") as file:
         _shared = mmap.mmap(file.fileno(), len(STILL))
 
 
 def _write_heartbeat(offset: int, number: float) -> None:
-    """Write a number at a byte offset of the heartbeat file, if this process has one."""
+    """Write a number at a byte offset of the heartbeat file (the run's progress, for the parent process), if there is one."""
     if _shared is not None:
         struct.pack_into("d", _shared, offset, number)
 
 
 def write_iterations(iterations: int) -> None:
-    """Write the number of iterations of the current run to the heartbeat file."""
+    """Write the number of iterations of the current run to the heartbeat file, which the parent process reads."""
     _write_heartbeat(8, iterations)
 
 

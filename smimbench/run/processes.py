@@ -170,7 +170,7 @@ class ClaimFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Prepare to claim cells of the results in ``folder``."""
+        """Prepare to claim cells (runs) of the results in ``folder``."""
         self.folder = folder / "claims"
         self.records = folder
         self.owner_of_other_claims: dict[str, str] = {}
@@ -216,8 +216,8 @@ class ClaimFiles:
         return printable(owner, 200) or "another run"
 
     def renew(self) -> None:
-        """Renew the claims of this run (``_claimed_keys``) from time to time, to show that its cells are still
-        running.
+        """Renew the claims (files that reserve cells) of this run (``_claimed_keys``) from time to time, to show that its cells
+        are still running.
         """
         if time.monotonic() - self._last_renewal > STALE / 6:
             self._last_renewal = time.monotonic()
@@ -225,13 +225,13 @@ class ClaimFiles:
                 unless(OSError, os.utime, self.folder / cell_key)
 
     def release(self, cell_key: str) -> None:
-        """Release the claim on a cell, given by key, that is done or will not be run."""
+        """Release the claim (reservation by a file) on a cell, given by key, that is done or will not be run."""
         if cell_key in self._claimed_keys:
             self._claimed_keys.discard(cell_key)
             unless(OSError, (self.folder / cell_key).unlink)
 
     def release_all(self) -> None:
-        """Release all claims, and remove the folder if it is empty."""
+        """Release all claims (reserved cells) of this run, and remove the folder if it is empty."""
         for cell_key in list(self._claimed_keys):
             self.release(cell_key)
         unless(OSError, self.folder.rmdir)

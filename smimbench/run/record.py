@@ -100,8 +100,8 @@ class Specification(TypedDict):
 
 @_OPEN
 class Identity(TypedDict):
-    """All settings that can change a cell's result: items of the problem and the algorithm with their parameters, sample
-    ratio alpha, dimension, replicate, root seed and backend. The cell's key is the SHA-256 of its canonical JSON.
+    """All settings that can change a cell's result: items of the problem and the algorithm with their parameters, sample ratio
+    alpha, dimension, replicate, root seed and backend. The cell is one run, and its key the SHA-256 of this as canonical JSON.
     """
 
     problem: Specification
@@ -125,10 +125,10 @@ class Price(_FromMapping):
 @_IGNORING
 @dataclass(frozen=True, slots=True)
 class Timing(_FromMapping):
-    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted``. ``seconds`` are
-    those of the algorithm, with CPU and device time, of the first and of a later iteration; ``total_seconds`` those of the
-    whole cell, ``lost_seconds`` were spent before a restart, ``cost`` is the lower bound on an iteration, ``ceilings`` are
-    the machine's peak rates.
+    """Times in seconds, memory in bytes; comparable on the same ``machine`` only, and only if ``trusted`` (one run at a time,
+    after a warm-up). ``seconds`` are those of the algorithm, with CPU and device time, of the first and of a later iteration;
+    ``total_seconds`` those of the whole cell, ``lost_seconds`` were spent before a restart, ``cost`` is the lower bound on an
+    iteration, ``ceilings`` are the machine's peak rates.
     """
 
     machine: str
@@ -156,15 +156,17 @@ class LongTrajectory(_FromMapping):
 
 
 class SearchRound(TypedDict):
-    """Errors of all trials of one round on a number of ``seeds``; None for a trial that was eliminated or has no estimate."""
+    """Errors of all trials (settings) of one round of tuning on a number of ``seeds``; None for a trial that was eliminated or
+    has no estimate.
+    """
 
     seeds: int
     errors: list[Number]
 
 
 class SearchOutcome(TypedDict):
-    """Errors of all trials of a search in every round, on this backend, with the number of runs, and the index of the chosen
-    trial (``chosen``) with the algorithm that it makes.
+    """Errors of all trials (settings) of a tuning in every round, on this backend, with the number of runs, and the index of the
+    chosen setting (``chosen``) with the algorithm that it makes.
     """
 
     backend: str
@@ -219,10 +221,10 @@ Column = Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right
 @_IGNORING
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(_FromMapping):
-    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for NaN and infinity.
-    ``problem`` and ``algorithm`` are labels, ``cell`` all settings, ``document`` the record as JSON; ``blank`` holds the
-    reasons of metrics without a value, ``start`` overlaps of the initial estimate, ``final`` what the last step reported,
-    ``where`` the place of an error, ``output`` what was printed.
+    """One finished cell (run) of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for NaN and infinity.
+    ``problem`` and ``algorithm`` are labels, ``cell`` all settings, ``document`` the record as JSON; ``blank`` holds the reasons
+    of metrics without a value, ``start`` overlaps of the initial estimate, ``final`` what the last step reported, ``where`` the
+    place of an error, ``output`` what was printed.
     """
 
     format: Literal[1] = 1

@@ -271,12 +271,12 @@ def move_aside(path: Path, folder: Path) -> Path:
 def _compact_copy(
     record: Record, shared_parts: dict[str, Any], keep_trajectory: bool
 ) -> Record:
-    """Return a record that takes less memory, by sharing equal parts with earlier records (``shared_parts``), and without
-    its trajectory unless ``keep_trajectory``.
+    """Return a record that takes less memory, by using the equal parts of earlier records (``shared_parts``), and without its
+    trajectory unless ``keep_trajectory``.
     """
 
     def shared_table(table: T) -> T:
-        """Return the equal table of an earlier record if there is one, otherwise this table."""
+        """Return the equal JSON table (dict) of an earlier record if there is one, otherwise this table."""
         return shared_parts.setdefault(repr(table), table)  # type: ignore[no-any-return]
 
     cell: Any = {
@@ -345,12 +345,12 @@ def _read_verified_npz(path: Path, sha256: str) -> Columns:
 
 
 def trials_of(store: Store) -> Store:
-    """Return the store of the trials of ``smimbench tune``, separate from the cells that a suite compares."""
+    """Return the store of the trials of ``smimbench tune``, separate from the cells (runs) that a suite compares."""
     return Store(store.folder / TRIALS)
 
 
 def scores_of(store: Store) -> Store:
-    """Return the store of scored estimates, separate from the cells that smimbench ran."""
+    """Return the store of scored estimates, separate from the cells (runs) that smimbench ran."""
     return Store(store.folder / "scored")
 
 
@@ -492,8 +492,8 @@ def why_no_runs(folder: Path) -> str:
 
 
 class OtherVersion(TypedDict):
-    """Number of stored cells that were run with another version, or other code, of an item: its version ``then`` and
-    ``now``.
+    """Number of stored cells that were run with another version, or other code, of an item (model, channel, algorithm, ...): its
+    version ``then`` and ``now``.
     """
 
     item: str
@@ -560,14 +560,14 @@ def pairs_of_other_code(
 
 
 def _items_by_kind(cell: Mapping[str, Any]) -> dict[str, Specification]:
-    """Return the items of a stored cell (model, channel, ..., algorithm), keyed by kind."""
+    """Return the items of a stored cell (run) (model, channel, ..., algorithm), keyed by kind."""
     problem = cell["problem"]
     items = {kind: problem[kind] for kind in KINDS if kind in problem}
     return {**items, "algorithm": cell["algorithm"]}
 
 
 def _setup_without_parameters(cell: Mapping[str, object]) -> str:
-    """Return grid point, settings and item names of a stored cell as JSON text, without parameters of items."""
+    """Return grid point, settings and item names of a stored cell (run) as JSON text, without parameters of items."""
     omitted_fields = ("problem", "algorithm", "metrics")
     other_fields = {
         field_name: cell[field_name]
@@ -580,7 +580,7 @@ def _setup_without_parameters(cell: Mapping[str, object]) -> str:
 
 
 def changed_code_remarks(versions: Sequence[OtherVersion]) -> list[str]:
-    """Return one line for each item whose code has changed without a new version."""
+    """Return one line for each item (model, channel, ...) whose code has changed without a new version."""
     remarks = []
     for version_change in versions:
         if version_change["then"] == version_change["now"]:

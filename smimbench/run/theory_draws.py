@@ -26,7 +26,7 @@ class DrawnTheory(Protocol):
 
     @property
     def predicted(self) -> Sequence[tuple[str, float]]:
-        """Pairs of algorithm label and sample ratio for which there is a prediction."""
+        """Pairs of algorithm label and sample ratio for which theory predicts the algorithm."""
         ...
 
 

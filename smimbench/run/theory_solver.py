@@ -107,9 +107,7 @@ SLOW = 0.02
 
 
 def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of methods of the solver that run code of plugins: only ``THEORY_ERRORS`` are raised, and the working folder
-    is restored.
-    """
+    """Decorator of the solver's methods that run plugins: they raise only ``THEORY_ERRORS`` and restore the working folder."""
 
     @functools.wraps(solver_method)
     def guarded(*arguments: P.args, **keyword_options: P.kwargs) -> T:
@@ -127,7 +125,7 @@ def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
 
 
 class TheorySolver(Answers):
-    """Solver of theory questions whose answers are not stored yet.
+    """Solver of questions to theory (fixed points, thresholds, predictions) whose answers are not stored yet.
 
     Parameters
     ----------
@@ -160,8 +158,8 @@ class TheorySolver(Answers):
         memory: Memory | None = None,
     ) -> None:
         """Solve into ``folder`` (None: in memory), until the moment ``deadline``; code of third-party items runs
-        ``in_subprocess`` if asked. ``prediction_errors`` asks for generalization errors, ``on_progress`` and ``on_remark``
-        get reports.
+        ``in_subprocess`` if asked. ``prediction_errors`` asks for generalization errors; ``on_progress``, ``on_remark`` get
+        reports.
         """
         super().__init__(
             folder,
@@ -180,7 +178,7 @@ class TheorySolver(Answers):
 
     @property
     def answers(self) -> Answers:
-        """Read-only access to the stored answers, with the same memory."""
+        """Read-only access to the stored answers, with the memory of this solver."""
         return Answers(
             self.folder,
             prediction_errors=self.prediction_errors,
@@ -189,10 +187,7 @@ class TheorySolver(Answers):
         )
 
     def answer(self, questions: Iterable[Question]) -> Answers:
-        """Solve all questions that are not answered yet; an unsolved one raises its error when it is read.
-
-        A question is looked at when those before it are answered, so that it may depend on them.
-        """
+        """Solve all questions that have no answer yet, in their order; an unsolved one raises its error when it is read."""
         for question in questions:
             problem = question.problem
             if problem.no_theory is not None:
@@ -298,7 +293,7 @@ class TheorySolver(Answers):
     def _solve_if_missing(
         self, kind: str, problem: Problem, key: AnswerKey, *arguments: object
     ) -> None:
-        """Solve an answer of this kind, with these ``arguments``, and store it under its key, unless it is stored."""
+        """Compute the answer of this kind, with these ``arguments``, and store it under its key, unless it is stored."""
         if self._from_memory_or_file(problem, key) is not None:
             return
 
@@ -318,7 +313,9 @@ class TheorySolver(Answers):
         keys: Sequence[AnswerKey],
         on_node: Callable[[int, float | None], None],
     ) -> Iterator[None]:
-        """Context for solving the answers of these ``keys``: it remembers errors and reports new nodes to ``on_node``."""
+        """Context in which the answers with these ``keys`` are computed: an exception is kept and raised again at later calls,
+        and every new node (information at one overlap) is reported to ``on_node``.
+        """
         for key in keys:  # solving them again would take as long
             if key in self.memory.errors:
                 raise self.memory.errors[key]
@@ -328,7 +325,7 @@ class TheorySolver(Answers):
 
     @contextlib.contextmanager
     def _remembering_errors(self, keys: Sequence[AnswerKey]) -> Iterator[None]:
-        """Context that remembers, under these keys, the error due to which answers could not be solved."""
+        """Context that keeps an exception raised in it, under the ``keys`` of the answers that could not be computed."""
         try:
             yield
         except (KeyboardInterrupt, StoreError):
@@ -344,8 +341,8 @@ class TheorySolver(Answers):
             raise
 
     def solve(self, kind: str, problem: Problem, *arguments: Any) -> Iterator[Any]:
-        """Solve answers of this kind now and return them as JSON: branches at each sample ratio for ``"points"``, otherwise
-        one answer; ``arguments`` are those of the question.
+        """Compute answers of this kind now, with these ``arguments`` of the question, and return them as JSON: one answer, or
+        branches at each sample ratio for ``"points"``.
         """
         algorithms = arguments[:1] if kind == "own" else ()
         if self.process is not None and self.process.must_solve(problem, *algorithms):
@@ -423,7 +420,7 @@ class TheorySolver(Answers):
     # -- what is kept ---------------------------------------------------------------------------------------------------
 
     def set_aside(self, problems: Iterable[Problem]) -> None:
-        """Move stored results and nodes of some problems aside, so that they are computed again."""
+        """Move stored results and nodes (information at overlaps) of some problems aside, so that they are computed again."""
         problem_jsons = {canonical_json(problem.spec) for problem in problems}
         for key in [
             key for key in self.memory.answers if key.question in problem_jsons
@@ -534,7 +531,9 @@ class TheorySolver(Answers):
         def evaluate_and_store(
             name: str, compute: Callable[[], Uncertain]
         ) -> tuple[Uncertain, bool]:
-            """Evaluate the node ``name`` by ``compute``, store it if that took long, and return it and whether it was."""
+            """Evaluate the node (information at one overlap) ``name``, store it if that took long; return it and
+            whether it was.
+            """
             timer_start = time.perf_counter()
             node = compute()
             if time.perf_counter() - timer_start < SLOW:
@@ -594,9 +593,8 @@ def third_party_packages_of(
 class TheoryProcess:
     """Worker process that solves theory for a ``TheorySolver``, started on the first question.
 
-    It is there for third-party code that may crash and for questions with a deadline: rows of what cannot be solved give the
-    reason, and all others stay. It has the plugins of the distributions that the question needs, and of no other; it shares
-    nothing with this process but the folder of answers and nodes, and its numbers are the same to the last bit.
+    It is there for third-party code that may crash and for questions with a deadline, and has the plugins of the packages that
+    a question needs, of no other. It shares only the folder of answers with this process, and its numbers are bitwise the same.
 
     Parameters
     ----------
@@ -675,7 +673,7 @@ class TheoryProcess:
 
 
 def reason_of(ended_task: EndedTask) -> str:
-    """Return the reason why a worker process gave no answer, from the outcome of its task."""
+    """Return the reason why a worker process gave no answer, from ``ended_task``, the outcome of its task."""
     return (
         ended_task.reason
         if ended_task.status
@@ -684,7 +682,9 @@ def reason_of(ended_task: EndedTask) -> str:
 
 
 def answer_of(ended_task: EndedTask) -> object:
-    """Return the answer that a worker process sent (in ``ended_task``), or raise the error that it reported, by type name."""
+    """Return the answer that a worker process sent (in ``ended_task``), or raise the error that it sent, of the type
+    named there.
+    """
     if ended_task.event is None:
         raise ProblemError("theory", reason_of(ended_task))
     if "answer" in ended_task.event:

@@ -62,8 +62,8 @@ AS_WRITTEN = 0
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Search for the best setting of one algorithm in its ``search_space`` on one problem (``plan``), over the problem's
-    sample ratios and dimensions.
+    """Search for the best setting (parameter values) of one algorithm in its ``search_space`` on one problem (``plan``), over the
+    problem's sample ratios and dimensions.
     """
 
     suite: Suite
@@ -112,7 +112,7 @@ class Search:
         return list(trials.values())
 
     def cells(self, trial: int, seed_count: int, backend: str) -> list[Cell]:
-        """Return the cells, on this backend, of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds,
+        """Return the cells (runs), on this backend, of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds,
         at all dimensions and sample ratios.
         """
         problem, spec = self.plan.problem.spec, self.trials[trial][1]
@@ -139,8 +139,8 @@ class Search:
         self, log_errors: Mapping[str, float], backend: str
     ) -> tuple[list[Cell], SearchOutcome | None]:
         """Return the cells that must run next on this backend, or the result of the search, given the log errors of finished
-        cells by key. In every round the better half of the ``candidates`` (settings, by index) goes on, with more seeds;
-        ``scores`` are mean log errors by setting.
+        cells by key. In every round of the search the better half of the ``candidates`` (settings, by index) goes on, with more
+        seeds; ``scores`` are mean log errors by setting.
 
         In every round the better half of the trials goes on, with twice as many seeds: successive halving, from as many seeds
         that the last two are compared on at least four. The setting as written goes on beside that half, so that what is
@@ -456,7 +456,7 @@ def range_end_remarks(suite: Suite, store: Store) -> list[str]:
 
 def choice_of(search: Search, stored_outcome: SearchResult) -> TunedAlgorithm:
     """Return the algorithm with the setting that a search chose (``stored_outcome``), and a summary of the search, as cells
-    store them.
+    (runs) store them.
     """
     algorithm = stored_outcome["algorithm"]
     assert algorithm is not None

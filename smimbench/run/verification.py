@@ -376,7 +376,9 @@ class _RepeatSolver:
         )
 
     def solve(self, stored_answer: StoredAnswer) -> Any:
-        """Solve a stored result (``stored_answer``) again and return it as JSON; None for a node that no other result needed."""
+        """Solve a stored result (``stored_answer``) again and return it as JSON; None for a node (information at one overlap)
+        that no other result needed.
+        """
         document, problem = stored_answer.document, self.problem
         if stored_answer.kind == "nodes":
             node = nodes_of(problem).evaluated.get(document["node"])
@@ -407,8 +409,9 @@ class _RepeatSolver:
         return document_of(self.solvers[not variant_marks].prediction(question))
 
     def compare(self, answer_check: Verification, node_check: Verification) -> int:
-        """Compare all stored results, then nodes, with repeated ones, and count them in ``answer_check`` and ``node_check``;
-        return the number of nodes that were not evaluated. ``failed_names`` are items whose code failed.
+        """Compare all stored results, then nodes (information at single overlaps), with repeated ones, and count them in
+        ``answer_check`` and ``node_check``; return the number of nodes that were not evaluated. ``failed_names`` names items
+        (channels, priors, ...) whose code failed.
         """
         unevaluated_nodes, failed_names = 0, set()
         for stored_answer in sorted(
@@ -470,7 +473,7 @@ def verify_reruns(
     seed: int,
     compare_trajectories: bool = True,
 ) -> Verification:
-    """Run a random sample of ``cell_count`` stored cells, chosen by ``seed``, again, and compare everything except times,
+    """Run a random sample of ``cell_count`` stored cells (runs), chosen by ``seed``, again, and compare everything except times,
     and trajectories only with ``compare_trajectories``.
 
     Parameters
@@ -513,7 +516,7 @@ def verify_reruns(
 
 
 def _has_backend(cell: Cell, verification: Verification) -> bool:
-    """Whether a cell's backend is available on this machine; if not, a remark of the verification counts the cell."""
+    """Whether a cell's (run's) backend is available on this machine; if not, a remark of the verification counts the cell."""
     try:
         get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     except BackendError as error:

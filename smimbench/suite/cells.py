@@ -182,7 +182,7 @@ def read_condition(condition: str) -> Condition:
 
 
 def meets_conditions(conditions: Sequence[Condition], **cell_values: object) -> bool:
-    """Whether a cell meets the ``--only`` conditions, given some of its values.
+    """Whether a cell (run) meets the ``--only`` conditions, given some of its values.
 
     Conditions on the same key are alternatives; conditions on different keys must all hold.
 
@@ -210,7 +210,7 @@ def meets_conditions(conditions: Sequence[Condition], **cell_values: object) -> 
 
 
 def _meets_condition(key: str, wanted_value: str, cell_value: Any) -> bool:
-    """Whether a cell's value of a key is the one (``wanted_value``) that an ``--only`` condition asks for."""
+    """Whether a cell's (run's) value of a key is the one (``wanted_value``) that an ``--only`` condition asks for."""
     if key in ("problem", "algorithm"):
         return wanted_value in cell_value
     return math.isclose(cell_value, float(wanted_value), rel_tol=1e-12)
@@ -257,7 +257,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[str, str, float, int]:
-        """Table row that the cell belongs to: problem label, algorithm label, sample ratio, dimension."""
+        """Table row that the cell (run) belongs to: problem label, algorithm label, sample ratio, dimension."""
         return self.problem_label, self.algorithm_label, self.alpha, self.dimension
 
     @property
@@ -274,7 +274,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Content address of the cell: a hash of its identity."""
+        """Content address of the cell (run): a hash of its identity."""
         return key_of(self.identity())
 
     def distributions(self) -> frozenset[str]:
@@ -303,7 +303,7 @@ class Cell:
         return frozenset(distributions - {BUILT_IN})
 
     def rebuild(self) -> tuple[Problem, Algorithm]:
-        """Build the cell's problem and algorithm from names and parameters.
+        """Build the cell's (run's) problem and algorithm from names and parameters.
 
         Raises
         ------
@@ -332,7 +332,7 @@ def _require_same_version(
     kind: str, required_spec: Specification, installed_spec: Specification
 ) -> None:
     """Raise RegistryError unless the installed item of this kind (``installed_spec``) has the version and code that the cell
-    was defined with (``required_spec``).
+    (run) was defined with (``required_spec``).
     """
     required_version, installed_version = (
         _version_text(required_spec),
@@ -513,7 +513,7 @@ class Suite:
             )
 
     def cells(self, backend: str = "numpy") -> list[Cell]:
-        """Return all cells of the suite on this backend, ordered by replicate.
+        """Return all cells (runs) of the suite on this backend, ordered by replicate.
 
         A run that is stopped early has therefore covered every grid point with a few seeds.
 

@@ -388,7 +388,8 @@ class _Reader:
     def _variants(
         self, key: str, table: ProblemTable, grid: GridTable, cell_count: int
     ) -> Iterator[_ProblemVariant]:
-        """Yield one problem for each combination of listed parameter values; ``cell_count`` is the number of cells of each.
+        """Yield one problem for each combination of listed parameter values; ``cell_count`` is the number of cells (runs) of
+        each.
 
         If the spectrum of the inputs changes with the dimension D, each D is a problem of its own.
         """

@@ -483,7 +483,7 @@ class RunOptions(Table):
     """Values of others; see `[[run.reference]]`."""
 
     def identity(self) -> dict[str, object]:
-        """Run options that are part of a cell's identity, as a dictionary of their values."""
+        """Run options that are part of a cell's (run's) identity, as a dictionary of their values."""
         key_options = {}
         for option_name, marker in options_in_key().items():
             option_value = getattr(self, option_name)
