@@ -100,10 +100,12 @@ def as_problem_errors(
         yield
     except ProblemError:
         raise
-    except RegistryError as error:
-        raise ProblemError(f"{kind}.name", str(error)) from None
-    except ParameterError as error:
-        raise parameter_error(f"{kind}.{error.key}", error.message) from None
+    except RegistryError as unusable_item:
+        raise ProblemError(f"{kind}.name", str(unusable_item)) from None
+    except ParameterError as wrong_value:
+        raise parameter_error(
+            f"{kind}.{wrong_value.key}", wrong_value.message
+        ) from None
     except BaseException as error:  # the constructor of a plugin may raise anything
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -415,8 +417,8 @@ class Problem:
 
     def require_theory(self) -> None:
         """Raise NoTheoryError if there is no theory for these inputs."""
-        if (reason := self.no_theory) is not None:
-            raise NoTheoryError("theory", reason)
+        if (why_no_theory := self.no_theory) is not None:
+            raise NoTheoryError("theory", why_no_theory)
 
     @property
     def identity(self) -> str:

@@ -694,5 +694,7 @@ def _require_value_count(
         for component_value in values
     ]
     if len(checked_values) != count:
-        raise ValueError(f"it returned {len(checked_values)} values instead of {count}")
+        raise ValueError(
+            f"the metric has {len(checked_values)} values in theory, not {count}"
+        )
     return checked_values

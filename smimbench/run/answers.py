@@ -582,6 +582,6 @@ def read_answer(file: Path, question: Mapping[str, object] | None = None) -> Jso
         }
         if digest_of(stored_question) != digest_of(question):
             raise ValueError(
-                "the file was renamed: its name does not match the question that it answers"
+                "the file was renamed: its name does not match the problem and sample ratio in it"
             )
     return document

@@ -663,7 +663,7 @@ class TheoryProcess:
         for ended_task in self.executor.run([task], Limits(deadline=self.deadline)):
             if ended_task.event is None:
                 self._given_up[question_json] = ProblemError(
-                    "theory", reason_of(ended_task)
+                    "theory", why_no_answer(ended_task)
                 )
             return answer_of(ended_task)
         self.is_late = True
@@ -672,7 +672,7 @@ class TheoryProcess:
         )
 
 
-def reason_of(ended_task: EndedTask) -> str:
+def why_no_answer(ended_task: EndedTask) -> str:
     """Return the reason why a worker process gave no answer, from ``ended_task``, the outcome of its task."""
     return (
         ended_task.reason
@@ -686,7 +686,7 @@ def answer_of(ended_task: EndedTask) -> object:
     named there.
     """
     if ended_task.event is None:
-        raise ProblemError("theory", reason_of(ended_task))
+        raise ProblemError("theory", why_no_answer(ended_task))
     if "answer" in ended_task.event:
         return ended_task.event["answer"]
     error_name, error_key, error_message = (

@@ -229,7 +229,7 @@ class StoredAnswer:
             if self._is_named(question_json, version):
                 return version == THEORY_VERSION
         raise ValueError(
-            "the file was renamed: its name does not match the question that it answers"
+            "the file was renamed: its name does not match the problem and sample ratio in it"
         )
 
     def _is_named(self, key: str, version: int) -> bool:

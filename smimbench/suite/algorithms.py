@@ -187,9 +187,9 @@ def _require_possible_assumptions(
             attempt(assumed_problem, problem_plan.problem, assumed_tables)[1]
             for problem_plan in problem_plans
         ]
-        error = errors[0]
-        if all(errors) and isinstance(error, ProblemError):
-            raise type(error)(f"algorithm.assumed.{error.key}", error.message)
+        refusal = errors[0]
+        if all(errors) and isinstance(refusal, ProblemError):
+            raise type(refusal)(f"algorithm.assumed.{refusal.key}", refusal.message)
 
 
 def _refuse_repeated_algorithm(

@@ -356,18 +356,19 @@ def expect_pure(name: str, function: Callable[..., object], *arrays: Array) -> N
     arguments = [np.array(array) for array in arrays]
     for read_only_array in arguments:
         read_only_array.flags.writeable = False
-    message = f"{name} writes into its arguments; work on a copy"
     try:
         function(*arguments)
     except ValueError as error:
         if "read-only" not in str(error):
             raise
-        raise CheckFailed(f"{message}: {error}") from error
+        raise CheckFailed(
+            f"{name} writes into its arguments; work on a copy: {error}"
+        ) from error
     for read_only_array, array in zip(arguments, arrays):
         if not np.array_equal(
             read_only_array, array, equal_nan=read_only_array.dtype.kind == "f"
         ):
-            raise CheckFailed(message)
+            raise CheckFailed(f"{name} writes into its arguments; work on a copy")
 
 
 def expect_array(

@@ -89,7 +89,7 @@ def test_its_own_rows_say_what_failed(capsys, folder):
         in rows["gamp", "theory-raises"]["no_theory"]
     )
     assert (
-        "it returned 2 values instead of 1"
+        "the metric has 2 values in theory, not 1"
         in rows["gamp", "theory-of-two"]["no_theory"]
     )
 

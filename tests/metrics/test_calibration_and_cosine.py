@@ -57,7 +57,7 @@ def test_the_claim_follows_the_component_that_it_belongs_to():
 
 def test_what_cannot_be_calibrated_says_why():
     instance = LOW.instance(1.0, 50)
-    with pytest.raises(NotMeasured, match="claims no error"):
+    with pytest.raises(NotMeasured, match="states no error of its estimate"):
         measured("calibration", instance, 0.5 * instance.signal)
     with pytest.raises(NotMeasured, match="0 up to rounding"):
         measured("calibration", instance, instance.signal, 1e-12 * np.eye(2))
@@ -138,9 +138,12 @@ def test_message_passing_of_finite_size_lands_near_theory(tmp_path, capsys):
     )
     assert 0 < cosine["theory"] < 1
     assert rows["adam", "calibration"]["n"] == 0
-    assert rows["adam", "calibration"]["blank"] == ["the algorithm claims no error"]
+    assert rows["adam", "calibration"]["blank"] == [
+        "the algorithm states no error of its estimate"
+    ]
     assert rows["adam", "cosine"]["n"] == 6
     _, text, _ = call(capsys, "show", suite, "--full", *options)
-    assert "adam: calibration is blank: the algorithm claims no error" in " ".join(
-        text.split()
+    assert (
+        "adam: calibration is blank: the algorithm states no error of its estimate"
+        in " ".join(text.split())
     )

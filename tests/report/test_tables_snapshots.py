@@ -62,7 +62,7 @@ EIGENVALUES = {
 CALIBRATION = [
     row(metric="calibration", mean=1.02, theory=1.0, theory_error=0.0, difference=0.02, z=2.0, ratio_to_bayes=None),
     row(metric="calibration", algorithm="adam", n=0, mean=None, sem=None, theory=1.0, difference=None, z=None,
-        ratio_to_bayes=None, blank=["the algorithm claims no error"]),
+        ratio_to_bayes=None, blank=["the algorithm states no error of its estimate"]),
 ]  # fmt: skip
 
 

@@ -98,7 +98,7 @@ class BayesError(_PredictionError):
         errors = _errors(instance, estimate, claims)
         if "bayes" not in errors:
             claims.remarks.append(
-                "the algorithm claims no error, so the Bayes predictor is the plug-in predictor"
+                "the algorithm states no error of its estimate, so the Bayes predictor is the plug-in predictor"
             )
         return [float(errors.get("bayes", errors["plugin"]).value)]
 

@@ -110,7 +110,7 @@ class Calibration(PerComponent):
         where the true error is only rounding.
         """
         if claims.aligned_V is None:
-            raise NotMeasured("the algorithm claims no error")
+            raise NotMeasured("the algorithm states no error of its estimate")
         true_error = np.asarray(
             problem.model.squared_error(claims.teacher, claims.aligned), dtype=float
         )
