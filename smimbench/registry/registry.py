@@ -694,7 +694,5 @@ def _require_value_count(
         for component_value in values
     ]
     if len(checked_values) != count:
-        raise ValueError(
-            f"the metric has {len(checked_values)} values in theory, not {count}"
-        )
+        raise ValueError(f"theory has {len(checked_values)} values, not {count}")
     return checked_values

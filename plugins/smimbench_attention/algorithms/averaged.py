@@ -263,7 +263,7 @@ def _equal_up_to_sign(estimate: Array, other_estimate: Array) -> bool:
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
     """Combine the step reports (``infos``) of several students: the mean of their overlaps, the maximum of every other number,
-    and all warnings, after the ``remark``.
+    and all warnings, with the ``remark`` in front.
     """
     combined_fields: dict[str, Any] = {}
     for field_name, students_values in zip(Info._fields, zip(*infos)):

@@ -42,8 +42,8 @@ class Nishimori(PerComponent):
     direction = "one"  # values near 1 are better
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Nishimori ratio of each component (P,) of the aligned estimate in ``claims``; NaN for a component whose estimate is
-        the prior mean.
+        """Nishimori ratio (overlap with the signal over self-overlap) of each component (P,) of the aligned estimate in
+        ``claims``; NaN for a component whose estimate is the prior mean.
         """
         model, aligned_estimate = problem.model, np.asarray(claims.aligned, dtype=float)
         prior_mean = np.asarray(
@@ -68,8 +68,9 @@ class Nishimori(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical ratio of a posterior mean and its error, at a ``point`` of theory (its order parameters): 1 for
-        components estimated better than by chance. Q is the diagonal of the overlap matrix of estimate and signal.
+        """Theoretical Nishimori ratio, overlap with the signal over self-overlap, at a ``point`` of theory (its order
+        parameters), and numerical errors: 1 for components of a posterior mean that are estimated better than by the prior mean.
+        Q is the diagonal of the overlap matrix of estimate and signal.
         """
         second_moments, prior_mean_overlap = (
             np.diagonal(moment_matrix) for moment_matrix in prior_moments(problem)[:2]
@@ -106,8 +107,8 @@ class Calibration(PerComponent):
     direction = "one"  # values near 1 are better
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
-        """Calibration of each component (P,), from the claimed error, the signal and the aligned estimate in ``claims``; NaN
-        where the true error is only rounding.
+        """Calibration (claimed over true squared error) of each component (P,), from the claimed error, the signal and the
+        aligned estimate in ``claims``; NaN where the true error is only rounding.
         """
         if claims.aligned_V is None:
             raise NotMeasured("the algorithm states no error of its estimate")
@@ -125,8 +126,8 @@ class Calibration(PerComponent):
     def theory(
         self, problem: Problem, point: dict[str, Any]
     ) -> tuple[list[float | None], list[float | None]]:
-        """Theoretical calibration and its error at a ``point`` of theory: 1 for Bayes-optimal estimates, otherwise from
-        the algorithm's own theory.
+        """Theoretical calibration, claimed over true squared error, at a ``point`` of theory (its order parameters), and
+        numerical errors: 1 for Bayes-optimal estimates, otherwise from the algorithm's own theory.
         """
         if "calibration" in point:
             claimed_ratios = point["calibration"] or [None] * problem.components

@@ -113,7 +113,7 @@ class Erm(Algorithm):
         self, problem: Problem, alpha: float
     ) -> tuple[Loss, float, float]:
         """Loss, penalty and length factor of the estimate for this problem at sample ratio alpha, with defaults that fit the
-        labels; ``length_rule`` is "posterior" (best length) or "loss" (the minimizer's).
+        labels; ``length_rule`` is "posterior" (the length of smallest error) or "loss" (the minimizer's own).
         """
         has_sign_labels = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if has_sign_labels else "square")]

@@ -59,8 +59,8 @@ FAST_FALL = 0.5
 
 class GampState(NamedTuple):
     """State of GAMP after an iteration: estimate, its error V, messages g, information Qhat, Onsager matrix Gamma, damping, and
-    the strengths of the samples, which measure the lengths of their tokens. ``V_falls_fast`` says whether V shrank much in the
-    last step, ``probe_noise`` measures the slope of the denoiser under assumed priors.
+    the strengths of the samples (squared largest eigenvalues of their tokens' Gram matrices). ``V_falls_fast`` says whether V
+    shrank much in the last step, ``probe_noise`` measures the slope of the denoiser under assumed priors.
 
     Attributes
     ----------
@@ -202,8 +202,8 @@ class Gamp(Algorithm):
         return None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
-        """Initial state (estimate, error V, strengths of the samples) for P components at the given start, at the prior mean
-        or, where that is a fixed point, at a small random estimate.
+        """Initial state (estimate, error V, strengths of the samples as in ``GampState``) for P components at the given start, at
+        the prior mean or, where that is a fixed point, at a small random estimate.
         """
         P, D, prior = problem.components, data.dimension, problem.prior
         if data.start is not None:
@@ -419,7 +419,7 @@ class Gamp(Algorithm):
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
         """Information Qhat (P, P), reduced for components in which ``g_noise`` (P, P), the covariance of the noise of
-        ``adjoint(X, g)``, exceeds it by more than a factor of ``largest_excess``.
+        ``adjoint(X, g)``, exceeds Qhat by more than a factor of ``largest_excess``.
         """
         excess_of_noise = np.diagonal(g_noise) / (
             self.largest_excess * np.diagonal(Qhat)

@@ -269,9 +269,9 @@ def next_damping(
     relative_change: Number,
 ) -> DampingState:
     """Choose the damping weight and the extrapolation of the next step after the change ``estimate_change``, from the overlaps of
-    the last two changes of the estimate (``overlaps_of_changes``) or from their sizes. ``squared_step`` and ``predicted_error``
-    (P,) are the squared change and predicted squared error of every component, ``relative_change`` is the change in units of that
-    error, ``length_ratio`` the length of the current change over the previous one.
+    the last two changes of the estimate (``overlaps_of_changes``) or from the sizes of these changes. ``squared_step`` and
+    ``predicted_error`` (P,) are the squared change and predicted squared error of every component, ``relative_change`` is the
+    change in units of that error, ``length_ratio`` the length of the current change over the previous one.
 
     Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
     the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax``
@@ -340,7 +340,8 @@ def limit_damping(
     damping: DampingState, V: Host, Qhat: Host, strengths: Array | None
 ) -> DampingState:
     """Limit the damping weight of a step to the largest value that is stable for extensive-rank matrices, given error V and
-    information Qhat (P, P) of the estimate and the ``strengths`` (n,) of the samples (None: all are strong).
+    information Qhat (P, P) of the estimate and the ``strengths`` (n,) of the samples, squared largest eigenvalues of their
+    tokens' Gram matrices (None: all are large).
     """
     largest_weight = (
         LARGEST_COMMON if strengths is None else 0.8 + 0.4 * mean_slope(V, Qhat)
@@ -359,7 +360,7 @@ def mean_slope(V: Host, Qhat: Host) -> float:
 
 def sample_strengths(problem: Problem, data: Data) -> Array | None:
     """Strength (n,) of every sample: the squared largest eigenvalue of the Gram matrix ``X X^T / D`` of its tokens X (T, D); None
-    if samples are strong on average.
+    if that is large on average.
 
     It is 1 in the limit.
 
@@ -378,8 +379,9 @@ def sample_strengths(problem: Problem, data: Data) -> Array | None:
 def sample_weights(
     weight: float, strengths: Array | None, V: Host, Qhat: Host | None
 ) -> float | Array:
-    """Damping weights of the new messages: the same ``weight`` for all samples, or if their ``strengths`` (n,) are given, one for
-    each, at most ``weight`` and smaller for strong samples; V and Qhat (P, P) are error and information of the estimate.
+    """Damping weights of the new messages: the same ``weight`` for all samples, or if their ``strengths`` (n,), squared
+    eigenvalues of their tokens' Gram matrices, are given, one for each, at most ``weight`` and smaller for strong samples; V and
+    Qhat (P, P) are error and information of the estimate.
     """
     if strengths is None or Qhat is None:
         return weight

@@ -381,9 +381,9 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
 
 
 class DrawPlan(NamedTuple):
-    """Plan of random draws of the mean-field dynamics: the system's sizes, the number of draws, their initial overlaps
-    ``starts`` (in turn), a name of the method, and whether the limit of large D is drawn or the law at the dimension of the
-    runs.
+    """Plan of random draws of the mean-field dynamics: the system's sizes, the number of draws, the initial overlaps of the draws
+    (``starts``, taken in turn), a name of the method, and whether the limit of large D is drawn or the law at the dimension of
+    the runs.
 
     ``in_limit``: what is drawn is the limit and not the law at the dimension of the runs; then no draw may diverge.
     """

@@ -250,7 +250,7 @@ class Spectral(Algorithm):
 
     def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
         """Predict the spectral estimate at sample ratio alpha as D goes to infinity: its overlaps with signal and itself, its
-        error V (P, P). ``regularisation`` is epsilon of the low-rank matrix.
+        error V (P, P). ``regularisation`` is the epsilon that regularises the symmetric matrix for low-rank signals.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
@@ -293,8 +293,8 @@ class Spectral(Algorithm):
         return self.origin or STARTING_POINTS[0]
 
     def _matrix_settings(self) -> tuple[str, float]:
-        """Kind (symmetric or asymmetric) and regularisation epsilon of the matrix used for low-rank signals, with defaults filled
-        in.
+        """Kind (symmetric or asymmetric) and regularisation epsilon (added to label matrices) of the matrix used for low-rank
+        signals, with defaults filled in.
         """
         epsilon = self.regularisation
         return self.kind or KINDS[0], REGULARISATION if epsilon is None else epsilon

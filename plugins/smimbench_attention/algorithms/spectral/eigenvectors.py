@@ -50,7 +50,7 @@ def spectral_estimate(
     r"""Estimate a low-rank signal of P components from the leading eigenvectors of linearized message passing: of the matrix of
     this kind, made of label matrices ``G = E[z z^T | y] - I``, one eigenvector for every mode of its theory. V is the predicted
     error. C is the number of sites, alpha the sample ratio, ``direction`` that of a mode in the space of components,
-    ``regularisation`` epsilon of the symmetric matrix.
+    ``regularisation`` the epsilon added to G in the symmetric matrix.
 
     An eigenvector has no scale. It is given the one at which its squared error is smallest, ``sqrt(q D)`` with q the
     overlap that theory predicts, so that the estimate has the size of a posterior mean and ``1 - q`` is its error; where
@@ -244,8 +244,8 @@ class LinearizedMatrices:
     def leading_symmetric(
         self, regularisation: float, rng: np.random.Generator
     ) -> tuple[float, Array]:
-        """Largest eigenvalue of the symmetric matrix T with this regularisation epsilon, and its eigenvector (k, D), by
-        Lanczos' method from a random vector.
+        """Largest eigenvalue of the symmetric matrix T with this regularisation epsilon (added to the label matrices), and its
+        eigenvector (k, D), by Lanczos' method from a random vector.
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 

@@ -193,7 +193,8 @@ def spectral_theory(
     regularisation: float = REGULARISATION,
 ) -> SpectralTheory:
     """Predict overlap, error and outliers of the spectral estimate for a low-rank problem at sample ratio alpha, from sampled
-    label matrices ``G = E[z z^T | y] - I``, for the matrix of this kind; ``regularisation`` is epsilon of the symmetric one.
+    label matrices ``G = E[z z^T | y] - I``, for the matrix of this kind; ``regularisation`` is epsilon in ``I - (I + G + epsilon
+    I)^{-1}``, of which the symmetric one is made.
 
     Expectations over the labels are means over scrambled Sobol points; the error is the standard error over
     ``POINT_SETS`` independent scrambles.
@@ -283,7 +284,8 @@ def _solve_modes(
 ) -> SpectralTheory:
     """Predict all modes of the matrix of this kind at sample ratio alpha, and the estimate's overlaps, from label matrices G (n,
     P, C, P, C): direction by direction of ``eigenbasis``, or jointly if it is None. Q, M, T are self-overlap, overlap with the
-    signal, and its second moment, of root ``moment_root``. ``regularisation`` is epsilon of the symmetric matrix.
+    signal, and its second moment, of root ``moment_root``. ``regularisation`` is epsilon in ``I - (I + G + epsilon I)^{-1}``, of
+    which the symmetric matrix is made.
     """
     P = G.shape[1]
     if eigenbasis is None:
@@ -391,8 +393,9 @@ def joint_eigenvector_mode(
 ) -> Mode:
     r"""Predict the mode of the leading eigenvector of all P components together, of the matrix of this kind at sample ratio
     alpha, from label matrices G (n, P, C, P, C), the susceptibility matrix X (P, P), resolvents J of the labels and the overlap A
-    with the signal. ``regularisation`` is epsilon of the symmetric matrix; components and sites share one axis in ``flat_G``.
-    ``signal_strength`` is ``alpha F``, with F the mean square of G, above 1 where there is an outlier without epsilon.
+    with the signal. ``regularisation`` is epsilon in ``I - (I + G + epsilon I)^{-1}``, of which the symmetric matrix is made;
+    components and sites share one axis in ``flat_G``. ``signal_strength`` is ``alpha F``, with F the mean square of G, above 1
+    where there is an outlier without epsilon.
 
     Matrix-valued version of the equations above, ``X`` (P, P) in place of chi and ``A`` the overlap with the signal:
 
@@ -464,9 +467,9 @@ def _joint_outlier(
     flat_G: Host, alpha: float, P: int, resolvent: Callable[[Host], Host]
 ) -> tuple[Host, float] | None:
     """Solve for the susceptibility matrix ``X`` (P, P) and the outlier eigenvalue by Newton's method, from label matrices G
-    (``flat_G``, components and sites on one axis) of P components and C sites at sample ratio alpha, and ``resolvent``, the
-    function that gives the resolvents J at X; the start is from overlap Q and information Qhat without epsilon. None if there is
-    no outlier.
+    (``flat_G``, components and sites on one axis) of P components and C sites at sample ratio alpha; ``resolvent`` gives the
+    resolvents J at X. It starts from the solution without regularisation (epsilon = 0): eigenvalue 1 and ``X = I - Q``, with Q
+    the overlap and Qhat the information of message passing at its fixed point. None if there is no outlier.
 
     It starts from the known solution without epsilon.
 
@@ -497,8 +500,8 @@ def _joint_outlier(
         return X + np.triu(X, 1).T, float(unknowns[-1])
 
     def residuals(unknowns: Host) -> Host:
-        """Residuals, at these unknowns, of the equation of X with its resolvents J, and the smallest eigenvalue of that of
-        the overlap A, which is zero at the outlier.
+        """Residuals, at these unknowns, of the equation of X with its resolvents J, and the smallest eigenvalue of the linear
+        equation for the overlap A, which is zero at the outlier.
         """
         X, eigenvalue = X_and_eigenvalue(unknowns)
         J = resolvent(X)

@@ -44,8 +44,9 @@ from smimbench_attention.channels.common import (
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):
-    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``; ``sweeps`` are those
-    of each Gibbs chain of a posterior, ``samples`` the labels drawn at each point of the information curve.
+    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``; ``sweeps`` is the
+    number of updates of all latents by each Gibbs chain of a posterior, ``samples`` that of labels drawn at each point of the
+    information curve.
 
     .. math::
 
@@ -215,8 +216,8 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries, at overlap Q and error
-        V, by predictor; a predictor's error is the probability that the argmax of a row differs between two ``replicas`` of the
-        posterior, or between truth and estimate, times a ``cost_per_row``.
+        V, by predictor (bayes, plugin, constant); a predictor's error is the probability that the argmax of a row differs between
+        two ``replicas`` of the posterior, or between truth and estimate, times a ``cost_per_row``.
 
         ``Q`` and ``V`` (..., 1, 1), results (...). ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the
         argmax of the estimated indices; ``"constant"``: the best matrix that ignores the input.

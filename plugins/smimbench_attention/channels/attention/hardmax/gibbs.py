@@ -444,8 +444,9 @@ def _covariance_by_response(
     y: Array, omega: Array, V: Array, tokens: int, variance: Array
 ) -> Array:
     """Covariance of the latents z ~ N(omega, V I) between sites, over V, (n, C, C), given labels y of T = ``tokens`` tokens, as
-    the response of their posterior mean to omega, ``1 + d shift / d omega``, a finite difference with steps of
-    ``step_in_deviations`` prior standard deviations; ``variance`` (n, C) is its diagonal.
+    the response of their posterior mean to omega, ``1 + d shift / d omega`` in units of sqrt(V), where shift is the posterior
+    mean less omega; a finite difference with steps of ``step_in_deviations`` prior standard deviations; ``variance`` (n, C) is
+    its diagonal.
     """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)

@@ -226,8 +226,8 @@ def _gibbs_squares(
 
 
 def _hazard_square(margin: Array) -> Array:
-    """Square of the normal hazard ``phi(k) / Phi(k)`` (density over distribution function) at the margin k, in standard
-    deviations.
+    """Square of the normal hazard ``phi(k) / Phi(k)`` (density over distribution function) at the margin k of a label, a mean
+    over its standard deviation.
     """
     from scipy.special import erfcx
 
@@ -235,8 +235,8 @@ def _hazard_square(margin: Array) -> Array:
 
 
 def _tie_information(margin: Array) -> Array:
-    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of the sign of a normal number whose mean is the margin k, in standard
-    deviations: its mean squared hazard.
+    """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of the sign of a normal number whose mean is the margin k (in standard
+    deviations), as that of a near tie of two logits: its mean squared hazard.
     """
     from scipy.special import ndtr
 
@@ -248,9 +248,9 @@ def _tie_information(margin: Array) -> Array:
 
 
 def _mean_tie_information(tokens: int, V: float) -> float:
-    """Mean of ``_tie_information`` at the gap of the two largest entries of a row of T = ``tokens`` entries of omega ~ N(0, 1 -
-    V), summed over pairs of entries (upper, lower), whose variances are 2 on the diagonal and 1 off it; ``distances`` are gaps in
-    standard deviations, ``tail_nodes`` the lower entry's, given the gap.
+    """Mean of ``_tie_information``, the information of the sign of a difference, at the gap of the two largest entries of a row
+    of T = ``tokens`` entries of omega ~ N(0, 1 - V), summed over pairs of entries (upper, lower), whose variances are 2 on the
+    diagonal and 1 off it; ``distances`` are gaps in standard deviations, ``tail_nodes`` the lower entry's, given the gap.
     """
     from scipy.special import ndtr
 

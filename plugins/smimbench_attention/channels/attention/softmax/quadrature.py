@@ -49,10 +49,11 @@ def _nonzero(s):
 
 @_compiled_function
 def _log_weight(prior, sample, a, b, p, r):
-    """Return the log-weight of one integration point (a_1, b_1) of the first layer's latents for one ``sample``, and the second
-    layer's a_2, b_2 that give the label there. p and r are the diagonal entries of the first layer's attention, c is the skip
-    strength, and ``s = p + r + c - 1``; ``a``, ``b`` and the returned a_2, b_2 (``shift_a``, ``shift_b``) are less their prior
-    means, in prior widths, and residuals less what a and b predict. ``prior`` is a ``Weight``.
+    """Return the log-weight of an integration point of the first layer's latents for one ``sample``, and the second layer's
+    latents a_2, b_2 that give the label there. The point is ``a``, ``b``: a_1, b_1 minus their prior means, over their prior
+    standard deviations; so are the returned ``shift_a``, ``shift_b`` for a_2, b_2. Before that, the residuals of a_2, b_2 are
+    taken: minus their means given a, b. p, r are the diagonal entries of the first layer's attention, ``s = p + r + c - 1`` with
+    the skip strength c; ``prior`` is a ``Weight``.
     """
     c = prior.skip
     inverse_s = 1 / _nonzero(p + r + (c - 1))
@@ -145,8 +146,9 @@ def _prior_mean_point(prior, sample):
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
-    attention p, r: f has the entries a, b and the residuals f_a, f_b of a_2, b_2 in standard deviations, J its derivatives;
-    ``f_a_by_t`` is d f_a / d t, and so on. ``prior`` is a ``Weight``, s = p + r + c - 1 with the skip strength c.
+    attention p, r: f has the entries a, b (a_1, b_1 less prior means, in prior deviations) and the residuals f_a, f_b of a_2, b_2
+    (less their means given a, b, in deviations), J its derivatives; ``f_a_by_t`` is d f_a / d t, and so on. ``prior`` is a
+    ``Weight``, s = p + r + c - 1 with the skip strength c.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -183,8 +185,8 @@ def _normal_equations(prior, sample, t, v):
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
     """Minimize the cost -2 log-weight of ``sample`` over mean t, difference v of the logits of attention p and r by
-    Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian frame of its curvature, a little
-    wider, as tails are rarely thinner. ``prior`` is a ``Weight``.
+    Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian ``Frame`` (center, root of the
+    covariance) of its curvature, a little wider, as tails are rarely thinner. ``prior`` is a ``Weight``.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -218,10 +220,10 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 @_compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, sums):
-    """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in a Gaussian ``frame`` of (t, v), mean and
-    difference of the logits of p and r, into ``sums``; return the logarithm of their unit, and the frame that was found, from
-    means and (co)variances tt, tv, vv of a, b, which are (a_1, b_1) less their prior means, in prior widths. i and j count nodes
-    along the axes, k points, ``prior`` is a ``Weight``.
+    """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in the coordinates of a Gaussian ``frame``
+    (center, root of the covariance) of (t, v), mean and difference of the logits of p and r, into ``sums``; return the logarithm
+    of their unit, and a new frame, from the means and (co)variances tt, tv, vv found for a, b, which are (a_1, b_1) less their
+    prior means, in prior widths. i and j count nodes along the axes, k points, ``prior`` is a ``Weight``.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -264,10 +266,10 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 @_compiled_function
 def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
-    """Whether the weight of ``sample`` is nearly Gaussian around the frame ``peak``, and the logarithm of the unit of
-    ``fine_sums``, its integrals by the last of three Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if two
-    searches for the likeliest point agree, two orders of the rule do, and the prior allows the label. ``prior`` is a ``Weight``,
-    ``accuracy`` has the settings.
+    """Whether the weight of ``sample`` is nearly Gaussian around ``peak``, a Gaussian frame (center t, v and root tt, vt, vv of
+    the covariance) at its likeliest point, and the logarithm of the unit of ``fine_sums``, its integrals by the last of three
+    Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if another search for the likeliest point agrees, two
+    orders of the rule agree, and the prior allows the label. ``prior`` is a ``Weight``, ``accuracy`` has the settings.
     """
     least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(

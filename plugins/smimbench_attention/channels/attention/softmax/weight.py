@@ -40,8 +40,8 @@ DIRECTIONS = (
 
 
 class QuadratureAccuracy(NamedTuple):
-    """Settings of the integrals over ``(a_1, b_1)``, the first layer's two latents on which labels depend; each comment says what
-    the number does and what doubling it changes.
+    """Settings of the integrals over ``(a_1, b_1)``, the first layer's two latents on which labels depend; a comment at each
+    number says what it does and what doubling it changes.
 
     Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
     square over samples at beta = 1, c = 1, where all of this was measured).
