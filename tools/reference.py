@@ -228,7 +228,7 @@ def contender_row(problem: str, contender: dict[str, Any]) -> dict[str, Any]:
         if near_fraction is None
         else f"{near_fraction:.0%}",
         "time per run (s)": contender["seconds"],
-        "status": contender["status_counts"],
+        "run status": contender["status_counts"],
     }
 
 

@@ -1,4 +1,6 @@
-r"""Extrapolation of values at several sizes D to infinite size: ``limit + b / D``, with an allowance for the next order."""
+r"""Extrapolation of values at several sizes D to infinite size, by a fit of ``limit + b / D`` with an allowance for a term ``c /
+D^2``.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ sizes of 15 instead of 20."""
 
 
 class SizeFit(NamedTuple):
-    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes D. ``coefficients`` are (limit, b, c); ``errors`` (3,
-    K + 3) what each value and each penalty adds to their standard errors; ``laws`` (K, 3) the powers 1, 1/D, 1/D^2 at every
-    size; ``chi2`` the penalized sum of squares.
+    """Fit of the series ``limit + b / D + c / D^2`` to values at K sizes D, by penalized least squares. ``coefficients`` are
+    (limit, b, c); ``errors`` (3, K + 3) are the contributions of each value and each penalty to their standard errors; ``laws``
+    (K, 3) are the powers 1, 1/D, 1/D^2 at every size; ``chi2`` is the minimized sum of squares.
 
     Attributes
     ----------
@@ -135,8 +137,8 @@ def extrapolate(
     second: float = SECOND,
 ) -> Extrapolation:
     r"""Extrapolate values at three or more sizes D to infinite size, by fitting ``limit + b / D + c / D^2``. D, y and e are
-    sizes, values and their standard errors, ``dof`` the degrees of freedom of the errors; ``second`` is how large c may be,
-    relative to the value.
+    sizes, values and their standard errors, ``dof`` the degrees of freedom of these errors; ``second`` is how large c may be,
+    relative to the value, and ``c_scale`` the standard deviation about 0 that c has before the fit.
 
     Three sizes hardly tell c from chance, and a limit without it is biased. It is therefore a random number of the size that
     a series in 1/D lets expect:
@@ -186,12 +188,12 @@ def extrapolate(
         )
     smallest_size = float(D.min())
     value_at_smallest = abs(float(y[np.argmin(D)]))
-    second_order_scale = 0.0
+    c_scale = 0.0
     for _ in range(3):  # first without c; then c is of the size of b squared
-        size_fit = fit_sizes(D, y, e, (math.inf, math.inf, second_order_scale))
+        size_fit = fit_sizes(D, y, e, (math.inf, math.inf, c_scale))
         limit, b, c = size_fit.coefficients.tolist()
         value_size = max(abs(limit), value_at_smallest)
-        second_order_scale = math.hypot(
+        c_scale = math.hypot(
             value_size * second / 3,
             b * b / max(abs(limit), abs(b) / smallest_size, 1e-300),
         )
@@ -220,9 +222,9 @@ def extrapolate(
 def pooled_errors(
     sizes: ArrayLike, deviations: ArrayLike, counts: ArrayLike
 ) -> tuple[Host, float]:
-    r"""Standard errors of means over few runs, from a power law in the size D that is fitted to the variances of all sizes
-    together; and the degrees of freedom of the error extrapolated to infinite D. ``D``, ``s`` and ``n`` are sizes, standard
-    deviations over runs and counts of runs; ``bartlett`` is the statistic that tests the power law.
+    r"""Estimate standard errors of means over few runs at several sizes, from a power law in the size D that is fitted to the
+    variances of all sizes together; and the degrees of freedom of the error of the limit at infinite D. ``D``, ``s`` and ``n``
+    are sizes, standard deviations over runs and numbers of runs; ``bartlett`` is the statistic that tests the power law.
 
     The standard deviation of one run is a power of the size, fitted to all sizes by maximum likelihood (the variance over n runs
     follows a chi-square law with ``n - 1`` degrees of freedom) with ``VARIANCE_POWER`` as what is known beforehand: those of
@@ -296,9 +298,9 @@ def pooled_errors(
 
 
 def _variance_law(powers: Host, variances: Host, degrees: Host) -> tuple[Host, Host]:
-    """Fit a power law of the size D to the variances of runs at K sizes; return its coefficients (log-variance at the smallest
-    size, power) and their covariance. ``powers`` (K, 2) are 1 and log D, ``degrees`` the degrees of freedom of every variance;
-    the power is held near its usual value with ``power_weight``.
+    """Fit a power law in the size D to the variances of runs at K sizes; return its coefficients (log-variance at the smallest
+    size, power of D) and their covariance. ``powers`` (K, 2) are 1 and log D, ``degrees`` the degrees of freedom of every
+    variance; ``power_weight`` is the weight that keeps the power near ``-VARIANCE_POWER``.
 
     ``log variance`` is linear in ``powers`` (K, 2): a gamma law with a logarithmic link, by Fisher's scoring, of which
     ``VARIANCE_POWER`` is a further observation.

@@ -97,13 +97,14 @@ class Series:
         return [row for row in rows if row.get("value") == row.get("value")]  # no NaN
 
     def numbers(self, column: str) -> Host:
-        """Return a column as an array of floats, with NaN where there is no number."""
+        """Return the CSV column of this name as an array of floats, with NaN where there is no number."""
         return np.asarray(self.columns[column], dtype=float)
 
 
 @dataclass
 class Panel:
-    """Panel of a figure: series drawn against each other by the columns that ``x_column`` and ``y_column`` name.
+    """Panel of a figure: ``series`` drawn against each other by the columns that ``x_column`` and ``y_column`` name, under a
+    ``title``, with axis labels; ``problem`` is the label of its problem, ``xlog`` and ``ylog`` say which axes are logarithmic.
 
     ``axis_floor``: lower end of a logarithmic axis of errors; smaller values are drawn at its end, marks as small triangles under
     the word "below". ``axis_cap``: upper limit of the vertical axis. ``hard_phase``: ends of the gray band of the hard phase.
@@ -197,8 +198,8 @@ def draw(
 
 
 def _legend_entries(chart: Chart, all_axes: Sequence[Axes]) -> dict[str, Any]:
-    """Return the lines and marks of a legend by their names, without duplicates: components first, which have a color each, then
-    what is drawn on ``all_axes``, in gray if it has several colors.
+    """Return the lines and marks of a legend by their names, without duplicates: first a color patch for each component of the
+    signal, then what is drawn on ``all_axes``, in gray if it has several colors.
     """
     from matplotlib.patches import Patch
 
@@ -225,7 +226,8 @@ def save(
     title: bool = True,
     name: str = "",
 ) -> list[Path]:
-    """Write a chart of this ``width`` as reproducible image files of these kinds and as CSV; write nothing for None.
+    """Write a chart as reproducible image files of these ``file_types`` and as CSV, in a ``folder``; return their paths.
+    ``width`` is that of the figure; nothing is written if the chart is None.
 
     The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
 
@@ -245,7 +247,9 @@ def save(
 def _write(
     figure: Figure, chart: Chart, stem: Path, file_types: Sequence[str]
 ) -> list[Path]:
-    """Write the drawn figure of a chart as files of these kinds, and its rows as CSV; ``stem`` is their path without suffix."""
+    """Write the drawn figure of a chart as files of these ``file_types``, and its CSV rows; ``stem`` is the path of the files
+    without suffix. Return all paths.
+    """
     paths, caption = [], printable(chart.caption)
     metadata = {
         "png": {"Description": caption},
@@ -297,8 +301,8 @@ def show(
 
 
 def _draw_panel(axes: Any, panel: Panel, dashes: dict[str, Dashes]) -> None:
-    """Draw a panel: its series, vertical lines at thresholds, the hard phase, ticks, title and labels. ``dashes`` are the
-    patterns of vertical lines by their names, to which those of this panel are added.
+    """Draw a panel on its ``axes``: series, vertical lines at thresholds, the hard phase, ticks, title and labels. ``dashes``
+    maps names of thresholds to dash patterns, the same in all panels; thresholds of this panel are added to it.
     """
     if panel.xlog:
         axes.set_xscale("log")
@@ -346,8 +350,8 @@ def _draw_panel(axes: Any, panel: Panel, dashes: dict[str, Dashes]) -> None:
 
 
 def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
-    """Draw a series on the axes of its panel, with error bars or a band; return where it has marks below the axis, which are not
-    drawn yet.
+    """Draw a series on the axes of its panel, with error bars or a band; return the x coordinates of its marks that lie below the
+    lower end of the axis, which are not drawn yet.
     """
     columns, color, below = series.columns, series.color, np.array([])
     x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
@@ -389,7 +393,9 @@ def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
 
 
 def _mark_for_page(artists: Iterable[Artist], series: Series) -> None:
-    """Mark what is drawn of a series with its algorithm, which the page hides."""
+    """Tag the drawn ``artists`` (lines, marks, bars) of a series with the label of its algorithm, so that the HTML page can hide
+    them together.
+    """
     for artist in artists:
         if series.algorithm:
             artist.set_gid(f"of {printable(series.algorithm)}")
@@ -398,8 +404,8 @@ def _mark_for_page(artists: Iterable[Artist], series: Series) -> None:
 def _draw_triangles(
     axes: Any, below: Sequence[tuple[float, Series]], floor: float
 ) -> None:
-    """Draw a triangle for each mark below the axis (its horizontal position and series), whose lower end is ``floor``; they are
-    stacked under the word "below".
+    """Draw a triangle for each mark that lies below the lower end of the axis (``floor``); ``below`` lists its x coordinate and
+    its series. Triangles at one place are stacked under the word "below".
     """
     from matplotlib.transforms import offset_copy
 
@@ -426,7 +432,9 @@ def _draw_triangles(
 
 
 class PageSeries(TypedDict):
-    """Series on the HTML page: its name and algorithm, positions ``at`` of its points in the SVG, and their tooltips' columns."""
+    """Series on the HTML page: its name and algorithm, pixel positions ``at`` of its points in the SVG, and the CSV columns that
+    the tooltips of these points show.
+    """
 
     name: str
     algorithm: str
@@ -461,7 +469,9 @@ def page_figures(chart: Chart) -> list[PageFigure]:
 
 
 def _page_series(series: Series, panel: Panel, axes: Any) -> PageSeries:
-    """Return a series of a panel, drawn on ``axes``, with the positions of its finite points in the SVG, and their tooltips."""
+    """Return a series of a panel, drawn on ``axes``, for the HTML page: the pixel positions of its finite points in the SVG, and
+    the numbers that their tooltips show.
+    """
     y = np.maximum(series.numbers(panel.y_column), panel.axis_floor or -math.inf)
     points = np.stack([series.numbers(panel.x_column), y], axis=1)
     indices = np.isfinite(points).all(axis=1).nonzero()[0]
@@ -482,7 +492,7 @@ def _page_series(series: Series, panel: Panel, axes: Any) -> PageSeries:
 
 
 def _rounded_cell(cell: object) -> str | float | None:
-    """Return a number rounded to six digits; anything else as text."""
+    """Return a number of a tooltip rounded to six digits; anything else as text."""
     if isinstance(cell, (float, np.floating)):
         return float(f"{cell:.6g}")
     return None if cell is None else str(cell)

@@ -60,8 +60,8 @@ SHORT = {
 
 
 def number(value: Number, digits: int = 4, decimals: int = 1) -> str:
-    """Format a number with ``digits`` decimals below 10 and four digits above; ``decimals`` is the number of decimals if it needs
-    an exponent. None is blank.
+    """Format a number with ``digits`` decimals if it is below 10, with four significant digits above; very small and large
+    numbers get an exponent and ``decimals`` decimals. None is blank.
     """
     if value is None:
         return ""
@@ -122,7 +122,9 @@ def signed(
 
 
 def marked_z(z: Number, n: int | None) -> str:
-    """Format z, a difference in standard errors, marked by ``?`` if ``n`` runs are too few for a reliable standard error."""
+    """Format a z-score (a difference in units of its standard error), marked by ``?`` if ``n`` runs are too few for a reliable
+    standard error.
+    """
     return signed(z, ".1f", 1000, ".0e") + (
         "?" if z is not None and n is not None and n < FEW else ""
     )
@@ -161,7 +163,9 @@ def percent(value: Number, format_spec: str = ".0%") -> str:
 
 
 def _time_near_text(epsilon: Epsilon, row: Row) -> str:
-    """Format the time until the error of a row is at most ``1 + epsilon`` times the optimal one; blank if it is unknown."""
+    """Format the median time until the error of the runs of a row is at most ``1 + epsilon`` times the optimal one; ``never`` if
+    most runs do not get there, blank if it is unknown.
+    """
     near = row.cost.near[epsilon]
     return seconds(near.seconds) or ("" if near.fraction is None else "never")
 
@@ -194,7 +198,9 @@ def _peak_share_text(share: Number, ceiling: str) -> str:
 
 
 def z_text(row: Row | RowEntry) -> str:
-    """Format the standardized difference from the prediction at this size; marked if only its limit is known."""
+    """Format the z-score of a row: its mean minus the prediction at its dimension, in standard errors; marked by ``*`` if only
+    the prediction at infinite dimension is known.
+    """
     text = marked_z(row.z, row.estimate.n)
     return f"{text}{FROM_LIMIT}" if text and row.z_at_size is None else text
 
@@ -208,7 +214,7 @@ def _learning_orders_text(sequences: Sequence[LearnedSequence]) -> str:
 
 
 def _learning_factor_text(factor: LearningFactor | None) -> str:
-    """Format the ratio of the learning times of the last and the first component, with its standard error."""
+    """Format the learning time of the last component divided by that of the first, with its standard error."""
     if factor is None:
         return ""
     return f"{factor.mean:.3g}" + ("" if factor.sem is None else f"±{factor.sem:.2g}")
@@ -217,7 +223,9 @@ def _learning_factor_text(factor: LearningFactor | None) -> str:
 def _change_text(
     change_percent: Number, interval: Sequence[float] | None, baseline: Number
 ) -> str:
-    """Format a relative change from a ``baseline`` in percent, with the half-width of its confidence interval."""
+    """Format a change of a mean, in percent of its ``baseline``, with the half-width of its confidence ``interval`` (in the units
+    of the mean).
+    """
     if change_percent is None:
         return ""
     text = f"{change_percent:+.3g}"
@@ -251,7 +259,8 @@ def as_text(value: object) -> str:
 
 
 class Column(NamedTuple):
-    """Column of a table: heading, format of its cells, meaning, and whether it contains words, which wrap.
+    """Column of a table: ``heading``, function ``text`` that formats its cells, ``meaning`` for the help, and whether it contains
+    ``words``, which may wrap.
 
     The text is made of the values of ``fields`` (names apart by blanks, ``estimate.mean`` of what is nested), or of the whole row
     if there are none. A page sorts by ``sorts``, or the first field. Columns without any entry are left out; with
@@ -276,13 +285,13 @@ class Column(NamedTuple):
         )
 
     def key(self, row: Any) -> Any:
-        """Return the sort key of a cell on the HTML page; None for a blank cell."""
+        """Return the value by which the HTML page sorts the cell of a ``row``; None for a blank cell."""
         paths = self.sorts or self.fields
         return _value_at_path(row, paths.split()[0]) if paths else None
 
 
 def _value_at_path(value: object, path: str) -> object:
-    """Return the value of a field with a path like ``estimate.mean``; None if there is none."""
+    """Return the value of the field of ``value`` with a path like ``estimate.mean``; None if there is none."""
     if isinstance(value, dict):
         return value.get(path)
     for attribute in path.split("."):
@@ -297,8 +306,8 @@ COLUMNS: dict[str, list[Column]] = {
         Column("problem", as_text, "Label of the problem in the suite.", "place.problem", words=True),
         Column("algorithm", as_text, "Label of the algorithm in the suite, with @backend where several "
                "backends are shown. Estimates given to `smimbench score` are listed here too.", "place.algorithm", words=True),
-        Column("parameters", as_text, "How the parameters of the algorithm were chosen. tuned: by `smimbench tune`, on seeds "
-               "that no score uses. as published: as in the "
+        Column("parameter choice", as_text, "How the parameters of the algorithm were chosen. tuned: by `smimbench tune`, on "
+               "seeds that no score uses. as published: as in the "
                "publication that the suite names. by hand: written in the suite. default: all others, and those that could be "
                "tuned and were not. oracle: it starts near the teacher, so it is not ranked. Steps and samples do not "
                "count.", "place.settings", words=True),
@@ -312,7 +321,7 @@ COLUMNS: dict[str, list[Column]] = {
         Column("component", as_text, "Number of the signal component, from 1; the number of the "
                "layer where the channel has layers.", "component"),
         Column("runs", as_text, "Number of runs that gave an estimate.", "estimate.n"),
-        Column("status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
+        Column("run status", statuses, "Number of runs per outcome: ok, n.c. (not converged), div. (diverged), t/o (timeout), "
                "fail, skip. `(8 moving)`: in so many of these the error was still changing at the last step.",
                "runs.status_counts runs.moving", words=True),
     ],
@@ -326,7 +335,7 @@ COLUMNS: dict[str, list[Column]] = {
                "sample ratio of the row.", "optimum.limit"),
         Column("mean - optimal", partial(signed, format_spec=".4f", large_from=1e4, large_format_spec=".1e"),
                "Mean over the runs minus the optimal value.", "theory.difference"),
-        Column("z", z_text, "Mean over the runs minus the predicted value at the dimension of the runs, in units of the "
+        Column("z-score", z_text, "Mean over the runs minus the predicted value at the dimension of the runs, in units of the "
                "combined standard error; `z_at_size` in JSON. `*`: only the predicted value for D to infinity is known. `?`: "
                "fewer than 4 runs, too few for a reliable standard error. Blank where the prediction is 0.",
                sorts="z", marks=Z_MARKS),
@@ -355,8 +364,8 @@ COLUMNS: dict[str, list[Column]] = {
                "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
         Column("error ÷ best error", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
                "line, as a geometric mean over the instances that both solved.", "to_best"),
-        Column("95% interval", lambda ends: " to ".join(number(end, 3) for end in ends or ()), "95% confidence interval "
-               "of error ÷ best error, from Student's t applied to the logarithms.", "interval"),
+        Column("95% interval of error ratio", lambda ends: " to ".join(number(end, 3) for end in ends or ()),
+               "95% confidence interval of error ÷ best error, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
         Column("time to 1.05x optimum", partial(_time_near_text, "0.05"), "Median time until the error of a run "
@@ -392,7 +401,7 @@ COLUMNS: dict[str, list[Column]] = {
                "freedom.", "fit.chi2 fit.free"),
     ],
     "Order of learning": [
-        Column("layer 1, component 1, ...", meaning="Median time, in epochs or iterations, until this layer or component "
+        Column("layer 1 learning time, ...", meaning="Median time, in epochs or iterations, until this layer or component "
                "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
         Column("learning order (runs)", _learning_orders_text,
                "Order in which the components or layers reach half of their optimal "
@@ -402,31 +411,31 @@ COLUMNS: dict[str, list[Column]] = {
         Column("runs that learn all", percent, "Share of runs that learned all components.", "runs.learning_order.success"),
     ],
     "Other numbers that runs report": [
-        Column("list index", as_text, "Position of the number in a list that the algorithm reports, such as a list of "
-               "eigenvalues.", "list_index", unless_same=True),
-        Column("theory", lambda value: number(value) or "none", "Value that theory predicts for a reported number as D "
-               "grows; none: theory predicts no such value.", "finding.theory"),
-        Column("runs reporting it", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
+        Column("index in reported list", as_text, "Position of the number in a list that the algorithm reports, such as a list "
+               "of eigenvalues.", "list_index", unless_same=True),
+        Column("theory, infinite D", lambda value: number(value) or "none", "Value that theory predicts for a reported number as "
+               "D grows; none: theory predicts no such value.", "finding.theory"),
+        Column("runs with this number", "{}/{}".format, "Number of runs that reported this number, out of all runs.",
                "finding.found finding.runs"),
     ],
     "Comparison of two results": [
         Column("mean before", number, "Mean of the metric in the first of the two compared results.", "baseline.estimate.mean"),
         Column("mean after", number, "Mean of the metric in the second of the two compared results.", "candidate.estimate.mean"),
-        Column("change", _change_text, "Relative change of the mean from the first result to the second, with its 99.7% "
+        Column("change of mean", _change_text, "Relative change of the mean from the first result to the second, with its 99.7% "
                "interval; errors are compared instance by instance where both results use the same instances.",
                "judgment.percent judgment.interval baseline.estimate.mean"),
-        Column("verdict", as_text, "Conclusion for the second result relative to the first. better, worse: the "
+        Column("verdict on change", as_text, "Conclusion for the second result relative to the first. better, worse: the "
                "interval of the change excludes 0. differs: it does not, but every shared run is worse. more runs fail: a larger "
                "share of the runs gave no estimate. only before, only after: the other result has no such row. both at 0: below "
                "run.target where the optimum is 0.",
                "judgment.verdict", words=True),
     ],
     "Theory": [
-        Column("MSE", partial(number, digits=6), "Predicted mean squared error of a component, divided by that of "
-               "guessing the prior mean.", "mse"),
-        Column("overlap", partial(number, digits=6), "Predicted overlap of the estimate with the signal.", "overlap"),
+        Column("MSE ÷ prior variance", partial(number, digits=6), "Predicted mean squared error of a component, divided by that "
+               "of guessing the prior mean, which is the prior variance.", "mse"),
+        Column("overlap with signal", partial(number, digits=6), "Predicted overlap of the estimate with the signal.", "overlap"),
         Column("numerical error", one_digit, "Numerical error of the number in the column to the left.", "mse_error"),
-        Column("error in alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
+        Column("error as shift of alpha", one_digit, "Numerical error of the MSE, expressed as a shift of the "
                "sample ratio that would change the MSE as much.", "alpha_error"),
         Column("Bayes gen. error", partial(_generalization_error_text, "bayes"),
                "Generalization error (on new data) of the posterior mean "
@@ -434,15 +443,15 @@ COLUMNS: dict[str, list[Column]] = {
         Column("plug-in gen. error", partial(_generalization_error_text, "plugin"),
                "Generalization error (on new data) of labels computed "
                "by putting the estimate in place of the signal.", "generalization_error component"),
-        Column("branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
+        Column("fixed-point branch", lambda name: "" if name == "unique" else name, "Solution of state evolution, where there "
                "are several: informed (iteration starts at the signal) or uninformed (starts at the prior mean, and is what "
                "algorithms reach).", "branch", words=True),
         Column("published value", partial(number, digits=6), "Value of this quantity in the publication.", "value"),
         Column("theory - published", lambda theory, value: f"{theory - value:+.1e}",
                "Computed theory value minus the published value.",
                "theory value"),
-        Column("published accuracy", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"), "Accuracy of the "
-               "published value; off: the difference is larger than this.", "tolerance within"),
+        Column("error of published value", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"),
+               "Error that the published value may have; off: the difference is larger than this.", "tolerance within"),
         Column("theory value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("Monte Carlo estimate", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
@@ -466,7 +475,9 @@ def column_of(heading: str, fields: str) -> Column:
 def caption_with_marks(
     caption: str, columns_with_cells: Sequence[tuple[Column, str, Sequence[str | Text]]]
 ) -> str:
-    """Extend the caption of a table by the meaning of the marks in its cells."""
+    """Extend the ``caption`` of a table by the meaning of the marks, such as ``*``, that occur in its cells; columns come with
+    their heading and cells.
+    """
     meanings = [
         f"{mark}: {meaning}"
         for column, _, cells in columns_with_cells
@@ -479,7 +490,9 @@ def caption_with_marks(
 def lay_out_columns(
     columns: Iterable[str | Column], rows: Sequence[Any]
 ) -> list[tuple[Column, str, list[str | Text]]]:
-    """Lay out columns with their headings and cells for these rows, without columns that would be empty."""
+    """Return the columns that have entries for these ``rows``, each with its heading and the texts of its cells; columns that
+    would be empty are left out.
+    """
     if not rows:
         return []
     cell_formats: dict[str, Callable[[Any], str | Text]] = {}
@@ -540,7 +553,7 @@ def make_table(
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
-    """Put a title, which may be wider than the table, above a finished table, and a caption below it."""
+    """Put a ``title``, which may be wider than the table, above a finished ``table``, and a ``caption`` below it."""
     for column in table.columns:
         heading, cells = str(column.header), [str(cell) for cell in column.cells]
         if column.no_wrap:
@@ -559,7 +572,7 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
 
 
 class UncutTable:
-    """Table that is never narrower than its columns; on a narrow screen it extends beyond the edge."""
+    """Table that is never cut to the width of the screen; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
         """Wrap a finished table."""
@@ -653,7 +666,7 @@ def html_table(
 
 
 def columns_document() -> dict[str, dict[str, str]]:
-    """Return the meaning of every column, by topic."""
+    """Return the meaning of every column, by topic and heading, as ``smimbench help columns`` prints it."""
     return {
         topic: {column.heading: column.meaning for column in columns}
         for topic, columns in COLUMNS.items()

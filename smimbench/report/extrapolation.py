@@ -95,7 +95,7 @@ class Limit(RowEntry):
         return self.z
 
     def document(self) -> JsonObject:
-        """Return the JSON document of the limit."""
+        """Return the JSON document of the extrapolation."""
         row, fit = self.row.document(), self.fit
         return {
             **{key: row[key] for key in ROW_KEYS},
@@ -170,9 +170,10 @@ def _series_key(row: Row) -> tuple[object, ...]:
 
 
 def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
-    """Extrapolate one quantity to infinite D from its rows at increasing dimension; None with fewer than three of them. The
-    ``theory_factors`` rescale the means over runs to the sample ratio of the largest dimension, ``difference`` is the limit
-    minus theory and ``z`` its normal score; errors below ``target`` are not resolved.
+    """Extrapolate one quantity to infinite D by ``limit + b / D + c / D^2`` from its rows at increasing dimension; None with
+    fewer than three of them. ``theory_factors`` rescale the means over runs to the sample ratio of the largest dimension,
+    ``largest_relative_c`` bounds c relative to the means, ``difference`` is the limit minus theory and ``z`` its normal score;
+    errors below ``target`` are not resolved.
     """
     rows = [row for row in series_rows if row.estimate.mean is not None]
     if len(rows) < FEWEST:
@@ -202,12 +203,12 @@ def _extrapolated(series_rows: Sequence[Row], target: float) -> Limit | None:
             points.append(point)
     if len(points) < FEWEST:
         return None
-    second_order_scale = SECOND
+    largest_relative_c = SECOND
     if largest_row.dimension_letter == "d":
-        second_order_scale = max(SECOND, ONE_SAMPLE / largest_row.place.alpha)
+        largest_relative_c = max(SECOND, ONE_SAMPLE / largest_row.place.alpha)
     dimensions, _, _, shifted_means, shifted_errors = zip(*map(astuple, points))
     fit = extrapolate(
-        dimensions, shifted_means, shifted_errors, dof, second_order_scale
+        dimensions, shifted_means, shifted_errors, dof, largest_relative_c
     )
     difference = z = None
     if theory_value is not None and not fit.refusal:
@@ -261,7 +262,8 @@ Color = tuple[float, ...]
 
 
 def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
-    """Make figures of means over runs against 1/D, one per problem, with a panel for each metric, algorithm and component.
+    """Make figures of means over runs against 1/D from extrapolations (``limits``), one figure per problem, with a panel for each
+    metric, algorithm and component.
 
     Color and marker stand for the sample ratio.
     """
@@ -291,8 +293,8 @@ def size_charts(suite: Suite, limits: Sequence[Limit]) -> list[Chart]:
 
 
 def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
-    """Make the panel of one metric, algorithm and component: its limits at all sample ratios, a line for each. ``alphas`` are
-    the sample ratios of the whole figure, which set the colors.
+    """Make the panel of one metric, algorithm and component: its extrapolations (``limits``) at all sample ratios, a line for
+    each. ``alphas`` are the sample ratios of the whole figure, which set the colors.
     """
     series: list[Series] = []
     for limit in sorted(limits, key=lambda limit: limit.place.alpha):
@@ -320,7 +322,9 @@ def _size_panel(limits: Sequence[Limit], alphas: Sequence[float]) -> Panel:
 
 
 def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
-    """Make the marks and lines of one extrapolation (one sample ratio) against 1/D: means over runs, fit, limit and theory."""
+    """Make the marks and lines of one extrapolation (``limit``, at one sample ratio) against 1/D: means over runs, the fitted
+    curve, its value at infinite D, and the theoretical value there.
+    """
     place, fit, theory = limit.row.place, limit.accepted_fit, limit.row.theory
     identity = {
         "problem": place.problem,

@@ -53,8 +53,9 @@ def threshold_series(
     color: str = "0.5",
     x_per_alpha: float = 1.0,
 ) -> list[Series]:
-    """Make a vertical line at each threshold (``marks``), which the CSV names. ``constant_columns`` are the CSV columns that are
-    equal for all of them, ``x_per_alpha`` is the x coordinate per unit of the sample ratio.
+    """Make a vertical line at each threshold (``marks``: its sample ratio, name and error), with its name in the CSV.
+    ``constant_columns`` are the CSV columns that are equal for all of them; a sample ratio alpha is drawn at x = alpha times
+    ``x_per_alpha``.
     """
     series = []
     for mark in marks:
@@ -73,8 +74,9 @@ def theory_series(
     constant_columns: CsvRow,
     algorithm: str = "",
 ) -> Series:
-    """Make a drawn line from a theoretical curve, with a band for its numerical error; one or two points become
-    horizontal bars. ``constant_columns`` are the CSV columns that are equal at all points.
+    """Make a drawn line from a theoretical curve (``line``), with a band for its numerical error; one or two points become
+    horizontal bars. ``name`` is the legend entry, ``constant_columns`` are the CSV columns that are equal at all points,
+    ``algorithm`` is the one that the theory is for (empty: Bayes-optimal).
     """
     columns = line._asdict()
     if len(line.alpha) < 3:
@@ -102,8 +104,9 @@ def metric_chart(
     metric: str,
     alphas: Sequence[float] | None = None,
 ) -> Chart | None:
-    """Make the figure of one metric, with a panel per problem; None if no problem is selected. Theory is drawn at the sample
-    ratios ``alphas`` (default: the suite's) and at those of the rows.
+    """Make the figure of one metric against the sample ratio, with a panel per problem; None if no problem is selected. ``rows``
+    are those of the results table; theory from ``answers`` is drawn at the sample ratios ``alphas`` (default: the suite's) and at
+    those of the rows.
 
     Parameters
     ----------
@@ -154,7 +157,9 @@ def metric_chart(
 
 
 def figure_title(suite: Suite) -> str:
-    """Return the title of a suite; for one that has only the names of its items, the words that its problems share."""
+    """Return the title of a suite; for a suite whose title is only a list of the names of its items, the words that the titles of
+    its problems share.
+    """
     if suite.title.replace(", ", "-") != suite.name or not suite.chosen_plans:
         return suite.title
     titles = [plan.problem.title.split(", ") for plan in suite.chosen_plans]
@@ -163,7 +168,9 @@ def figure_title(suite: Suite) -> str:
 
 
 def problem_titles(suite: Suite) -> dict[str, str]:
-    """Return titles of problems by label: the label if the suite gives one, otherwise words, if they are of one problem only."""
+    """Return the title of each problem, by label: the label itself if the suite gives one or if several problems have the same
+    title, otherwise the problem's own title.
+    """
     titles = {}
     word_counts = Counter(plan.problem.title for plan in suite.plans)
     for plan in suite.plans:
@@ -184,7 +191,8 @@ def _metric_panel(
     looks: Mapping[str, Look],
     alphas: Sequence[float] | None,
 ) -> Panel:
-    """Make the panel of one problem, with theory at the sample ratios ``alphas`` (default: the suite's) and at those of its rows.
+    """Make the panel of one problem (``plan``) for a metric, with runs from ``rows``, theory from ``answers`` at the sample
+    ratios ``alphas`` (default: the suite's) and at those of the rows, and colors and markers of algorithms from ``looks``.
 
     Several components have a color each.
     """
@@ -231,7 +239,9 @@ def _metric_panel(
 
 
 def _components(plan: ProblemPlan, metric: str) -> Sequence[int | None]:
-    """Return the components (from 1) that have a value each; None stands for all components together."""
+    """Return the components of the signal (numbers from 1) for which a metric has a value each; ``[None]`` if it has one value
+    for all components together.
+    """
     problem = plan.problem
     metric_item = find_metric(metric, problem.model.name)
     if problem.components == 1 or not metric_item.per_component:
@@ -246,8 +256,9 @@ def _scale_errors(
     rows: Sequence[Row],
     target: float,
 ) -> None:
-    """Choose the vertical scale of a panel of errors, from the optimal line and the mean errors in rows: logarithmic if they
-    span decades, with a floor if the optimal error is 0.
+    """Choose the vertical scale of a panel of errors, from the Bayes-optimal ``line`` and the mean errors in ``rows``, at the
+    sample ratios ``alphas``: logarithmic if they span decades, with a lower end of the axis if the optimal error is 0 (below the
+    suite's ``target``).
     """
     mean_errors = [row.estimate.mean or 0.0 for row in rows]
     panel.ylog = spans_decades([*line.value, *mean_errors])
@@ -269,8 +280,9 @@ def _component_series(
     rows: Sequence[Row],
     looks: Mapping[str, Look],
 ) -> list[Series]:
-    """Make the series for a metric of one problem, of one component (from 1) or of all together (None): of theory (``lines`` by
-    name), of the runs and predictions of every algorithm (``rows``), and of published values.
+    """Make all series of a panel for one component of the signal (number from 1; None: all components together): theory of the
+    Bayes-optimal estimate (``lines`` by name), runs of every algorithm (``rows``) with the predictions for it, and published
+    values.
     """
     color = None if component is None else COLORS[(component - 1) % len(COLORS)]
     about: CsvRow = {"problem": plan.label, "component": component}
@@ -294,8 +306,8 @@ def _component_series(
 
 
 def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Series:
-    """Make the marks (mean and standard error) of the ``rows`` of one algorithm, hollow where a run did not end ok; ``look`` is
-    its color and marker, ``constant_columns`` are those of the CSV.
+    """Make the marks (mean and standard error over runs) of the ``rows`` of one algorithm, hollow where a run did not end with
+    status ok; ``look`` is its color and marker, ``constant_columns`` are the CSV columns that are equal for all marks.
     """
     columns = {
         "alpha": [row.place.alpha for row in rows],
@@ -314,8 +326,9 @@ def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Ser
 def _prediction_series(
     rows: Sequence[Row], color: str, marker: str, constant_columns: CsvRow
 ) -> list[Series]:
-    """Make the line of the theory for the algorithm of these ``rows``, in this color, with marks (``marker``) where it was
-    computed; nothing if it is Bayes-optimal. ``constant_columns`` are those of the CSV.
+    """Make the line of what theory predicts for the algorithm of these ``rows``, in this color, with marks (``marker``) where it
+    was computed; no line if the prediction is the Bayes optimum. ``constant_columns`` are the CSV columns that are equal at all
+    points.
     """
     predictions = {
         row.place.alpha: (
@@ -344,7 +357,9 @@ def _prediction_series(
 def _published_marks(
     plan: ProblemPlan, metric: str, about: CsvRow, color: str
 ) -> list[Series]:
-    """Make the crosses, in this color, at published values of a metric, of the component that the CSV columns ``about`` name."""
+    """Make the crosses, in this color, at the values of a metric that papers published for a problem (``plan``), of the component
+    that the CSV columns ``about`` name.
+    """
     component = about["component"]
     suffix = f", {component_word(plan.problem)} {component}"
     references = [
@@ -374,7 +389,9 @@ def _published_marks(
 def theory_charts(
     suite: Suite, answers: Answers, alphas: Sequence[float] | None = None
 ) -> list[Chart]:
-    """Make the theory figures: error and overlap against the sample ratio, and the phase diagram if there is one."""
+    """Make the figures of theory without runs, at the sample ratios ``alphas``: error and overlap against the sample ratio, and
+    the phase diagram if a parameter is varied.
+    """
     charts = []
     for metric in ("mse", "overlap"):
         chart = metric_chart(suite, [], answers, metric, alphas)
@@ -385,7 +402,9 @@ def theory_charts(
 
 
 def varied_parameter(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
-    """Find the only numerical parameter that varies among at least three problems, with its values; None if there is none."""
+    """Find the only numerical parameter in which the problems of at least three ``plans`` differ, and return its name and its
+    value in each; None if there is none.
+    """
     tables = [
         {
             f"{kind}.{name}": parameter
@@ -407,7 +426,9 @@ def varied_parameter(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | 
 
 
 def phase_chart(suite: Suite, answers: Answers) -> Chart | None:
-    """Make the phase diagram: thresholds in the plane of sample ratio and the varied parameter."""
+    """Make the phase diagram of a suite: its thresholds, read from the stored ``answers``, as lines in the plane of the sample
+    ratio and the parameter in which its problems differ; None if there are no thresholds.
+    """
     plans = suite.chosen_plans
     parameter_name, parameter_values = varied_parameter(plans) or ("", [])
     lines: dict[str, list[tuple[float, float]]] = {}

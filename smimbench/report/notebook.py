@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from smimbench.theory.types import Question
 
 ROW: list[str | Column] = [
-    "problem", "algorithm", "alpha", "D", "metric", "component", "runs", "mean ± s.e.m.", "predicted", "z", "optimal",
-    "error ÷ optimal error", "optimal error, this D ÷ infinite D", "time per run", "status",
+    "problem", "algorithm", "alpha", "D", "metric", "component", "runs", "mean ± s.e.m.", "predicted", "z-score", "optimal",
+    "error ÷ optimal error", "optimal error, this D ÷ infinite D", "time per run", "run status",
 ]  # fmt: skip
 """Columns of the HTML table of rows."""
 
 CONTENDER: list[str | Column] = [
     *RANKING[:3],
     column_of("error ÷ best error", "compared.ratio"),
-    column_of("95% interval", "compared.interval"),
+    column_of("95% interval of error ratio", "compared.interval"),
     *RANKING[3:],
 ]
 """Columns of the HTML table of algorithms on a problem."""

@@ -52,7 +52,8 @@ NEEDS = ("jinja2", "matplotlib")
 def render_page(
     results: Results, charts: Iterable[Chart], run_document: RunJson
 ) -> str:
-    """Render the page as HTML text.
+    """Render the results of a suite as the text of an HTML page, with these figures (``charts``); ``run_document`` is the
+    ``run.json`` of the run (date, versions, machine).
 
     Raises
     ------
@@ -118,8 +119,8 @@ def render_page(
         algorithms=list(dict.fromkeys(map(name_of_row, rows))),
         figures=figures,
         rows=html_table(ROW, rows, attributes, lambda row: row.runs.reasons),
-        extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted", "z",
-                                 "optimal", *LIMIT], extrapolated) if extrapolated else "",
+        extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted",
+                                 "z-score", "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),
         reasons=[*sorted(failure_reasons), *missing_values(rows)],
@@ -134,7 +135,9 @@ def render_page(
 def _filter_attributes(
     problem: str, algorithm: str, statuses: Iterable[str]
 ) -> dict[str, str]:
-    """Return the HTML attributes of a table row that the page's filters use."""
+    """Return the HTML attributes of a table row by which the page shows or hides it: problem, algorithm, and ``statuses`` of its
+    runs.
+    """
     return {
         "data-problem": problem,
         "data-algorithm": algorithm,
@@ -156,7 +159,7 @@ def _contender_table(verdict: Verdict) -> str:
 
 
 def _run_date(run_document: RunJson) -> str:
-    """Return when the results were computed, as a sentence; empty if unknown."""
+    """Return when the results were computed, as a sentence, from the ``run.json`` of the run; empty if unknown."""
     written_time = run_document.get("written")
     if not written_time:
         return ""
@@ -166,7 +169,7 @@ def _run_date(run_document: RunJson) -> str:
 def _provenance(
     suite: Suite, rows: Sequence[Row], run_document: RunJson
 ) -> dict[str, str]:
-    """Return the versions and machines that produced the results."""
+    """Return where the results are from, as texts by name: machine, versions, Git commit, seeds and precision."""
 
     def key_value_text(table: Mapping[str, object]) -> str:
         """Return the numbers and texts of a mapping, separated by commas."""
@@ -199,10 +202,12 @@ def _reproduction_commands(suite: Suite, run_document: RunJson) -> str:
 
 
 def _inline_svg(svg: str, id_prefix: str) -> str:
-    """Prepare an SVG for inlining: without XML header, with ids that are unique on the page."""
+    """Prepare an SVG for insertion into the page: without XML header, and with ``id_prefix`` before every id, so that ids are
+    unique on the page.
+    """
 
     def inline_tag(match: re.Match[str]) -> str:
-        """Return a tag with unique ids and coordinates of two decimals."""
+        """Return a matched SVG tag with the prefix before its ids, and coordinates of two decimals."""
         tag = match[0]
         # A series of an algorithm, between one kind of quotes or the other.
         if re.match("<g id=.of ", tag):

@@ -102,9 +102,10 @@ class Deviation(NamedTuple):
 
 
 class SizeRuns(NamedTuple):
-    """Values of one quantity over the runs at one dimension, with theory's ``prediction`` at infinite D and its numerical
-    ``error``. Deviations are divided by ``unit``; ``teacher_excess`` is, for each run, the relative excess of the teacher's
-    squared norm over its expected value (NaN where unknown).
+    """Values of one quantity (such as an error) in the runs at one dimension, with theory's ``prediction`` at infinite D and its
+    numerical ``error``. Deviations from the prediction are divided by ``residual_scale``, in the units of the quantity;
+    ``teacher_excess`` is, for each run, the relative excess of the teacher's squared norm over its expected value (NaN where
+    unknown).
     """
 
     dimension: int
@@ -112,7 +113,7 @@ class SizeRuns(NamedTuple):
     teacher_excess: Sequence[float]
     prediction: float
     error: float
-    unit: float
+    residual_scale: float
 
 
 class SizeSeries(NamedTuple):
@@ -149,10 +150,10 @@ def deviation(
     residuals = _residuals(sizes)
     standard_deviations = np.array([residual.std(ddof=1) for residual in residuals])
     errors, dof = pooled_errors(dimensions, standard_deviations, [*map(len, residuals)])
-    units = np.array([size.unit for size in sizes])
-    theory_errors = np.array([size.error for size in sizes]) / units
+    residual_scales = np.array([size.residual_scale for size in sizes])
+    theory_errors = np.array([size.error for size in sizes]) / residual_scales
     errors = np.hypot(np.maximum(errors, 1e-6), theory_errors)
-    known_corrections = (series.coefficient or 0.0) / units
+    known_corrections = (series.coefficient or 0.0) / residual_scales
     inverse_dimensions = 1 / dimensions
     means = (
         np.array([residual.mean() for residual in residuals])
@@ -187,13 +188,14 @@ def deviation(
 
 
 def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
-    """Compute the relative residuals of runs, (value - prediction) / unit, one array per dimension. A linear dependence on
-    the teacher's norm (``norm_excesses``: its deviation from the expected norm) is removed by regression.
+    """Compute the relative residuals of runs, (value - prediction) / residual_scale, one array per dimension. A linear dependence
+    on the teacher's norm (``norm_excesses``: its relative deviation from the expected norm) is removed by regression.
 
     A signal that is longer by chance has a larger error. One slope is fitted for all dimensions.
     """
     residuals = [
-        (np.asarray(size.values) - size.prediction) / size.unit for size in sizes
+        (np.asarray(size.values) - size.prediction) / size.residual_scale
+        for size in sizes
     ]
     norm_excesses = [np.asarray(size.teacher_excess, dtype=float) for size in sizes]
     centered_excess = np.concatenate(
@@ -307,7 +309,7 @@ def _holds_at_all_sizes(
     """Return for each row of results whether ``condition`` is true of all rows that differ from it in their dimension only."""
 
     def quantity(row: Row) -> PredictedQuantity:
-        """Return what rows of all dimensions share."""
+        """Return the key that rows of one quantity share at all dimensions."""
         alpha = row.place.nominal_alpha
         return PredictedQuantity(alpha, row.metric, row.component, None)
 
@@ -422,7 +424,9 @@ def _test_agreement(
 
 
 def _predicted_numbers(row: Row) -> list[PredictedNumber]:
-    """List all quantities of a row that have a prediction for the algorithm."""
+    """List all quantities of a row (a metric at the end of the run, metrics without a row, errors during the run) that theory
+    predicts for its algorithm.
+    """
     prediction = row.prediction
     at_end = _at_end(row, prediction.coefficient, prediction.value, prediction.error)
     return [at_end, *(prediction.also_predicted or ())]
@@ -441,8 +445,9 @@ def _series_by_quantity(
     predicted_numbers: Iterable[tuple[Row, PredictedNumber]],
     outliers: Collection[RunName] = (),
 ) -> dict[PredictedQuantity, SizeSeries]:
-    """Collect the runs of several rows by predicted quantity and dimension; ``predicted_numbers`` pairs each row with a
-    quantity of its runs and the prediction for it, ``outliers`` names runs that are left out.
+    """Collect the runs of several rows by predicted quantity and dimension; ``predicted_numbers`` pairs each row with a quantity
+    of its runs and the prediction for it, ``outliers`` names runs that are left out. ``residual_scale`` is the prediction; where
+    that is 0, the error that counts as 0.
     """
     predicted_numbers = list(predicted_numbers)
     teacher_excesses = {
@@ -456,12 +461,12 @@ def _series_by_quantity(
         if prediction is None:
             continue
         direction = find_metric(number.metric).direction
-        unit = max(abs(prediction), 1.0)
+        residual_scale = max(abs(prediction), 1.0)
         if direction == "lower":
-            unit = abs(prediction)
+            residual_scale = abs(prediction)
             # Where theory says 0, errors up to the target count as reached.
-            if unit <= ZERO * row.target:
-                unit, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
+            if residual_scale <= ZERO * row.target:
+                residual_scale, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
         row_place = place(row)
         values = {
             instance: value
@@ -483,7 +488,7 @@ def _series_by_quantity(
             excess,
             prediction,
             number.error or 0.0,
-            unit,
+            residual_scale,
         )
         new_series = SizeSeries(direction, coefficient, [])
         series_by_quantity.setdefault(quantity, new_series).sizes.append(size_runs)
@@ -538,7 +543,7 @@ def _relative_variance(series: SizeSeries) -> float:
         mean_scale = abs(largest_size.prediction)
         if series.direction == "higher":
             mean_scale = max(mean_scale, abs(float(np.mean(largest_size.values))))
-        mean_scale /= largest_size.unit
+        mean_scale /= largest_size.residual_scale
     if not mean_scale:
         return 0.0
     return float((residual.std(ddof=1) / mean_scale) ** 2 * largest_size.dimension)

@@ -1,4 +1,6 @@
-"""Performance profiles: shares of targets that runs reached over time, and of instances against the error of the best."""
+"""Performance profiles: over time, the share of targets that runs of an algorithm have reached; and the share of instances on
+which its error is within a given factor of the smallest error of all algorithms.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ READING = (
 
 
 class TargetTime(NamedTuple):
-    """Time (seconds, iterations, samples) at which a run of an algorithm on an instance came near the Bayes-optimal error,
-    within a factor ``1 + epsilon``; infinite if it never did.
+    """Time (seconds, iterations, samples) at which a run of an ``algorithm`` on an ``instance`` (data set) first came within a
+    factor ``1 + epsilon`` of the Bayes-optimal error; infinite if it never did.
 
     Attributes
     ----------
@@ -63,7 +65,8 @@ class TargetTime(NamedTuple):
 
 
 def target_times(results: Results) -> list[TargetTime]:
-    """List when each run came near the Bayes-optimal error (at its dimension if known), within each factor ``1 + epsilon``.
+    """List, for every run and every ``epsilon`` in ``EPSILONS``, when the run first came within a factor ``1 + epsilon`` of the
+    Bayes-optimal error (that at its dimension if known, otherwise that at infinite dimension).
 
     Algorithms that draw fresh samples (see ``on_instance_data``) and problems without stored theory are excluded.
     """
@@ -105,8 +108,8 @@ def target_times(results: Results) -> list[TargetTime]:
 
 
 def error_ratios(results: Results) -> dict[str, list[float]]:
-    """Compute for each algorithm the ratios of its error to the smallest error of all algorithms, one per instance; infinite
-    where it has no estimate.
+    """Compute for each algorithm the ratios of its error on an instance (data set) to the smallest error that any algorithm has
+    on that instance, one ratio per instance; infinite where it has no estimate.
     """
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
@@ -134,7 +137,7 @@ def cumulative_shares(
     largest_number: float = sys.float_info.max,
 ) -> dict[str, tuple[Host, Host]]:
     """Compute the cumulative distribution of each algorithm's numbers (times or error ratios): its sorted numbers up to
-    ``largest_number``, and the share of all numbers up to each.
+    ``largest_number`` (``reached``), and for each of these the share of all its numbers that are at most as large.
     """
     distributions = {}
     for algorithm, numbers in numbers_by_algorithm.items():
@@ -145,9 +148,9 @@ def cumulative_shares(
 
 
 def profile_chart(results: Results) -> Chart | None:
-    """Make the figure of performance profiles: for each algorithm the share of targets (run and factor of the optimum)
-    reached against seconds, iterations and samples, and the share of instances against the ratio of its error to the
-    smallest.
+    """Make the figure of performance profiles. Three panels show for each algorithm the share of its targets (a run and a factor
+    of the optimum) that are reached, against seconds, iterations and samples; the last shows the share of instances on which its
+    error is at most x times the smallest error of all algorithms.
     """
     times_by_algorithm = grouped(
         target_times(results), lambda target_time: target_time.algorithm

@@ -89,9 +89,7 @@ class PublishedLine:
         return (self.curve.component or 1) - 1
 
     def explanations(self, x: float) -> list[str]:
-        """List the headings in docs/corrections.md of errors of the published line that are known at the horizontal
-        coordinate ``x``.
-        """
+        """List the known errors of the published line at the horizontal coordinate ``x``, as headings in docs/corrections.md."""
         problem_index = self.problem_index
         return [
             correction.section
@@ -102,8 +100,8 @@ class PublishedLine:
         ]
 
     def alphas(self, x_limits: Sequence[float]) -> set[float]:
-        """Return the sample ratios at which theory is needed: those of the published points and the ends of the axis,
-        ``x_limits``.
+        """Return the sample ratios at which theory is needed to draw and compare the line: those of its published points and the
+        ends of the horizontal axis, ``x_limits``.
         """
         if not self.is_curve:
             return set()
@@ -114,7 +112,9 @@ class PublishedLine:
 
 
 class ShippedFigure(TypedDict):
-    """Published figure that ships with smimbench: suite, duration, tables, or the reason why it has no numbers."""
+    """Published figure that smimbench can reproduce: name and title of its suite, how long a run takes, the file names of its
+    published ``tables``, or the reason why it has ``no_numbers``.
+    """
 
     name: str
     title: str
@@ -124,7 +124,7 @@ class ShippedFigure(TypedDict):
 
 
 def figure_list() -> list[ShippedFigure]:
-    """List every shipped figure; those without published tables give the reason in ``no_numbers``."""
+    """List every figure that smimbench can reproduce; those without published tables give the reason in ``no_numbers``."""
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -142,7 +142,9 @@ def figure_list() -> list[ShippedFigure]:
 
 
 def stored_comparison(name: str) -> JsonObject | None:
-    """Return the outcome of the last full comparison of a shipped figure: curves, date and command; None if there is none."""
+    """Return the outcome of the last full comparison of a figure (``name``) with its published numbers: agreement of every curve,
+    date and command; None if there is none.
+    """
     path = shipped_figures().get(name)
     if path is None or not path.with_suffix(".json").is_file():
         return None
@@ -153,7 +155,8 @@ def stored_comparison(name: str) -> JsonObject | None:
 def published_lines(
     suite: Suite, folder: Path | None, max_points: int | None = None
 ) -> list[PublishedLine]:
-    """Return the lines of the suite's figure for its selected problems, with points from the tables in a folder.
+    """Return the published lines of the suite's figure for its selected problems, with points read from the tables in a
+    ``folder`` (None: no points), at most ``max_points`` per line.
 
     Parameters
     ----------
@@ -188,8 +191,8 @@ def published_lines(
 def _published_line(
     curve: CurveTable, problem_index: int, plans: Sequence[ProblemPlan]
 ) -> PublishedLine:
-    """Make the published line of a curve of the figure, for the problem with this index among its problems, without points
-    yet.
+    """Make the published line that ``curve`` describes for its problem with this index, without points yet; ``plans`` are that
+    problem, or all problems of a line of thresholds.
     """
     x_factor = 1.0
     parameters: dict[str, object] = {}
@@ -199,7 +202,7 @@ def _published_line(
             parameters |= item_parameters
 
     def filled(template: str) -> str:
-        """Return a text with the values of the parameters that it names in braces."""
+        """Return a text with the values of the problem's parameters in place of their names in braces."""
         for name, value in parameters.items():
             template = template.replace(f"{{{name}}}", str(value))
         return template
@@ -212,15 +215,15 @@ def _published_line(
 
 
 def _number_for_problem(numbers: Sequence[float], index: int) -> float:
-    """Return the number for the problem with this index, from a list of one per problem or one for all."""
+    """Return the number for the problem with this index, from ``numbers`` that hold one for each problem or one for all."""
     return numbers[index % len(numbers)]
 
 
 def _published_points(
     line: PublishedLine, folder: Path, x_limits: Sequence[float], max_points: int | None
 ) -> Line | None:
-    """Read the published points of a line within the figure's range ``x_limits``, at most ``max_points`` of them, from a
-    table in ``folder``; None if the table is missing.
+    """Read the published points of a line (x, value and spread over runs) within the figure's range ``x_limits``, at most
+    ``max_points`` of them, from its table in ``folder``; None if the table is missing.
     """
     path = next(iter(sorted(folder.rglob(line.table))), None)
     if path is None:
@@ -256,8 +259,8 @@ def _published_points(
 def our_points(
     line: PublishedLine, answers: Answers, rows: Sequence[Row], alphas: Sequence[float]
 ) -> Line:
-    """Return the values that smimbench computes for a published line, with errors: means over runs with standard errors, or
-    theory with numerical errors.
+    """Return the points that smimbench computes for a published line: means over runs (``rows``) with standard errors, or theory
+    from ``answers`` at the sample ratios ``alphas`` with numerical errors.
     """
     curve, plan = line.curve, line.plans[0]
     points: list[tuple[float, float | None, float | None]] = []
@@ -293,9 +296,9 @@ def our_points(
 
 @dataclass(frozen=True)
 class CurveAgreement:
-    """Result of comparing our values with a published line: whether they agree, how many of its ``points`` are ``outside``
-    (further off than allowed; None: nothing was compared), and the worst point: its x (``at``), our minus the published value
-    (``deviation``), and the difference ``allowed`` there.
+    """Result of comparing our values with the published line ``curve``: the ``verdict``, how many of its ``points`` are
+    ``outside`` (differ by more than is allowed; None: nothing was compared), the ``corrections`` that explain this, and the worst
+    point: its x coordinate ``at``, our minus the published value (``deviation``), and the difference that is ``allowed``.
 
     Attributes
     ----------
@@ -322,7 +325,8 @@ class CurveAgreement:
 
 
 def compare(line: PublishedLine, our_line: Line) -> CurveAgreement:
-    """Compare our values of a line with the published points, each with the nearest of ours.
+    """Compare our values (``our_line``) with the published points of a line, each with our value at nearly the same x coordinate,
+    and return whether they agree.
 
     A point is inside if it is off by at most ``allowed``: the band of the curve, the published spread over runs, and twice our
     error. One outside is explained by a correction that holds at its x.
@@ -362,8 +366,8 @@ def figure_chart(
     ours: Sequence[Line],
     alphas: Mapping[str, Iterable[float]],
 ) -> Chart:
-    """Draw the figure in the paper's axes: theory as lines, runs as marks, published points as crosses; ``ours`` holds our
-    values for each of the published ``lines``.
+    """Draw the suite's figure in the paper's axes: theory as lines, means over runs as marks, published points as crosses;
+    ``ours`` holds our points for each of the published ``lines``, ``alphas`` the sample ratios of theory by problem label.
 
     Parameters
     ----------

@@ -85,13 +85,17 @@ def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], st
 
 
 def _counts_samples(trajectory: Trajectory) -> bool:
-    """Return whether a trajectory counts samples; if not, every iteration uses all of them."""
+    """Return whether the algorithm of a trajectory counted the samples that it processed; if it did not, every iteration used all
+    of them.
+    """
     samples = np.asarray(trajectory.get("samples", ()), dtype=float)
     return bool(np.isfinite(samples).any())
 
 
 def _times(record: Record, trajectory: Trajectory, clock: str) -> Any:
-    """Return the number of samples processed at each step of a run, or the seconds with those of attempts that were given up."""
+    """Return the time of each recorded step of a run by the ``clock``: the number of samples processed so far, or the seconds
+    since the start, including attempts that failed before a restart.
+    """
     if clock == "seconds":
         return trajectory["seconds"] + record.timing.lost_seconds
     if _counts_samples(trajectory):
@@ -101,7 +105,8 @@ def _times(record: Record, trajectory: Trajectory, clock: str) -> Any:
 
 
 def learning_charts(results: Results) -> list[Chart]:
-    """Make learning curves against samples, of the first metric and of others with a predicted trajectory.
+    """Make figures of learning curves against the number of processed samples: of the suite's first metric, and of other metrics
+    for which theory predicts a trajectory.
 
     A sample that is processed again counts again. Nothing where no algorithm counts samples (message passing does not) and no
     path is predicted.
@@ -136,8 +141,8 @@ def seconds_chart(results: Results) -> Chart | None:
 
 
 def clock_chart(results: Results, name: str, metric: str, clock: str) -> Chart | None:
-    """Make learning curves of a metric against a ``clock`` (``"samples"`` or ``"seconds"``), one panel per problem and sample
-    ratio, at the largest dimension; None if no run has any. ``name`` is that of the chart.
+    """Make the figure ``name`` of learning curves: a metric during runs against a ``clock`` (``"samples"`` or ``"seconds"``), one
+    panel per problem and sample ratio, at the largest dimension; None if no run recorded it.
 
     Lines are medians over the runs of an algorithm, each of which keeps its last value when it has ended; bands go from quartile
     to quartile, of fewer than four runs from the least value to the largest. The Bayes-optimal line is that of the whole data
@@ -167,7 +172,8 @@ def clock_chart(results: Results, name: str, metric: str, clock: str) -> Chart |
 
 
 def _runs_by_place(results: Results, metric: str, clock: str) -> dict[Place, list[Run]]:
-    """Collect the runs with a trajectory of a metric against a clock, by problem, sample ratio and dimension.
+    """Collect the runs whose trajectory records a metric, with times by the ``clock`` (samples or seconds), by problem, sample
+    ratio and dimension.
 
     What is not a finite number, or has no time > 0, is left out.
     """
@@ -187,15 +193,15 @@ def _runs_by_place(results: Results, metric: str, clock: str) -> dict[Place, lis
 
 
 def _time_range(runs: Sequence[Run]) -> tuple[float, float]:
-    """Return the earliest first and the latest last time of runs, in the unit of their clock (samples or seconds)."""
+    """Return the earliest first time and the latest last time of ``runs``, in the unit of their clock (samples or seconds)."""
     return min(run.times[0] for run in runs), max(run.times[-1] for run in runs)
 
 
 def _fresh_sample_grid(
     problem: Problem, dimension: int, runs: Sequence[Run]
 ) -> tuple[Host, tuple[float, ...]]:
-    """Return the numbers of samples at which the Bayes-optimal error is drawn for ``runs`` that use fresh samples, and the
-    sample ratios that correspond to them.
+    """Return the numbers of samples at which the Bayes-optimal error is drawn for ``runs`` that use fresh samples, and the sample
+    ratio that each number corresponds to.
 
     Empty where no run draws any, or theory takes long.
     """
@@ -213,7 +219,7 @@ def _fresh_sample_grid(
 
 
 def learning_curve_questions(results: Results) -> Iterator[Question]:
-    """Yield the theory questions of learning curves and spectra that tables do not ask."""
+    """Yield the theory questions that learning curves and spectra need answered besides those of tables."""
     problems = results.suite.problems
     if any(used_fresh_samples(record) for _, record in results.pairs):
         for metric in _drawn_metrics(results):
@@ -323,8 +329,8 @@ def _learning_panel(
 def _by_component(
     series: Series, problem: Problem, components: int, about: CsvRow
 ) -> list[Series]:
-    """Split a series whose columns (t, P) hold P ``components`` of a problem into one for each, with the CSV columns ``about``
-    and its name, and its own color if there are several.
+    """Split a series whose columns (t, P) hold P ``components`` of a problem's signal into P series with a color each; ``about``
+    are its constant CSV columns, to which each adds the name of its component.
     """
     split = []
     for index in range(components):
@@ -362,7 +368,9 @@ def _median_columns(runs: Sequence[Run], clock: str) -> dict[str, Host]:
 def _predicted_path(
     results: Results, problem: Problem, pairs: Sequence[Pair]
 ) -> Trajectory:
-    """Return the predicted trajectory of runs (``pairs``) of a problem; empty if there is none."""
+    """Return the trajectory that theory predicts for the runs in ``pairs`` (cell and record) of a problem, as arrays by name;
+    empty if there is none.
+    """
     ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
     prediction = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
     trajectory = None if isinstance(prediction, str) else prediction.trajectory
@@ -388,7 +396,7 @@ def spectrum_chart(results: Results) -> Chart | None:
 
 
 def _pairs_with_spectra(results: Results) -> list[Pair]:
-    """List the cells whose record has the eigenvalues of its estimate."""
+    """List the pairs of cell and record whose record has the eigenvalues of the run's estimate."""
     return [pair for pair in results.pairs if pair[1].final.get("spectrum")]
 
 

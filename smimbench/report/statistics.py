@@ -47,8 +47,8 @@ EPSILONS = tuple(map(float, get_args(Epsilon)))
 def values_of(
     records: Sequence[Record], metric: str, component: int
 ) -> dict[str, float]:
-    """Return the finite values of a metric in the records of runs, by instance, for one component of the signal
-    (``component`` counts from 0).
+    """List the finite values of a metric in the records of runs, by instance (root seed and replicate), for one ``component`` of
+    the signal, counted from 0.
     """
     values = {}
     for record in records:
@@ -89,7 +89,7 @@ def mean_of(values: Iterable[Number]) -> Number:
 
 
 class MeanAndError(NamedTuple):
-    """A mean and its standard error."""
+    """Mean over runs and its standard error ``sem``."""
 
     mean: Number
     sem: Number
@@ -122,8 +122,8 @@ def compared_with_theory(
 def ratio_to_bayes(
     mean: Number, bayes: Number, target: float, optimum: Number = None
 ) -> Number:
-    """Ratio of the mean error over runs to the Bayes-optimal error: to ``optimum``, that of this dimension, if known,
-    otherwise to ``bayes``, that of infinite D. None where ``bayes`` is 0 to the resolution of ``target``.
+    """Return the ratio of the ``mean`` error over runs to the Bayes-optimal error: to ``optimum``, that at the dimension of the
+    runs, if known, otherwise to ``bayes``, that at infinite D. None where ``bayes`` is 0 to the resolution of ``target``.
     """
     if mean is None or bayes is None or bayes <= target * ZERO:
         return None
@@ -173,7 +173,7 @@ class Change(NamedTuple):
 
     @property
     def z(self) -> float:
-        """The difference in units of its standard error."""
+        """The change in units of its standard error (z-score); infinite if that is 0."""
         if self.error:
             return self.value / self.error
         return math.copysign(math.inf, self.value) if self.value else 0.0
@@ -245,7 +245,7 @@ class TracedRun(NamedTuple):
 
 
 class FirstTime(NamedTuple):
-    """Iteration, samples and seconds at which a condition first holds along a trajectory.
+    """Iteration, number of samples and seconds at which a condition first holds along a run's trajectory.
 
     All are infinite if it never does; samples are NaN if the algorithm does not count them.
     """
@@ -288,7 +288,9 @@ def first_time(trajectory: Trajectory, is_reached: Host) -> FirstTime:
 
 
 def time_near_optimum(trajectory: Trajectory | None, goal: Host) -> FirstTime:
-    """Find when the errors (P,) of all components along a trajectory are first at most their goals (P,)."""
+    """Find when the errors (P,) of all P components along a ``trajectory`` are first at most ``goal`` (P,): iteration, samples
+    and seconds.
+    """
     if trajectory is None or not {"mse", "iteration", "seconds"} <= trajectory.keys():
         return FirstTime()
     return first_time(trajectory, np.all(trajectory["mse"] <= goal, axis=1))
@@ -380,7 +382,9 @@ def _median_time(times: Sequence[float] | Host) -> Number:
 
 
 def peak_share(records: Sequence[Record]) -> tuple[Number, str | None]:
-    """Return the mean fraction of the machine's peak that iterations reach, and which peak bounds them (products or reads)."""
+    """Return the mean fraction of the machine's peak speed that iterations of runs reach, and which peak bounds them: matrix
+    products or memory reads.
+    """
     fractions = []
     for record in records:
         timing, cell = record.timing, record.cell

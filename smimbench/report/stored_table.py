@@ -40,7 +40,7 @@ UNVERIFIABLE = "format 2: only metric values of single runs can be verified; mea
 
 
 class _OtherVersion(OpenModel):
-    """Number of stored cells that an older version of an item computed."""
+    """Number of stored ``cells`` that an older version (``then``) of an ``item`` computed; ``now`` is its present version."""
 
     item: Text
     then: int
@@ -61,14 +61,18 @@ class _TableFields(OpenModel):
 
 
 class _RowsOfPlace(OpenModel):
-    """Rows of one place: the fields that are equal in all of them, and the other fields of each row."""
+    """Rows of one place (problem, algorithm, backend, sample ratio, dimension): the ``common`` fields, which are equal in all
+    ``rows``, and the other fields of each row.
+    """
 
     common: dict[str, object]
     rows: list[dict[str, object]]
 
 
 class _Table(OpenModel):
-    """Structure of the file of a stored table."""
+    """Structure of the file of a stored table: its format (``packed``), the ``run.json`` of the run, fields of the table, and
+    rows by place.
+    """
 
     packed: int
     run: RunJson
@@ -77,7 +81,7 @@ class _Table(OpenModel):
 
 
 def write_table(path: Path, table: ResultsTable, shared: RunJson) -> None:
-    """Write a results table and ``run.json`` into one file.
+    """Write a results ``table`` and the ``run.json`` of its run (``shared``) into one file.
 
     Fields that all rows of one place (problem, algorithm, backend, sample ratio, dimension) share are written once. Whatever can
     be computed from the rows is omitted.
@@ -101,7 +105,7 @@ def write_table(path: Path, table: ResultsTable, shared: RunJson) -> None:
 
 
 def _split_shared_fields(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Separate the fields that are equal in all rows from the fields that differ."""
+    """Split JSON ``rows`` into the fields that are equal in all of them (``common``) and, for each row, the others."""
     shared_fields = {
         key: value
         for key, value in rows[0].items()
@@ -166,8 +170,8 @@ def rerun_values(
     count: int,
     seed: int,
 ) -> Verification:
-    """Rerun ``count`` randomly drawn cells of a table, in an order given by ``seed``, and compare their metric values with
-    the stored ones.
+    """Rerun ``count`` cells drawn at random (``seed``) from those of a table's ``rows``, and compare their metric values with the
+    stored ones; ``shared`` is the ``run.json`` of the results, ``path`` their file.
     """
     verification = Verification(remarks=[UNVERIFIABLE])
     is_same_installation = (
@@ -245,7 +249,7 @@ def _differences(
     tolerance: float,
 ) -> list[str]:
     """Describe up to three differences between the ``written`` and the ``computed`` fields of a row of the file ``path``; numbers
-    may differ by ``tolerance``, relatively.
+    differ if they are apart by more than the relative ``tolerance``.
     """
     differing = itertools.islice(differences(written, computed, tolerance), 3)
     return [f"{_row_label(path, row)}: {difference}" for difference in differing]

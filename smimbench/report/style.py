@@ -1,4 +1,4 @@
-"""Common style of figures: sizes, colors and markers of algorithms, axes, titles, threshold lines, legends, files."""
+"""Common style of figures: sizes; colors and markers of algorithms; axes, titles, threshold lines, legends and image files."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ class Look(NamedTuple):
 
 
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
-    """Choose the color and marker for each label in ``algorithms``, which maps it to the name of its algorithm.
+    """Choose the color and marker for each label of an algorithm in a figure; ``algorithms`` maps the label to the name of its
+    algorithm, and labels of the same algorithm get different looks.
 
     What ships has those of its place in the order in which it is registered, everything else those of its name. The first label
     of an algorithm, its own name if that is one, has them in all figures and all runs; others have those of their own name, or
@@ -152,7 +153,9 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     main_names: set[str] = set()
 
     def priority(label: str) -> tuple[bool, bool, str]:
-        """Order labels: names of algorithms before others, what ships before plugins."""
+        """Return the sort key of a label: labels that are names of algorithms before others, shipped algorithms before those of
+        plugins.
+        """
         name = algorithms[label]
         return label != name, name not in shipped, label
 
@@ -227,7 +230,7 @@ def arrange_panels(
 
 
 def log_ticks(axis: Any) -> None:
-    """Label the ticks of a logarithmic axis with plain numbers, since typesetting formulas is slow."""
+    """Label the ticks of a logarithmic ``axis`` with plain numbers: typesetting powers of ten is slow."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     minimum, maximum = axis.get_view_interval()
@@ -243,7 +246,9 @@ def log_ticks(axis: Any) -> None:
 
 
 def floor_ticks(axis: Axis, floor: float) -> None:
-    """Label at most six decades of a logarithmic axis; its lower end, ``floor``, is labeled as an upper bound."""
+    """Label at most six decades of a logarithmic ``axis``; its lower end, ``floor``, is labeled as an upper bound, because
+    smaller values are drawn there.
+    """
     from matplotlib.ticker import NullLocator
 
     decade_count = math.log10(axis.get_view_interval()[1] / floor)
@@ -261,7 +266,9 @@ LEGEND_GRAY = "0.35"
 def add_legend_and_note(
     figure: Figure, entries: Mapping[str, Artist], note: str
 ) -> None:
-    """Add a legend (``entries``: lines or marks by their names) and a note below all panels, which keep their height."""
+    """Add a legend (``entries``: lines or marks by their names) and a ``note`` below all panels of a figure, which grows so that
+    the panels keep their height.
+    """
     width = figure.get_figwidth()
     names = [textwrap.fill(name, max(12, int(17 * width - 8))) for name in entries]
     for column_count in range(len(entries), 0, -1):
@@ -285,7 +292,8 @@ def add_legend_and_note(
 
 
 def make_room_for_labels(figure: Figure) -> None:
-    """Make room for all labels of a figure, which are broken into lines and left out where they would meet.
+    """Make room for all labels of a figure: long ones are broken into lines, and tick labels are left out where they would
+    overlap.
 
     Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut.
     """
@@ -305,7 +313,7 @@ def make_room_for_labels(figure: Figure) -> None:
 
 
 def _break_lines(label: Text, length: float) -> None:
-    """Break a horizontal or vertical text into lines that are at most ``length`` pixels long."""
+    """Break a horizontal or vertical ``label`` into lines that are at most ``length`` pixels long."""
     words = label.get_text().replace("\n", " ")
     for characters in range(len(words), 4, -max(1, len(words) // 50)):
         is_plain = "$" not in words
@@ -316,7 +324,7 @@ def _break_lines(label: Text, length: float) -> None:
 
 
 def _thin_ticks(axis: Axis) -> None:
-    """Label only every second tick, or every third and so on, where labels would meet."""
+    """Keep only every second tick label of an ``axis``, or every third and so on, where neighboring labels would overlap."""
     lowest, highest = sorted(axis.get_view_interval())
     labels = [
         (location, label.get_text(), label.get_window_extent())
@@ -354,8 +362,8 @@ def looks_of(suite: Suite, rows: Sequence[Row] = ()) -> dict[str, Look]:
 
 
 def floor_of(errors: Iterable[float], target: float) -> float:
-    """Choose the lower end of a logarithmic axis of these errors: ``target``, below which tables print 0, or the decade below
-    the smallest error.
+    """Choose the lower end of a logarithmic axis for these errors: ``target`` (errors below it count as 0 in tables), or the
+    power of ten below the smallest error if that is smaller.
 
     ``errors`` are those where theory is not 0.
     """

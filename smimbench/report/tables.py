@@ -75,9 +75,9 @@ def has_own_prediction(row: Row | RowEntry) -> bool:
 def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Columns:
     """Return the columns of predicted and optimal value; a single one with its error if both are equal in all rows."""
     if any(map(has_own_prediction, rows)):
-        return ["predicted", "z", "optimal"]
+        return ["predicted", "z-score", "optimal"]
     optimal = Column("optimal", uncertain, fields="theory.value theory.error")
-    return [optimal, *more_columns, "z"]
+    return [optimal, *more_columns, "z-score"]
 
 
 def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
@@ -95,7 +95,7 @@ def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
         columns += [
             "error ÷ optimal error",
             "optimal error, this D ÷ infinite D",
-            "status",
+            "run status",
         ]
         worst_first = sorted(metric_rows, key=_worst_first)
         tables.append(make_table(title, columns, worst_first, "worst first"))
@@ -143,7 +143,7 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
 
 CONTENDER: Columns = [
     column_of("algorithm", "algorithm"),
-    column_of("parameters", "settings"),
+    column_of("parameter choice", "settings"),
     column_of("error ÷ optimal error", "ratio_to_limit ratio_to_limit_error"),
     column_of(
         "optimal error, this D ÷ infinite D",
@@ -159,7 +159,7 @@ CONTENDER: Columns = [
     ),
     Column("runs at 1.05x optimum", percent, fields="near_fraction"),
     column_of("time per run", "seconds"),
-    column_of("status", "status_counts moving"),
+    column_of("run status", "status_counts moving"),
 ]
 """Columns of the ranking of algorithms on a problem."""
 
@@ -222,7 +222,7 @@ SUMMARY: Columns = [
     "instances solved",
     column_of("error ÷ optimal error", "ratio_to_limit"),
     "error ÷ best error",
-    "95% interval",
+    "95% interval of error ratio",
 ]
 """Columns of the summary of algorithms over all problems."""
 
@@ -337,7 +337,9 @@ def learning_tables(rows: Sequence[Row]) -> list[RenderableType]:
         unit = "epochs" if has_epochs else "iterations"
         columns: Columns = ["algorithm", "alpha"]
         for component_index in range(len(rows_by_place[place(first_rows[0])])):
-            heading = f"{problem_rows[0].component_word} {component_index + 1}"
+            heading = (
+                f"{problem_rows[0].component_word} {component_index + 1} learning time"
+            )
             columns.append(
                 Column(
                     heading,
@@ -399,7 +401,13 @@ def diagnostic_tables(rows: Sequence[Row]) -> list[RenderableType]:
         lambda mean_column, sem: measured(mean_column, sem) or "none",
         fields="finding.mean finding.sem",
     )
-    columns = [*PLACE, "list index", mean_column, "theory", "runs reporting it"]
+    columns = [
+        *PLACE,
+        "index in reported list",
+        mean_column,
+        "theory, infinite D",
+        "runs with this number",
+    ]
     tables = []
     for (problem, diagnostic), diagnostic_entries in entries_by_diagnostic.items():
         title = f"{problem}: {diagnostic.replace('_', ' ')}"
@@ -414,7 +422,7 @@ LIMIT: Columns = [
     "1/D coefficient ± error",
     "1/D coefficient, theory",
     "chi2 / dof",
-    "status",
+    "run status",
 ]
 """Columns of a finite-size fit."""
 
@@ -484,18 +492,24 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
     """Make the comparison tables from the changes of ``compare_rows``, one per problem and metric."""
     tables = []
     for (problem, metric), metric_changes in _by_metric(changes).items():
-        columns: Columns = [*PLACE, "component", "mean before", "mean after", "change"]
+        columns: Columns = [
+            *PLACE,
+            "component",
+            "mean before",
+            "mean after",
+            "change of mean",
+        ]
         if any(map(has_own_prediction, metric_changes)):
             # The z of the baseline is in the JSON only: 80 columns.
             columns.append(Column("predicted", number, fields="prediction.value"))
-            candidate_z = Column("z", _candidate_z_text, marks=Z_MARKS)
+            candidate_z = Column("z-score", _candidate_z_text, marks=Z_MARKS)
             columns += [candidate_z, "optimal"]
         else:
             columns.append(Column("theory", number, fields="theory.value"))
         fields = "candidate.cost.per_iteration time_percent"
         columns += [
             Column("time per iter.", _time_with_change, fields=fields),
-            "verdict",
+            "verdict on change",
         ]
         title = f"{problem}: {metric_label(metric)}"
         note = "worst first; changes with 99.7% confidence intervals"

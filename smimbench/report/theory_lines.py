@@ -1,4 +1,6 @@
-"""Theory against the sample ratio as figures draw it: grid of points, lines, what they need solved, and thresholds."""
+"""Theory of a metric against the sample ratio, as figures draw it: the grid of sample ratios, the lines, the theory questions
+that they need answered, and the thresholds.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ class LineGrid(NamedTuple):
     threshold_alphas: list[float]
 
     def node_alphas(self, nodes: int) -> list[float]:
-        """Return the sample ratios between which a line is interpolated: the given ones, those next to every threshold, and
-        ``nodes`` more between two thresholds.
+        """Return the sample ratios at which slow theory is solved, and between which a line is interpolated: the given ones,
+        those next to every threshold, and ``nodes`` more between neighboring thresholds.
         """
         first, last = self.fine_alphas[0], self.fine_alphas[-1]
         inner = [alpha for alpha in self.threshold_alphas if first < alpha < last]
@@ -78,8 +80,8 @@ BESIDE_THRESHOLD = 1e-4
 
 
 def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> LineGrid:
-    """Choose the sample ratios at which the theory of ``problem`` is drawn for runs at ``alphas``: slightly more than their
-    range, and dense at the thresholds in ``answers``.
+    """Choose the sample ratios at which the theory of ``problem`` is drawn beside runs at the sample ratios ``alphas``: from
+    slightly below to slightly above them, and densely near the thresholds stored in ``answers``.
     """
     given_alphas = sorted(alphas)
     lowest, highest = given_alphas[0], given_alphas[-1]
@@ -110,7 +112,9 @@ def has_fine_lines(problem: Problem) -> bool:
 def drawn_ratios(
     suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None
 ) -> dict[str, set[float]]:
-    """Return, for each problem label, the sample ratios that a figure shows: of its rows, and ``alphas`` (or the suite's)."""
+    """Return, for each problem label, the sample ratios at which a figure shows theory: those of its ``rows``, and ``alphas``
+    (default: the suite's).
+    """
     alphas_by_problem = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
     for row in largest_dimension_rows(
         row for row in rows if row.estimate.mean is not None
@@ -155,7 +159,9 @@ def chart_questions(
 def _stored_line(
     answers: Answers, problem: Problem, grid: LineGrid
 ) -> list[Branches] | None:
-    """Return the stored theory of a problem at the fine sample ratios of a grid; None if there is none: points are slow then."""
+    """Return the stored theory of a problem at the fine sample ratios of a ``grid``; None if it is not stored, since solving each
+    point would be slow.
+    """
     if not has_fine_lines(problem):
         return None
     return answers.line_or_none(problem, grid.fine_alphas)
@@ -164,7 +170,9 @@ def _stored_line(
 def _has_theory(
     metric: str, problem: Problem, points: Sequence[Branches] | None
 ) -> bool:
-    """Return whether theory at ``points``, if any, has values of a metric; a line may lack generalization errors."""
+    """Return whether theory at ``points`` (fixed points by sample ratio; None: not solved) has values of a metric; generalization
+    errors, for example, may be missing.
+    """
     if not points:
         return False
     return _theory_of(metric, problem, points[0][0])[0][0] is not None
@@ -185,8 +193,8 @@ def theory_lines(
     alphas: Iterable[float],
     component_index: int,
 ) -> dict[str, Line]:
-    """Return the theoretical lines of a metric of one component (index from 0) of a planned problem, by name: Bayes-optimal, and
-    uninformed where that differs. They are drawn for runs at the sample ratios ``alphas``.
+    """Return the theoretical lines of a metric for one component (index from 0) of a planned problem, by name: the Bayes-optimal
+    one, and the one of the uninformed fixed point where that differs. They are drawn for runs at the sample ratios ``alphas``.
 
     Where ``answers`` have no line with this metric, it is interpolated between stored points (see ``smooth``); none without any.
     """
@@ -224,22 +232,25 @@ def theory_lines(
 
 
 def optimum_name(metric: Metric, problem: Problem) -> str:
-    """Return the legend of the line of a metric of the Bayes-optimal estimate, which is optimal only in a metric that it
-    bounds.
+    """Return the legend of the line of a metric for the Bayes-optimal estimate (the posterior mean): ``Bayes-optimal`` only if no
+    estimate can be better in this metric.
     """
     is_bound = metric.bounded is not None and metric.bounded(problem.model)
     return "Bayes-optimal" if is_bound else "predicted (posterior mean)"
 
 
 def _evenly_spaced(lowest_alpha: float, highest_alpha: float) -> Host:
-    """Return sample ratios from the lowest to the highest that are evenly spaced, on a logarithmic axis if they span decades."""
+    """Return 120 sample ratios from the lowest to the highest, evenly spaced on a linear axis, or on a logarithmic one if they
+    span decades.
+    """
     is_log = lowest_alpha > 0 and spans_decades([lowest_alpha, highest_alpha])
     return (np.geomspace if is_log else np.linspace)(lowest_alpha, highest_alpha, 120)
 
 
 def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
-    """Interpolate a theoretical line over the sample ratio by monotone cubics (PCHIP) without overshoot, of the logarithm where
-    values span decades but none is 0, with breaks at the ratios ``jump_alphas`` where it jumps.
+    """Interpolate a theoretical ``line`` over the sample ratio by monotone cubics (PCHIP), which do not overshoot; the logarithm
+    of its values is interpolated where they span decades but none is 0. The line breaks at ``jump_alphas``, the sample ratios
+    where it jumps.
 
     Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line, unless
     both are next to the threshold.
@@ -272,7 +283,9 @@ def smooth(line: Line, jump_alphas: Iterable[float]) -> Line:
 def named_thresholds(
     thresholds: Thresholds, component_name: str = "component"
 ) -> list[tuple[str, Threshold | None]]:
-    """List all thresholds with their names; None for thresholds that do not exist."""
+    """List all thresholds of a problem with the names shown in figures and tables; None for thresholds that do not exist.
+    ``component_name`` is the word for a component of the signal, such as layer.
+    """
     names_and_thresholds: list[tuple[str, Threshold | None]]
     names_and_thresholds = [("weak recovery", thresholds.weak_recovery)]
     if thresholds.late_recovery:
@@ -304,7 +317,9 @@ class ThresholdMark(NamedTuple):
 def threshold_marks(
     thresholds: Thresholds, component_name: str = "component"
 ) -> list[ThresholdMark]:
-    """List all finite thresholds; of equal ones, only the first."""
+    """List all finite thresholds as marks for figures; of several at the same sample ratio, only the first. ``component_name`` is
+    the word for a component, such as layer.
+    """
     marks: list[ThresholdMark] = []
     for name, threshold in named_thresholds(thresholds, component_name):
         alpha = threshold.value if threshold else 0.0
@@ -319,7 +334,9 @@ DECADES = 20.0
 
 
 def spans_decades(values: Iterable[float]) -> bool:
-    """Return whether positive values span so many decades that a linear axis would hide the small ones."""
+    """Return whether the largest of the positive ``values`` is more than ``DECADES`` times the smallest, so that a linear axis
+    would hide the small ones.
+    """
     positive_values = [value for value in values if value > 0]
     return bool(positive_values) and max(positive_values) > DECADES * min(
         positive_values

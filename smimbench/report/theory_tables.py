@@ -37,10 +37,10 @@ def _theory_columns(component_word: str) -> Columns:
     """Return the columns of a theory point; ``component_word`` is the word for a component, such as layer."""
     return [
         Column(component_word, fields="component"),
-        "MSE",
+        "MSE ÷ prior variance",
         "numerical error",
-        "error in alpha",
-        "overlap",
+        "error as shift of alpha",
+        "overlap with signal",
     ]
 
 
@@ -104,7 +104,7 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
             ALPHA,
             *_theory_columns(component_word),
             *error_columns,
-            "branch",
+            "fixed-point branch",
         ]
         methods = ", ".join(sorted({point.method for point in points}))
         tables.append(
@@ -134,7 +134,7 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
         "published value",
         Column("theory", partial(number, digits=6), fields="theory"),
         "theory - published",
-        "published accuracy",
+        "error of published value",
     ]
     tables = []
     values_by_reference = grouped(
@@ -294,7 +294,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo estimate",
         "standard error",
-        Column("z", _z_text),
+        Column("z-score", _z_text),
         "detectable deviation",
     ]
     tables: list[RenderableType] = []
