@@ -335,7 +335,7 @@ COLUMNS: dict[str, list[Column]] = {
                "sample ratio of the row.", "optimum.limit"),
         Column("mean - optimal", partial(signed, format_spec=".4f", large_from=1e4, large_format_spec=".1e"),
                "Mean over the runs minus the optimal value.", "theory.difference"),
-        Column("z-score", z_text, "Mean over the runs minus the predicted value at the dimension of the runs, in units of the "
+        Column("z score", z_text, "Mean over the runs minus the predicted value at the dimension of the runs, in units of the "
                "combined standard error; `z_at_size` in JSON. `*`: only the predicted value for D to infinity is known. `?`: "
                "fewer than 4 runs, too few for a reliable standard error. Blank where the prediction is 0.",
                sorts="z", marks=Z_MARKS),
@@ -556,13 +556,16 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     """Put a ``title``, which may be wider than the table, above a finished ``table``, and a ``caption`` below it."""
     for column in table.columns:
         heading, cells = str(column.header), [str(cell) for cell in column.cells]
+        width = max(map(cell_len, cells), default=0)
+        heading_lines = textwrap.wrap(
+            heading,
+            max(width, len(heading) // 2, 1),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        column.header = "\n".join(heading_lines)
         if column.no_wrap:
             # Half a number is a wrong number: rather a table wider than the screen.
-            width = max(map(cell_len, cells), default=0)
-            heading_lines = textwrap.wrap(
-                heading, max(width, len(heading) // 2, 1), break_long_words=False
-            )
-            column.header = "\n".join(heading_lines)
             column.min_width = max([width, *map(cell_len, heading_lines)])
         else:  # words of an ordinary length stay whole, too
             all_words = " ".join([heading, *cells]).split()

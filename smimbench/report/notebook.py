@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from smimbench.theory.types import Question
 
 ROW: list[str | Column] = [
-    "problem", "algorithm", "alpha", "D", "metric", "component", "runs", "mean ± s.e.m.", "predicted", "z-score", "optimal",
+    "problem", "algorithm", "alpha", "D", "metric", "component", "runs", "mean ± s.e.m.", "predicted", "z score", "optimal",
     "error ÷ optimal error", "optimal error, this D ÷ infinite D", "time per run", "run status",
 ]  # fmt: skip
 """Columns of the HTML table of rows."""

@@ -120,7 +120,7 @@ def render_page(
         figures=figures,
         rows=html_table(ROW, rows, attributes, lambda row: row.runs.reasons),
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted",
-                                 "z-score", "optimal", *LIMIT], extrapolated) if extrapolated else "",
+                                 "z score", "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
         missing=results.missing({cell.backend for cell, _ in results.pairs}),
         reasons=[*sorted(failure_reasons), *missing_values(rows)],

@@ -75,9 +75,9 @@ def has_own_prediction(row: Row | RowEntry) -> bool:
 def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Columns:
     """Return the columns of predicted and optimal value; a single one with its error if both are equal in all rows."""
     if any(map(has_own_prediction, rows)):
-        return ["predicted", "z-score", "optimal"]
+        return ["predicted", "z score", "optimal"]
     optimal = Column("optimal", uncertain, fields="theory.value theory.error")
-    return [optimal, *more_columns, "z-score"]
+    return [optimal, *more_columns, "z score"]
 
 
 def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
@@ -502,7 +502,7 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
         if any(map(has_own_prediction, metric_changes)):
             # The z of the baseline is in the JSON only: 80 columns.
             columns.append(Column("predicted", number, fields="prediction.value"))
-            candidate_z = Column("z-score", _candidate_z_text, marks=Z_MARKS)
+            candidate_z = Column("z score", _candidate_z_text, marks=Z_MARKS)
             columns += [candidate_z, "optimal"]
         else:
             columns.append(Column("theory", number, fields="theory.value"))

@@ -294,7 +294,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo estimate",
         "standard error",
-        Column("z-score", _z_text),
+        Column("z score", _z_text),
         "detectable deviation",
     ]
     tables: list[RenderableType] = []
