@@ -164,7 +164,7 @@ def read_together(*arrays: Array) -> list[Array]:
 
 
 def _host_copy(array: Array) -> Host | None:
-    """Return the host copy of an array that was sent recently; None for any other array."""
+    """Return the host copy of an array that was sent to a device recently; None for any other array."""
     return next((host for device_array, host in _SENT if device_array is array), None)
 
 

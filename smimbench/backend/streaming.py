@@ -50,8 +50,8 @@ class StreamedInputs:
         empty_array: Array,
         read_slice: Callable[[slice], Array],
     ) -> None:
-        """Set the inputs' shape (n, T, D), an empty device array of their kind (its dtype and device count), and the function
-        that reads a slice of samples.
+        """Set the inputs' shape (n, T, D), an empty array on their device and of their dtype, and the function that reads a slice
+        of samples.
         """
         self.shape = tuple(shape)
         """(n, T, D)."""

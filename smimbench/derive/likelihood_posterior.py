@@ -76,8 +76,8 @@ class PosteriorMoments(NamedTuple):
 class Samples:
     """Samples whose posteriors are integrated: labels y, prior means omega of the latents, and the ``root`` of their covariance
     V. Integration points are drawn from one Gaussian per replicate and sample, of given ``mean`` and Cholesky ``factor`` in
-    whitened latents; they are reflected, and lines run, along ``axis``; ``refine`` asks for more points where the error is
-    large.
+    whitened latents; ``axis`` is the direction along which they are reflected and integration lines run; ``refine`` asks for more
+    points where the error is large.
 
     ``y`` are labels (n, ...), ``omega`` prior means (n, P, C), ``root`` is ``V^{1/2}``.
     Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``

@@ -498,7 +498,7 @@ class SpectrumPrior(DerivedLaw):
 
     @property
     def law(self) -> Law:
-        """Law of the eigenvalues, with means over the spectrum of noisy signals added (see ``FreeConvolution.means``).
+        """Law of the eigenvalues, an object that also gives means over the spectrum of noisy signals (``FreeConvolution.means``).
 
         Fluctuations of the overlap are of order 1/D.
         """

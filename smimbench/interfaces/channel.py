@@ -44,8 +44,8 @@ class Posterior(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Monte Carlo settings of a channel: labels drawn for its information, points drawn for its posterior.
-    ``rough_labels(Q, V)`` is a number of labels that is enough for differences, ``resampled(index)`` the channel with other
+    """Monte Carlo settings of a channel: labels drawn for its information, points drawn for its posterior. ``rough_labels(Q, V)``
+    is a number of labels that is enough for finite differences of the information, ``resampled(index)`` the channel with other
     random points.
 
     Attributes

@@ -126,8 +126,8 @@ def specification(entry: Entry, item: object) -> Specification:
 
 
 def version_of(entry: Entry) -> Specification:
-    """Return the version of a registered item (``entry``) and, if it is third-party, the hash of its code, under the keys of
-    specifications.
+    """Return the version of a registered item (``entry``) and, if it is third-party, the hash of its code, as entries of a
+    specification.
     """
     return {"version": entry.item.version} | (
         {} if entry.source is None else {"source": entry.source}
@@ -577,7 +577,8 @@ class Problem:
 
 
 def assumed_problem(problem: Problem, tables: Mapping[str, Any]) -> Problem:
-    """Return the problem with an assumed channel or prior (``tables``) instead of the true one; ``problem`` if equal.
+    """Return the problem with an assumed channel or prior (``tables``) instead of the true one; ``problem`` itself if the
+    assumption is true.
 
     Parameters
     ----------

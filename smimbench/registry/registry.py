@@ -141,7 +141,7 @@ class Registry:
         only: Iterable[str] | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
-        """Load the installed plugins, then those at ``paths``: ``third_party`` ones too, or those of the packages ``only``."""
+        """Load the installed plugins, then those at ``paths``: third-party ones if ``third_party`` and in packages ``only``."""
         self.foreign_path: set[str] = set()
         self._allowed_distributions = None if only is None else frozenset(only)
         self.paths = tuple(paths) if third_party else ()
@@ -621,7 +621,7 @@ def claimed_error_metrics(model: str | None = None) -> list[str]:
 
 
 def metric_names_in_key(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the metric names that are part of a cell's (run's) key: third-party metrics and those outside the trajectory.
+    """Return the metric names that are part of a cell's (run's) key: third-party metrics and those measured at the end only.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """

@@ -197,8 +197,8 @@ def _without_repeats(remarks: list[str]) -> list[str]:
 def _outcome(
     cell: Cell, make_backend: Callable[[], Backend], timing: bool
 ) -> JsonObject:
-    """Run the algorithm of a cell and return the fields of its record, or that it refuses the problem. ``make_backend``
-    opens the array backend; with ``timing`` there is a warm-up.
+    """Run the algorithm of a cell and return the fields of its record, or fields that say that it refuses the problem.
+    ``make_backend`` opens the array backend; with ``timing`` there is a warm-up.
     """
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
@@ -384,7 +384,7 @@ def _random_generator(
     cell: Cell, problem: Problem, *stream_names: str, bit_generator: str = "PCG64DXSM"
 ) -> np.random.Generator:
     """Return the random generator of a cell's (run's) algorithm or of its initial estimate, seeded by the grid point and stream
-    names; ``bit_generator`` is the name of NumPy's.
+    names; ``bit_generator`` is the name of the NumPy bit generator.
     """
     seed_path = (
         problem.seed_name,

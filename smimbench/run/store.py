@@ -454,7 +454,9 @@ def settings_under(folder: Path) -> list[Settings]:
 
 
 def settings_of_suite(folder: Path) -> list[Settings]:
-    """Return all settings with which a suite was run, from the suite's folder, unchanged settings first."""
+    """Return all settings with which a suite was run, from the suite's folder, the suite without ``--set`` and
+    ``--only`` first.
+    """
     changed_settings_folder = folder / FOLDER
     folders = [
         folder,
@@ -534,7 +536,7 @@ def other_versions(
 def pairs_of_other_code(
     cells: Sequence[Cell], records: Iterable[Record]
 ) -> list[tuple[Cell, Record]]:
-    """Return records of the cells that were made with another version, or other code, of an item, in the order of the cells.
+    """Pair cells (runs) with records that were made with another version, or other code, of an item, in the order of the cells.
 
     Files have no order of their own: the last bits of means, and the questions of theory, depend on the order of runs.
     """

@@ -111,7 +111,7 @@ def _guarding_plugin_errors(solver_method: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(solver_method)
     def guarded(*arguments: P.args, **keyword_options: P.kwargs) -> T:
-        """Call the method with these arguments; turn any other error into a TheoryError."""
+        """Call the method with these arguments; an error that is none of ``THEORY_ERRORS`` becomes a TheoryError."""
         try:
             with restored_working_folder():
                 return solver_method(*arguments, **keyword_options)

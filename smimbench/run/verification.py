@@ -142,7 +142,9 @@ def run_json_differences(suite: Suite, folder: Path) -> list[str]:
 
 
 def verify_choices(suite: Suite, store: Store) -> Verification:
-    """Verify every choice of ``smimbench tune`` in a store against the records of its trials and the settings of the cells."""
+    """Verify every choice (setting chosen) of ``smimbench tune`` in a store against the records of its trials and the settings of
+    the cells.
+    """
     verification, trial_store = Verification(), trials_of(store)
     log_errors = log_errors_of_trials(suite, trial_store)
     for search in searches(suite):

@@ -486,8 +486,8 @@ class Continuation:
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:
-            """Positions, stability gaps and log alphas, three rows, at the ``count`` points nearest to a gap of 0, or all if
-            sampled.
+            """Positions, stability gaps (as in ``stability_gap``) and log alphas, three rows, at the ``count`` points nearest to
+            a gap of 0, or at all if sampled.
             """
             point_rows = np.array(
                 [
@@ -689,5 +689,5 @@ def _gap_root(positions: Host, gaps: Host) -> float:
 
 
 def _polynomial_roots(positions: Host, gaps: Host, degree: int) -> Host:
-    """Roots of the polynomial of this degree fitted to stability gaps (n,), as in ``_gap_root``, at their positions (n,)."""
+    """Roots of the polynomial of this degree fitted to ``gaps`` (n,), as in ``_gap_root``, at their positions (n,)."""
     return np.asarray(np.polynomial.Polynomial.fit(positions, gaps, degree).roots())

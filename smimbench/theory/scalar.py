@@ -163,7 +163,9 @@ class ScalarCurve(Curve):
 
     @cached_property
     def _monotonic_nodes(self) -> tuple[Host, Host]:
-        """Nodes (log Qhat) and alpha there, with the curve's local extrema added, so that alpha is monotonic in between."""
+        """Nodes (computed points, in log Qhat) and alpha there, with the curve's local extrema added, so that alpha is monotonic
+        in between.
+        """
         extremum_positions = [
             (log_qhat, point.threshold.value) for log_qhat, point in self._extrema
         ]

@@ -120,8 +120,8 @@ class ComponentRatios:
     """
 
     def __init__(self, problem: Problem) -> None:
-        """Compute the response of every component's overlap to a small Qhat, extrapolated to zero, and the critical Qhat
-        where that vanishes.
+        """Compute the response of every component's overlap to a small Qhat, extrapolated to zero, and, where that response is 0,
+        the critical Qhat up to which the overlap does not grow.
         """
         self.problem = problem
         self.kappa = float(problem.model.kappa)

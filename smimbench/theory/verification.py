@@ -243,8 +243,8 @@ class PointByDraws:
 
     @cached_property
     def _entries(self) -> tuple[Host, Host]:
-        """Entries (rows, columns) of Qhat that are compared: diagonal ones of learned components, and others if Qhat is not
-        diagonal.
+        """Entries (rows, columns) of Qhat that are compared with Monte Carlo draws: diagonal ones of learned components, and
+        others if Qhat is not diagonal.
         """
         learned_components, qhat_diagonal = (
             np.array(self.learned_components),

@@ -203,7 +203,9 @@ def _averages_over_features(
     from scipy.optimize import brentq
 
     def excess_latents(log_kappa: float) -> float:
-        """Latents per direction that belong to the effective penalty ``kappa = exp(log_kappa)``, minus the given number."""
+        """Latents per direction that belong to the effective penalty ``kappa = exp(log_kappa)``, minus
+        ``latents_per_direction``.
+        """
         kappa = np.exp(log_kappa)
         return float(
             penalty / kappa

@@ -240,6 +240,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 @dataclass(frozen=True)
 class AttentionLinear(LinearChannel, AttentionChannel):
     r"""Linear channel of the attention model: observes the bilinear form of every pair of tokens, with Gaussian noise.
+    Its variance is the same for all pairs (``noise_convention`` "plain") or doubled for a token with itself ("scaled").
 
     .. math::
 

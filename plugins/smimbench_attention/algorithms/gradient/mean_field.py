@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 
 class MeanFieldAccuracy(NamedTuple):
-    """Numerical settings of mean-field dynamics: numbers of draws and largest costs. A row is a site of a sample, a direction
-    what a gradient adds.
+    """Numerical settings of mean-field dynamics: numbers of draws and largest costs. A row is one site of one sample, a direction
+    the new vector that a gradient adds.
 
     A row is a site of a sample.
 
@@ -577,8 +577,9 @@ def _draws_at_dimension(
     steps: int,
     conditions: Conditions,
 ) -> DrawPlan | None:
-    """Plan draws of the system at the dimension of the runs, equally many for every initial state of their conditions; None
-    if they take too long. A row is a site of a sample, a direction what a gradient adds. P is the number of components.
+    """Plan draws of the system at the dimension of the runs, equally many for every initial state of their conditions; None if
+    they take too long. A row is one site of one sample, a direction the new vector that a gradient adds. P is the number of
+    components.
     """
     P, row_count = problem.components, system.samples * problem.model.sites
     direction_count = min(P * steps, row_count)

@@ -44,9 +44,9 @@ from smimbench_attention.channels.common import (
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):
-    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``; ``sweeps`` is the
-    number of updates of all latents by each Gibbs chain of a posterior, ``samples`` that of labels drawn at each point of the
-    information curve.
+    r"""Hardmax attention channel: row-wise argmax of the logits, the limit beta -> infinity of ``softmax``.
+    ``sweeps`` is the number of updates of all latents by each Gibbs chain of a posterior, ``samples`` that of labels drawn at
+    each point of the information curve.
 
     .. math::
 

@@ -150,8 +150,8 @@ def _pattern(label: list[int]) -> Pattern:
     }
 
     def can_be_placed(unit: int, placed_set: int) -> bool:
-        """Whether ``unit`` may follow the units in the bit mask ``placed_set``: the unit above it, whose row also contains its
-        maximum, is itself or in the set.
+        """Whether ``unit``, rows that share a maximum, may follow the units in the bit mask ``placed_set``: the unit above it,
+        whose row also contains its maximum, is itself or in the set.
         """
         return unit_above[unit] == unit or bool(placed_set >> unit_above[unit] & 1)
 
@@ -353,7 +353,8 @@ def _posterior_of_pattern(
 
     def cumulate(integrand: Array, integration_matrix: Array) -> tuple[Array, Array]:
         """Integrals of ``integrand``, a function of a maximum given at all nodes, from -infinity to every node or from there to
-        infinity, as ``integration_matrix`` says, and over all; ``panel_offset`` is the integral over the panels on that side.
+        infinity, as ``integration_matrix`` says, and over all; ``panel_offset`` is the integral over the whole panels between a
+        node's panel and that infinity.
         """
         cumulative = xp.reshape(
             xp.matmul(
@@ -385,8 +386,8 @@ def _posterior_of_pattern(
     }
 
     def unit_density(unit: int, placed_set: int) -> Array:
-        """Joint density of the maximum of ``unit``, its other entries, and those shared with units above it, the bit mask
-        ``placed_set``.
+        """Joint density of the maximum of ``unit`` (rows that share it), the other entries of these rows, and those shared with
+        units above it, the bit mask ``placed_set``.
         """
         if (unit, placed_set) not in unit_densities:
             last_unit = placed_set.bit_length() - 1
@@ -401,9 +402,9 @@ def _posterior_of_pattern(
     def nested_integrals(
         steps: Iterable[tuple[int, int, int]], start_set: int, integration_matrix: Array
     ) -> tuple[dict[int, Array], dict[int, dict[int, Array]]]:
-        """Nested integrals over maxima from the set of units ``start_set`` on, by set of placed units (a bit mask), and their
-        terms, by target and source set; ``steps`` are (source set, target set, unit), and ``integration_matrix`` says whether
-        integrals run above or below a node.
+        """Nested integrals over maxima from ``start_set`` on, a set of units (each the rows that share a maximum) as a bit mask,
+        by the set of placed units, and their terms, by target and source set; ``steps`` are (source set, target set, unit), and
+        ``integration_matrix`` says whether integrals run above or below a node.
         """
         integral_of_set = {start_set: xp.ones_like(maxima)}
         integral_terms: dict[int, dict[int, Array]] = {}

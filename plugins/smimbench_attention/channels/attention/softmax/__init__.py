@@ -51,8 +51,8 @@ LABELS_FOR_DIFFERENCES = 1 << 11
 
 @dataclass(frozen=True)
 class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
-    r"""Softmax attention channel: row-wise softmax of the matrix of logits of all pairs of tokens; ``beta`` is the inverse
-    temperature, ``skip`` the weight of the skip connection between layers.
+    r"""Softmax attention channel: row-wise softmax of the matrix of logits of all pairs of tokens.
+    ``beta`` is the inverse temperature, ``skip`` the weight of the skip connection between layers.
 
     .. math::
 

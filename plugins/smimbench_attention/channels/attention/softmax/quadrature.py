@@ -73,8 +73,8 @@ def _log_weight(prior, sample, a, b, p, r):
 
 @_inlined
 def _write(row, values):
-    """Copy ``values`` into a row of an array, entry by entry: Numba compiles an error message for ``row[:] = values``, two
-    seconds longer.
+    """Copy ``values`` into a row of an array, entry by entry, because Numba takes two seconds more to compile ``row[:] =
+    values``.
     """
     for index in range(len(row)):
         row[index] = values[index]

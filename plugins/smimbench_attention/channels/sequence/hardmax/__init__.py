@@ -32,8 +32,8 @@ from smimbench_attention.channels.sequence.hardmax.posterior import (
 
 @dataclass(frozen=True)
 class SequenceHardmax(HardmaxChannel, SequenceChannel):
-    r"""Hardmax channel: row-wise argmax of the scores ``z z^T`` of one attention layer with tied weights, for M = ``tokens``
-    tokens, at most ``_maximum_tokens``.
+    r"""Hardmax channel: row-wise argmax of the scores ``z z^T`` of one attention layer with tied weights.
+    M = ``tokens`` is the number of tokens, at most ``_maximum_tokens``.
 
     .. math:: y_m = \arg\max_k z_m z_k
 

@@ -54,9 +54,9 @@ MOST_LAYERS = {2: 4, 3: 2}
 
 @dataclass(frozen=True)
 class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
-    """Noiseless deep attention, one direction per layer, observed through its last attention matrix; ``skip`` is the weight c of
-    the skip connections, ``accuracy`` the target error of a posterior mean, ``points`` the largest number of random points of a
-    sampled posterior.
+    """Noiseless deep attention, one direction per layer, observed through its last attention matrix.
+    ``skip`` is the weight c of the skip connections, ``accuracy`` the target error of a posterior mean, ``points`` the largest
+    number of random points of a sampled posterior.
 
     Latents ``z`` (n, L, M) hold one row per layer. With ``S(v) = softmax_rows(v v^T)``::
 

@@ -78,9 +78,9 @@ def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
 
 class _Case(NamedTuple):
     """Which layers are known, that is, have an overlap, at one diagonal (Q, V) of diagonals q and v (L,): ``known_layers`` and
-    ``unknown_layers`` are those before the last, ``layers_with_overlap`` all whose information is computed, ``unknown_pairs``
-    those without overlap, whose susceptibility is; ``labels`` is their number in a scramble, ``skip`` the weight of the skip
-    connection.
+    ``unknown_layers`` are those before the last, ``layers_with_overlap`` are all layers whose information is computed,
+    ``unknown_pairs`` the pairs of layers without overlap, whose susceptibility is computed; ``labels`` is their number in a
+    scramble, ``skip`` the weight of the skip connection.
     """
 
     skip: float  # weight of the skip connection

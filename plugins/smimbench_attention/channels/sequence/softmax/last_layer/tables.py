@@ -114,10 +114,11 @@ def make_tables(
     points: int,
 ) -> Tables:
     """Make the tables of the layers before the last, of latents with standard deviations ``layer_deviations``: ``node_count``
-    nodes along x and y, uniform in ``log(1 + x)`` up to ``largest_node``, with the skip connection's weight ``skip``.
-    ``known_layer``: index, spacing of the grid of values, and least variance of the layer that has an overlap; ``point_set``
-    numbers the set of ``points`` random points for the prior integral. A value and its mirror image (tokens exchanged) share one
-    table, summed into ``direct_sums`` and ``exchanged_sums``.
+    nodes along x and y (off-diagonal entries over the determinant of the product of their attention matrices), uniform in ``log(1
+    + x)`` up to ``largest_node``, with the skip connection's weight ``skip``. ``known_layer``: index, spacing of the grid of
+    values, and least variance of the layer that has an overlap; ``point_set`` numbers the set of ``points`` random points for the
+    prior integral. A value and its mirror image (tokens exchanged) share one table, summed into ``direct_sums`` and
+    ``exchanged_sums``.
 
     ``layer_deviations`` are their standard deviations, ``sqrt(Q + V)``; ``known_layer`` is the layer that has an overlap, with
     the spacing of the outer grid on which its values stand and its least variance V; ``node_count`` the number N of nodes of

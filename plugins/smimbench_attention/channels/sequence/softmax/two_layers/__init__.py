@@ -32,7 +32,8 @@ LARGEST_ENERGY = 250.0
 class IntegrationRule:
     """Settings of the adaptive quadrature of two layers: entries V_11, V_12, V_22 of the covariance ``V`` of their latents,
     weight ``skip`` = c of the skip connection, target ``accuracy`` of every sample, whether to compute ``full`` second moments,
-    ``points`` of a column to begin with, and the largest number of ``rounds``, that is, doublings of points and columns.
+    ``points`` of a column (a set of points of equal difference of the first layer's tokens) to begin with, and the largest number
+    of ``rounds``, that is, doublings of points and columns.
     """
 
     V: tuple[float, float, float]  # V_11, V_12, V_22
