@@ -562,7 +562,7 @@ def pairs_of_other_code(
 
 
 def _items_by_kind(cell: Mapping[str, Any]) -> dict[str, Specification]:
-    """Return the items of a stored cell (run) (model, channel, ..., algorithm), keyed by kind."""
+    """Return the items (model, channel, ..., algorithm) of a stored cell, a run, keyed by kind."""
     problem = cell["problem"]
     items = {kind: problem[kind] for kind in KINDS if kind in problem}
     return {**items, "algorithm": cell["algorithm"]}

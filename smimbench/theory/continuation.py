@@ -294,7 +294,8 @@ class Continuation:
 
     def _distance_to_bifurcation(self, stage: Stage) -> float:
         """Extrapolated distance along the curve to the next bifurcation, plus a margin, from the last two solved points. A
-        component a becomes unstable where its stability gap, log alpha minus the log of its ``alpha_a``, reaches 0.
+        component a becomes unstable where its stability gap, log alpha minus the log of the ``alpha_a`` up to which it is stable,
+        reaches 0.
         """
         if len(stage.nodes) < 2:
             return np.inf

@@ -95,9 +95,9 @@ class ItemTest:
         allowance: float,
         remark: str = "",
     ) -> Failures:
-        """Error messages, by fault, for those ``means`` (with standard errors, by the fault that they would show) that differ
-        from 0, in some component a, by more than ``largest_z`` standard errors plus ``allowance``. ``place`` says at which
-        overlap they were drawn, ``remark`` ends each message.
+        """Error messages, keyed by fault, for those ``means`` (a mean with its standard error for each fault) that differ from 0,
+        in some component a, by more than ``largest_z`` standard errors plus ``allowance``. ``place`` says at which overlap they
+        were drawn, ``remark`` ends each message.
         """
         failures = {}
         for fault, (mean, error) in means.items():

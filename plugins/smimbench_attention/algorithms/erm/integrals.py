@@ -217,7 +217,7 @@ class RiskMoments(NamedTuple):
 
 def labels_of(problem: Problem) -> str | None:
     """Type of a problem's labels y as functions of latents z: ``"signs"`` (-1 or 1) or ``"numbers"``; None if a label depends on
-    more than one site.
+    more than one site, as tested by scaling the latents of some sites.
     """
     rng = monte_carlo_rng("convex losses: what labels are")
     z = rng.standard_normal((64, problem.components, problem.model.sites))
