@@ -73,7 +73,7 @@ not numpy, or a clock ended some runs.
 
 
 def board(paths: Iterable[Path]) -> list[JsonObject]:
-    """All entries of the board, best first within each contest and ranking.
+    """All entries of the board (a contender on a problem, from a packed file), best first within each contest and ranking.
 
     Returns
     -------
@@ -87,42 +87,44 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     """
     newest: dict[object, JsonObject] = {}
     for path in paths:
-        table, shared, _ = read_packed(path)
-        rows = [row for row in table.rows if not rerun_obstacle(row, shared)]
+        table, run_document, _ = read_packed(path)
+        rows = [row for row in table.rows if not rerun_obstacle(row, run_document)]
         for verdict in verdicts(rows):
             size = verdict.problem, verdict.dimension
-            inside = [
+            contest_rows = [
                 row for row in rows if (row.place.problem, row.place.dimension) == size
             ]
-            alphas = sorted({row.place.nominal_alpha for row in inside})
+            alphas = sorted({row.place.nominal_alpha for row in contest_rows})
             ratios = ", ".join(f"{alpha:.4g}" for alpha in alphas)
-            own_rows = grouped(inside, lambda row: row.place.algorithm)
+            rows_by_algorithm = grouped(contest_rows, lambda row: row.place.algorithm)
             for contender in verdict.contenders:
-                first = own_rows[contender.algorithm][0]
+                first_row = rows_by_algorithm[contender.algorithm][0]
                 contest = [
-                    first.identity.problem,
+                    first_row.identity.problem,
                     alphas,
                     verdict.dimension,
                     verdict.metric,
                 ]
                 entry = {**contender.document(), "file": path.name}
                 for name in ("by", "written", "versions", "packages"):
-                    entry[name] = shared.get(name)
+                    entry[name] = run_document.get(name)
                 entry |= {
                     "key": canonical_json(contest),
                     "contest": f"{verdict.problem}, {verdict.dimension_letter} = {verdict.dimension}, alpha {ratios}",
-                    "logs": _log_errors(own_rows[contender.algorithm], verdict.metric),
-                    "interval": _interval(entry, first.estimate.n),
-                    "cpu_seconds": first.cost.cpu_seconds,
+                    "logs": _log_errors(
+                        rows_by_algorithm[contender.algorithm], verdict.metric
+                    ),
+                    "interval": _interval(entry, first_row.estimate.n),
+                    "cpu_seconds": first_row.cost.cpu_seconds,
                     "ranking": _ranking(entry["settings"]),
                     "as_predicted": agreement_cell(contender),
                 }
-                key = entry["key"], canonical_json(first.identity.algorithm)
+                key = entry["key"], canonical_json(first_row.identity.algorithm)
                 if key not in newest or newest[key]["written"] < entry["written"]:
                     newest[key] = entry
     rankings = grouped(newest.values(), lambda entry: (entry["key"], entry["ranking"]))
-    contested = sum(len(ranking) > 1 for ranking in rankings.values())
-    level = 1 - (1 - LEVEL) / max(contested, 1)
+    contested_count = sum(len(ranking) > 1 for ranking in rankings.values())
+    level = 1 - (1 - LEVEL) / max(contested_count, 1)
     entries: list[JsonObject] = []
     for ranking in rankings.values():
         ranking.sort(key=_order)
@@ -145,7 +147,9 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
 
 
 def _interval(entry: Mapping[str, Any], n: int) -> list[float] | None:
-    """Interval of the error over the optimal one, by Student's t on its logarithm."""
+    """Confidence interval of a contender's error over the optimal one, by Student's t on the logarithm of this ratio over ``n``
+    runs; None where it is unknown.
+    """
     ratio, error = entry["ratio_to_limit"], entry["ratio_to_limit_error"]
     if not ratio or error is None or n < 2:
         return None
@@ -161,13 +165,18 @@ def _ranking(settings: str) -> str:
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
+    """Sort key of the entries of a ranking: errors below the optimum last, then by missing sample ratios, then by the error over
+    the optimal one.
+    """
     ratio = entry["ratio_to_limit"]
     distance = math.inf if ratio is None else ratio
     return entry["below_optimum"], entry["missing"], distance
 
 
 def _log_errors(rows: Sequence[Row], metric: str) -> dict[str, float]:
-    """Logarithms of a metric of one algorithm, by sample ratio and instance; failed runs have none."""
+    """Logarithms of the errors of one algorithm's runs in a metric, by sample ratio, component and instance; failed runs have
+    none.
+    """
     return {
         f"{row.place.nominal_alpha} {row.component} {instance}": math.log(error)
         for row in rows
@@ -179,7 +188,8 @@ def _log_errors(rows: Sequence[Row], metric: str) -> dict[str, float]:
 def simultaneous_intervals(
     contenders: Sequence[Mapping[str, float]], level: float
 ) -> list[list[float] | None]:
-    """Intervals of error / error of the first contender that hold for all others together.
+    """Confidence intervals of each contender's error over the error of the first contender, which hold for all ``contenders``
+    together with probability ``level``; ``logs`` are logarithms of errors.
 
     The mean d of the differences of logarithms on shared instances has the interval ``d +- q s``, with s its standard error and q
     the quantile, over resampled instances, of the largest ``|d* - d| / s*`` of all contenders: they are compared on the same
@@ -224,40 +234,51 @@ def simultaneous_intervals(
 
 
 def page(paths: Sequence[Path] | None = None) -> str:
-    """The board as Markdown, of all packed files in results/board or of these."""
+    """The board as Markdown, made of the packed files ``paths`` (default: all in results/board)."""
     entries = board(packed_under(FOLDER) if paths is None else paths)
     sections = [HEAD] if entries else [HEAD, "Nothing has been submitted yet.\n"]
-    for contest, inside in grouped(entries, lambda entry: entry["contest"]).items():
+    for contest, contest_entries in grouped(
+        entries, lambda entry: entry["contest"]
+    ).items():
         sections.append(f"## {contest}\n")
-        for ranking, same in grouped(inside, lambda entry: entry["ranking"]).items():
+        for ranking, ranking_entries in grouped(
+            contest_entries, lambda entry: entry["ranking"]
+        ).items():
             title = f"**{ranking[0].upper()}{ranking[1:]}**"
-            sections.append(f"{title}\n\n{_table(same, _row)}")
+            sections.append(f"{title}\n\n{_table(ranking_entries, _row)}")
         sections.append(
             "<details markdown><summary>Versions, authors and files</summary>\n\n"
-            f"{_table(inside, _origin)}\n</details>\n"
+            f"{_table(contest_entries, _origin)}\n</details>\n"
         )
     return "\n".join(sections)
 
 
 def _table(entries: Sequence[Mapping[str, Any]], row: Any) -> str:
-    """Table of the columns that some entry has."""
+    """Markdown table of these entries, made by the function ``row``; columns that are empty for all entries are left out."""
     rows = [row(entry) for entry in entries]
     return markdown_table([key for key in rows[0] if any(r[key] for r in rows)], rows)
 
 
 def _row(entry: Mapping[str, Any]) -> dict[str, str]:
-    behind = entry["behind_leader"]
-    words = "" if behind is None else f"{behind[0]:.3g} to {behind[1]:.3g}"
+    """Cells of an entry in the table of its ranking, by column."""
+    interval_to_leader = entry["behind_leader"]
+    leader_text = (
+        ""
+        if interval_to_leader is None
+        else f"{interval_to_leader[0]:.3g} to {interval_to_leader[1]:.3g}"
+    )
     is_ranked = entry["ranking"] != "by hand"
-    if is_ranked and behind and entry["rank"] == 1:
-        words = "leader" if behind == [1.0, 1.0] else f"tied ({words})"
+    if is_ranked and interval_to_leader and entry["rank"] == 1:
+        leader_text = (
+            "leader" if interval_to_leader == [1.0, 1.0] else f"tied ({leader_text})"
+        )
     return {
         "rank": str(entry["rank"]) if is_ranked else "",
         "contender": entry["algorithm"],
         "error ÷ optimal error": ratio_words(
             entry["ratio_to_limit"], entry["ratio_to_limit_error"]
         ),
-        "over the leader": words if is_ranked else "",
+        "over the leader": leader_text if is_ranked else "",
         "error where optimum is 0": number(entry["where_zero"], 3),
         "agrees with theory": entry["as_predicted"],
         "CPU time": seconds(entry["cpu_seconds"]),
@@ -266,6 +287,7 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _origin(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Cells of an entry in the table of versions, authors and files, by column."""
     packages = entry["packages"] or {}
     versions = {
         name: entry["versions"].get(name, "") for name in ("smimbench", "numpy")
@@ -294,6 +316,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
     contenders = grouped(entries, lambda entry: entry["algorithm"])
 
     def mean_log(name: str) -> float:
+        """Mean over problems of the logarithm of a contender's error over the optimal one."""
         return sum(
             math.log(entry["ratio_to_limit"]) for entry in contenders[name]
         ) / len(contenders[name])
@@ -311,11 +334,11 @@ def picture(paths: Sequence[Path], target: Path) -> None:
             figure = Figure((7.2, 0.6 + 0.2 * len(names)), layout="constrained")
             widths = [*[1.0] * len(contests), 0.8]
             axes = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
-        for axis, (contest, inside) in zip(axes, contests.items()):
+        for axis, (contest, contest_entries) in zip(axes, contests.items()):
             problem, _, size = contest.partition(", ")
             axis.set_title(f"{problem}\n{size.replace(', alpha', chr(10) + 'α =')}")
             axis.axvline(1, color="black", linewidth=0.8)
-            for entry in inside:
+            for entry in contest_entries:
                 y, ratio, color = (
                     names.index(entry["algorithm"]),
                     entry["ratio_to_limit"],
@@ -325,11 +348,11 @@ def picture(paths: Sequence[Path], target: Path) -> None:
                 x, marker = (
                     (ratio, "o") if ratio <= LARGEST_RATIO else (LARGEST_RATIO, ">")
                 )
-                face = color if entry["rank"] == 1 else "white"
-                axis.plot(x, y, marker, color=color, mfc=face, ms=4)
+                face_color = color if entry["rank"] == 1 else "white"
+                axis.plot(x, y, marker, color=color, mfc=face_color, ms=4)
                 if ratio > LARGEST_RATIO:
-                    place = {"ha": "right", "va": "center", "fontsize": 6}
-                    axis.text(x / 1.5, y, f"{ratio:.3g}", color=color, **place)
+                    text_style = {"ha": "right", "va": "center", "fontsize": 6}
+                    axis.text(x / 1.5, y, f"{ratio:.3g}", color=color, **text_style)
             axis.set_xlim(0.8, 1.3 * LARGEST_RATIO)
         for entry in entries:
             y = names.index(entry["algorithm"])
@@ -337,8 +360,8 @@ def picture(paths: Sequence[Path], target: Path) -> None:
         axes[-1].set_title("CPU seconds\nper run")
         for axis in axes:
             axis.set_xscale("log")
-            base = 100 if axis is axes[-1] else 10
-            axis.xaxis.set_major_locator(LogLocator(base, numticks=4))
+            logarithm_base = 100 if axis is axes[-1] else 10
+            axis.xaxis.set_major_locator(LogLocator(logarithm_base, numticks=4))
             axis.xaxis.set_minor_locator(NullLocator())
             axis.xaxis.set_major_formatter("{x:g}")
             axis.tick_params(axis="x", length=2)
@@ -355,11 +378,14 @@ def picture(paths: Sequence[Path], target: Path) -> None:
 
 
 def _color(entry: Mapping[str, Any]) -> str:
+    """Color of an entry in the picture: one for contenders that need no tuning, one for tuned ones."""
     return COLORS[0 if entry["ranking"] == "self-tuning" else 1]
 
 
 def packages(path: Path) -> list[str]:
-    """Packages of third parties in the words of pip: the example of this checkout, or what an index has."""
+    """Packages that pip has to install to run the rows of a packed file again: paths of examples in this checkout, or names with
+    versions.
+    """
     packages = read_pack(path)["run"].get("packages", {})
     examples = {name: ROOT / "plugins" / "examples" / name for name in packages}
     return [
@@ -369,7 +395,7 @@ def packages(path: Path) -> list[str]:
 
 
 def absent(path: Path) -> list[str]:
-    """One line for each row of a file that is not on the board."""
+    """One line for each row of a packed file that is not on the board, with the reason."""
     table, shared, remarks = read_packed(path)
     reasons = {
         f"{row.place.problem}: {row.place.algorithm}": rerun_obstacle(row, shared)
@@ -381,7 +407,7 @@ def absent(path: Path) -> list[str]:
 
 
 def main(words: Sequence[str]) -> list[str]:
-    """Print what is asked for; one line for each row that is not on the board."""
+    """Print what the command line (``words``) asks for; return one line for each row that is not on the board."""
     if words[:1] == ["--packages"]:
         print("\n".join(packages(Path(words[1]))))  # noqa: T201
         return []

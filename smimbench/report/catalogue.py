@@ -124,7 +124,7 @@ def _parameters(entry: Entry) -> list[JsonObject]:
 
 
 def _type_name(annotation: object) -> str:
-    """Return the name of a type annotation; empty without one."""
+    """Return the name of a parameter's type from its annotation; empty without one."""
     if isinstance(annotation, str):
         return annotation
     return (
@@ -237,7 +237,8 @@ def print_plugins(console: Console, documents: list[JsonObject]) -> None:
 
 
 def diagnose(*, ceilings: bool = False) -> JsonObject:
-    """Collect versions, BLAS, GPU, peak rates (``ceilings``) and plugins, with ``advice``: the command that fixes each problem.
+    """Describe the installation: versions, BLAS, GPU, peak rates (with ``ceilings``: measured again) and plugins, with
+    ``advice``: the command that fixes each problem.
 
     Parameters
     ----------
@@ -275,7 +276,7 @@ def diagnose(*, ceilings: bool = False) -> JsonObject:
 
 
 def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
-    """Return peak rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
+    """Return the machine's peak rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
     from smimbench.backend import machine
 
     backends = [("numpy", 1), ("numpy", machine.usable_cores())]

@@ -409,18 +409,25 @@ def _draw_triangles(
     """
     from matplotlib.transforms import offset_copy
 
-    counts: Counter[float] = Counter()
+    counts_by_x: Counter[float] = Counter()
     for x, series in below:
-        height, counts[x] = 4 + 6 * counts[x], counts[x] + 1
-        shifted = offset_copy(axes.transData, axes.figure, y=height, units="points")
-        style = {"color": series.color, "ms": 4, "transform": shifted, "zorder": 4}
+        height, counts_by_x[x] = 4 + 6 * counts_by_x[x], counts_by_x[x] + 1
+        shifted_upwards = offset_copy(
+            axes.transData, axes.figure, y=height, units="points"
+        )
+        style = {
+            "color": series.color,
+            "ms": 4,
+            "transform": shifted_upwards,
+            "zorder": 4,
+        }
         _mark_for_page(axes.plot(x, floor, "v", **style), series)
-    if counts:
-        x = max(counts)
+    if counts_by_x:
+        x = max(counts_by_x)
         axes.annotate(
             "below",
             (x, floor),
-            xytext=(0, 3 + 6 * counts[x]),
+            xytext=(0, 3 + 6 * counts_by_x[x]),
             textcoords="offset points",
             ha="center",
             # A threshold may stand behind it.

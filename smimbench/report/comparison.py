@@ -59,9 +59,9 @@ COMPARED_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """Change of a mean over runs between two tables (baseline and candidate), in percent with its standard error, its degrees
-    of freedom, confidence interval and ``z``, and the ``verdict`` on it, in words (``better``, ``worse``, ``within noise``,
-    ...).
+    """Change of a mean over runs between two results tables (baseline and candidate), in percent with its standard error, the
+    error's degrees of freedom ``dof``, confidence ``interval`` and z-score ``z``, and the ``verdict`` on it, in words
+    (``better``, ``worse``, ``within noise``, ...).
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class RowChange(RowEntry):
     changed_code: list[str]
 
     def document(self) -> JsonObject:
-        """Return the JSON document of the change."""
+        """Return the change as a JSON object."""
         row, judgment = self.row.document(), asdict(self.judgment)
         document = {key: row[key] for key in SHARED_KEYS}
         baseline = self.baseline.document() if self.baseline else {}
@@ -137,7 +137,8 @@ Pair = tuple[Row | None, Row | None]
 
 
 def compare_rows(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[RowChange]:
-    """Match rows of two tables by problem, algorithm and grid point, and judge the changes of errors and times.
+    """Match the rows of two results tables (``baseline`` and ``candidate``) by problem, algorithm and grid point, and judge the
+    changes of errors and times; worst changes first.
 
     Rows match if problem, algorithm, parameters and grid point are equal; versions and code of items may differ
     (``changed_code`` names the items whose code does). Labels play no role.
@@ -310,7 +311,7 @@ def _judge_means(baseline: Row, candidate: Row) -> Judgment:
 
 
 def _mean_on(instances: Sequence[str], row: Row) -> float:
-    """Mean of a row's values over the given instances; over all instances of the row if none are given."""
+    """Return the mean of a row's metric over the runs on these ``instances``; over all runs of the row if none are given."""
     values, mean = row.estimate.values, row.estimate.mean
     if len(instances) in (0, len(values)) and mean is not None:
         return mean
@@ -323,8 +324,8 @@ def _failed_fraction(row: Row) -> float:
 
 
 def _time_change(baseline: Row, candidate: Row) -> Number:
-    """Return the change of the time per iteration from the row of the baseline to that of the candidate in percent; None if the
-    times are not comparable.
+    """Return the change of the time per iteration from the row of the baseline to that of the candidate, in percent; None if the
+    times are not comparable, as from two machines.
     """
     old_cost, new_cost = baseline.cost, candidate.cost
     if not (old_cost.trusted and new_cost.trusted):
@@ -354,7 +355,7 @@ class OverallChange(RowEntry):
     half_width: float
 
     def document(self) -> JsonObject:
-        """Return the JSON document of the mean change."""
+        """Return the mean change as a JSON object."""
         row, judgment = self.row.document(), self.judgment
         return {
             **{key: row[key] for key in OVERALL_KEYS},

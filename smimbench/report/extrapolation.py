@@ -46,8 +46,8 @@ FEWEST = 3
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean over ``n`` runs at one dimension. ``moved`` is the mean rescaled to the common sample ratio by the theory's
-    dependence on it, ``error`` the standard error of ``moved``.
+    """Mean over ``n`` runs at one dimension. ``moved`` is this mean rescaled to the sample ratio that all points share, by
+    theory's dependence on it; ``error`` is the standard error of ``moved``.
     """
 
     dimension: int
@@ -59,9 +59,8 @@ class SizePoint:
 
 @dataclass(frozen=True, slots=True)
 class Limit(RowEntry):
-    """Extrapolation to infinite D of one quantity (metric and component of an algorithm), from rows of results that differ
-    only in their dimension; ``row`` is a row of the table that holds the limit, ``points`` the means over runs that were
-    fitted.
+    """Extrapolation to infinite D of one quantity (metric and component of an algorithm), from rows of results that differ only
+    in their dimension: the ``fit``, its ``points`` (means over runs), and ``row``, a row of results that holds the limit.
 
     Attributes
     ----------

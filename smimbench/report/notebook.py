@@ -79,7 +79,9 @@ class Rows(list[RowDocument]):
 
     @property
     def table(self) -> Any:
-        """Flat table of the rows (mean, standard error, prediction, optimum), as a pandas or polars frame or a list of dicts."""
+        """Flat table of the rows (mean, standard error, prediction, optimum), as a pandas or polars data frame or a list of
+        dicts.
+        """
         return frame(flat_rows(self))
 
     def __repr__(self) -> str:
@@ -131,7 +133,7 @@ AXES = ("iteration", "seconds", "samples", "damping")
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Metric values and trajectories of runs, as pandas or polars frames or as lists of dicts."""
+    """Metric values and trajectories of runs, as pandas or polars data frames or as lists of dicts."""
 
     values: Any
     trajectories: Any
@@ -142,7 +144,7 @@ class Loaded:
         return "{} rows in .values, {} in .trajectories".format(*counts)
 
     def _repr_html_(self) -> str | None:
-        """Render the first rows of values as an HTML table; None without pandas, polars and jinja2."""
+        """Render the first rows of values as an HTML table; return None without pandas, polars and jinja2."""
         first_rows = self.values[:12]
         if hasattr(first_rows, "_repr_html_"):
             table_html = first_rows._repr_html_()
@@ -208,7 +210,7 @@ def _value_rows(suite: str, key: str, record: Record) -> list[dict[str, object]]
 
 
 def _step_rows(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, object]]:
-    """Make one table row per step, metric and component of a trajectory."""
+    """Make one table row per step, metric and component of the trajectory of a run, whose cell has this ``key``."""
     return [
         {
             "key": key,
@@ -227,7 +229,9 @@ def _step_rows(key: str, trajectory: Mapping[str, Array]) -> list[dict[str, obje
 
 
 def frame(rows: Sequence[Mapping[str, object]]) -> Any:
-    """Convert flat rows to a pandas frame, or a polars frame without pandas; without either, return them unchanged."""
+    """Convert flat rows (dicts) to a pandas data frame, or a polars data frame without pandas; without either, return them
+    unchanged.
+    """
     for name in ("pandas", "polars"):
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name).DataFrame(rows)
@@ -268,7 +272,7 @@ class Theory:
 
     @cached_property
     def table(self) -> Any:
-        """The ``rows`` as a pandas or polars frame, or unchanged without either package."""
+        """The ``rows`` as a pandas or polars data frame, or unchanged without either package."""
         return frame(self.rows)
 
     @cached_property

@@ -67,21 +67,21 @@ LARGEST = 1 << 28
 
 
 class _Timing(OpenModel):
-    """Timing fields that name the file of a record."""
+    """Fields of a record's timing from which the name of its file is made."""
 
     trusted: bool = False
     machine: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]
 
 
 class _Record(OpenModel):
-    """Fields that name the file of a record; the other fields are checked when the record is read."""
+    """Fields of a record from which the name of its file is made; the other fields are checked when the record is read."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
     timing: _Timing
 
 
 class _Answer(OpenModel):
-    """Fields that name the file of a stored answer of theory."""
+    """Fields of a stored answer of theory from which the name of its file is made."""
 
     problem: object
     alpha: object
@@ -110,7 +110,7 @@ def write_packed(
     left_out: Collection[tuple[str, str]] = (),
     trajectories: bool = True,
 ) -> None:
-    """Write records, ``run.json`` and the solved theory that the table needs into one file.
+    """Write all that a results table needs into one file: records, ``run.json`` and solved theory.
 
     Parameters
     ----------
@@ -330,7 +330,9 @@ def unpacked(
 
 
 def _write_files(pack: JsonObject, store: Store, theory_folder: Path) -> None:
-    """Write the records, ``run.json`` and theory of packed results as the files of a results folder."""
+    """Write the records, ``run.json`` and theory of packed results (``pack``) as the files of a results folder and of
+    ``theory_folder``.
+    """
     text_by_path = {store.folder / "run.json": indented_json(with_digest(pack["run"]))}
     for records, folder in (
         (pack["records"], store.folder),
@@ -372,8 +374,8 @@ def verified_files(paths: Iterable[Path]) -> Verification:
 
 
 def rerun_obstacle(row: Row, shared: RunJson) -> str:
-    """Return the reason why others cannot run the cells of a row again; empty if they can. ``shared`` is the ``run.json`` of
-    the results.
+    """Return the reason why others cannot rerun the cells of a row; empty if they can. ``shared`` is the ``run.json`` of the
+    results.
 
     Parameters
     ----------
@@ -423,11 +425,11 @@ def submission(
         If the suite is not finished, its cells are of several versions, or no row can be run again.
     """
     suite = results.suite
-    if missing := results.table.missing:
+    if missing_count := results.table.missing:
         raise SuiteError(
             suite.file,
             "",
-            f"{missing} cells have not been run; finish the run before submitting it",
+            f"{missing_count} cells have not been run; finish the run before submitting it",
         )
     versions = {canonical_json(record.versions) for _, record in results.pairs}
     if versions != {canonical_json(shared["versions"])}:

@@ -286,21 +286,29 @@ def agreement(rows: Sequence[Row], metric: str | None) -> Agreement:
         row.at_size if is_known else row
         for row, is_known in zip(rows, is_optimum_known)
     ]
-    of_all = _test_agreement(rows, metric)
-    if of_all.prediction in (None, "yes") or of_all.would_have_seen is None:
-        return of_all
+    agreement_of_all_runs = _test_agreement(rows, metric)
+    if (
+        agreement_of_all_runs.prediction in (None, "yes")
+        or agreement_of_all_runs.would_have_seen is None
+    ):
+        return agreement_of_all_runs
     outliers, run_count = _outliers([row for row in rows if row.metric == metric])
     if not outliers:
-        return of_all
-    of_others = _test_agreement(rows, metric, outliers)
-    if of_others.prediction == "no":
-        return of_others
-    if of_others.would_have_seen is None or (
-        of_others.prediction == of_all.prediction
-        and 10 * of_others.would_have_seen > of_all.would_have_seen
+        return agreement_of_all_runs
+    agreement_without_outliers = _test_agreement(rows, metric, outliers)
+    if agreement_without_outliers.prediction == "no":
+        return agreement_without_outliers
+    if agreement_without_outliers.would_have_seen is None or (
+        agreement_without_outliers.prediction == agreement_of_all_runs.prediction
+        and 10 * agreement_without_outliers.would_have_seen
+        > agreement_of_all_runs.would_have_seen
     ):
-        return of_all
-    return replace(of_others, prediction="far off", far_off=[len(outliers), run_count])
+        return agreement_of_all_runs
+    return replace(
+        agreement_without_outliers,
+        prediction="far off",
+        far_off=[len(outliers), run_count],
+    )
 
 
 def _holds_at_all_sizes(
@@ -498,7 +506,7 @@ def _series_by_quantity(
 def _relative_variances(
     series_by_quantity: Mapping[PredictedQuantity, SizeSeries],
 ) -> dict[PredictedQuantity, float]:
-    """Estimate for each quantity the variance over single runs, relative to the square of the quantity's scale and times D.
+    """Estimate for each quantity the variance over single runs, relative to the square of its scale (its prediction) and times D.
     The largest among the quantity itself and related ones (of the same sample ratio) counts.
 
     There the error that an algorithm claims is right in some runs and far off in others: a claim that scatters counts for all

@@ -96,13 +96,13 @@ class ResultsTable:
     @cached_property
     @np.errstate(over="ignore", invalid="ignore")
     def extrapolated(self) -> list[Limit]:
-        """Extrapolations to infinite dimension of quantities measured at three or more different dimensions."""
+        """Extrapolations to infinite dimension of all quantities that were measured at three or more dimensions."""
         if len({row.place.dimension for row in self.rows}) < FEWEST:
             return []
         return extrapolated_rows(self.rows, self.target)
 
     def stored_fields(self) -> JsonObject:
-        """Return the JSON fields of the table that cannot be computed from its rows."""
+        """Return the JSON fields of the table that cannot be computed from its rows (title, numbers of cells, ...)."""
         stored_fields = {key: getattr(self, key) for key in (*HEAD, *COUNTS)}
         return stored_fields | (
             {"left_out": list(self.left_out)} if self.left_out else {}
@@ -129,7 +129,7 @@ COUNTS = ("status_counts", "missing", "other_versions")
 def cells_with_records(
     cells: Sequence[Cell], records: Mapping[str, Record]
 ) -> list[Pair]:
-    """Pair each cell with its stored record, from any machine; records with trusted times are preferred."""
+    """Pair each cell with its stored record, from any machine; of several, those with trusted times are preferred."""
     trusted_last = sorted(records.values(), key=lambda record: record.timing.trusted)
     by_key = {record.key: record for record in trusted_last}
     labeled = {
@@ -178,7 +178,8 @@ def cells_with_outdated_records(
 
 
 class Results:
-    """Results of a suite on the given backends (default: every backend with stored records).
+    """Stored results of a suite: cells with their records, on the given backends (default: every backend with stored records),
+    and the rows made of them.
 
     Parameters
     ----------
@@ -226,7 +227,7 @@ class Results:
 
     @cached_property
     def scored(self) -> list[Row]:
-        """The rows of external estimates, stored by ``smimbench score``."""
+        """The rows of external estimates that ``smimbench score`` has stored."""
         return scored_rows(self.suite, self.store, self.answers, self.optima)
 
     @cached_property
@@ -264,7 +265,9 @@ class Results:
 
 
 def with_unique_labels(rows: Iterable[Row]) -> list[Row]:
-    """Extend labels that different problems or algorithms share, so that every label is unique."""
+    """Return rows in which every label is unique: labels that different problems or algorithms share are extended by the
+    parameters in which these differ.
+    """
     rows = list(rows)
     for item in ("problem", "algorithm"):
         specs_by_label: dict[str, dict[str, dict[str, object]]] = {}
@@ -301,7 +304,9 @@ def _flattened(table: Mapping[str, object], prefix: str = "") -> dict[str, objec
 def _differing_parameters(
     flat_specs: Mapping[str, Mapping[str, object]], identity: str
 ) -> str:
-    """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``."""
+    """Return the parameters in which items of the same label differ, as text like `` (channel.beta=2)``; ``identity`` is the item
+    to describe, ``flat_specs`` are those of all.
+    """
     parameters = sorted(
         {parameter for flat_spec in flat_specs.values() for parameter in flat_spec}
     )
@@ -338,8 +343,8 @@ class OptimalRuns(NamedTuple):
 
 
 def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima:
-    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension; ``references`` are
-    runs of a Bayes-optimal algorithm, by problem and sample ratio.
+    """Find the Bayes-optimal errors at finite dimension, by problem, nominal sample ratio and dimension; ``references`` are runs
+    of a Bayes-optimal algorithm, by problem and sample ratio, to which errors are fitted where no closed form is known.
 
     They are those that the suite holds, else they come from the ``ok`` runs of the first shipped algorithm that is predicted to
     reach the Bayes-optimal point.
@@ -353,12 +358,12 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
     for place_pairs in grouped(shipped_runs, lambda pair: pair[0].place).values():
         cell, records = place_pairs[0][0], [record for _, record in place_pairs]
         problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
-        has_reference = any(
+        has_other_reference = any(
             reference.algorithm != cell.algorithm_label
             or reference.dimension == cell.dimension
             for reference in problem_references
         )
-        if not has_reference:
+        if not has_other_reference:
             problem = suite.problems[cell.problem_label]
             problem_references += _optimal_runs(problem, cell, records, answers)
     optima = {
@@ -412,16 +417,16 @@ def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]
     variable around 0 with a third of ``SECOND`` as its standard deviation. What is twice as far above the limit as finite size
     explains (``FINITE`` and ``SECOND``) is cut off there.
     """
-    closed_form = {}
+    closed_form_optima = {}
     for reference in references:
         limit, dimension = reference.limit, reference.dimension
         if reference.coefficient is not None:
             excess = np.asarray(reference.coefficient, dtype=float) / dimension
             error = excess**2 / np.where(limit > 0, limit, 1.0)
-            closed_form[dimension] = Optimum(
+            closed_form_optima[dimension] = Optimum(
                 limit + excess, error, "closed form", reference.instance_errors
             )
-    return closed_form or _fitted_optima(
+    return closed_form_optima or _fitted_optima(
         [
             reference
             for reference in references

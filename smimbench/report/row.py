@@ -171,7 +171,7 @@ class OptimalValue:
 
     @property
     def is_known_at_size(self) -> bool:
-        """Whether ``value`` is the optimum at the dimension of the runs, known without a fit to runs of an algorithm."""
+        """Whether ``value`` is the Bayes-optimal value at the dimension of the runs and was not obtained by a fit to runs."""
         return self.source != LIMIT and not self.source.startswith(FITTED)
 
 
@@ -198,9 +198,9 @@ class Nearness:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Cost of a run: means over runs of times in seconds (in total, of the first and of any iteration) and of iterations,
-    largest memory use, the share of the machine's peak speed (``ceiling``) that is reached, and the time ``near`` the
-    optimum.
+    """Cost of the runs of a row: mean times in seconds (whole run, first iteration, one iteration) and iterations, largest memory
+    use, the share of the machine's peak speed that is reached (``ceiling`` names the peak), and ``near``: median times until the
+    error is near the optimum.
 
     Attributes
     ----------
@@ -228,8 +228,8 @@ class RunCost:
 
 @dataclass(frozen=True, slots=True)
 class StillMoving:
-    """Number of runs whose error still changed at the last step, with the median of their relative ``change`` and of
-    ``lowest``: the ratio of the lowest error to the final one.
+    """Number of ``runs`` whose error still changed at the last step, with the median of their relative ``change`` and of
+    ``lowest``: the ratio of the lowest error of a run to its final one.
     """
 
     runs: int
@@ -282,8 +282,8 @@ class LearningOrder:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Mean of a diagnostic (number that an algorithm reports at its end) over the ``found`` of ``runs`` runs that report it,
-    with its standard error ``sem`` and theory's prediction.
+    """Mean of a diagnostic (a number that an algorithm reports at the end of a run) over the ``found`` of ``runs`` runs that
+    report it, with its standard error ``sem`` and the value that ``theory`` predicts.
     """
 
     mean: Number
@@ -295,7 +295,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Outcome of the runs of a row: statuses, warnings, learning order and reported diagnostics.
+    """Outcome of the runs of a row: numbers of runs by status, reasons of failures, warnings, learning order and the diagnostics
+    that algorithms report.
 
     Attributes
     ----------
@@ -329,7 +330,7 @@ class Setup:
     algorithm: Specification
 
     def without(self, key: str) -> Setup:
-        """Return a copy without a key, which is removed from nested items, too."""
+        """Return a copy without a key (a parameter), which is removed from nested items, too."""
         return Setup(without(key, self.problem), without(key, self.algorithm))
 
 
@@ -389,7 +390,9 @@ class Row:
 
     @property
     def optimum_to_limit(self) -> Number:
-        """Ratio of the Bayes-optimal error at this size to its limit; None where it is unknown or fitted to these runs."""
+        """Ratio of the Bayes-optimal error at the dimension of the runs to that at infinite dimension; None where it is unknown
+        or was fitted to these runs.
+        """
         optimum = self.optimum
         is_unknown = optimum.source == LIMIT or self.is_fitted_to_itself
         if is_unknown or optimum.value is None or self.ratio_to_limit is None:
@@ -405,7 +408,9 @@ class Row:
 
     @property
     def is_predicted_optimal(self) -> bool:
-        """Whether theory predicts the Bayes optimum for the algorithm, and the optimum is known at this size without a fit."""
+        """Whether theory predicts that the algorithm reaches the Bayes optimum, and the optimum at the dimension of the runs is
+        known without a fit to runs.
+        """
         limit, predicted = self.optimum.limit, self.prediction.value
         if limit is None or predicted is None or not self.optimum.is_known_at_size:
             return False
@@ -437,7 +442,9 @@ class Row:
 
     @property
     def z_at_size(self) -> Number:
-        """Difference between mean and prediction at this size in units of their combined error; None if that is unknown."""
+        """Difference between the mean over runs and the prediction at their dimension, in units of the combined error; None if
+        the latter is unknown.
+        """
         predicted = self.at_size.prediction
         if (
             predicted.coefficient is None
@@ -459,7 +466,7 @@ class Row:
 
     @property
     def z(self) -> Number:
-        """The difference that tables show: ``z_at_size`` where it is known, else ``z_from_limit``."""
+        """The z-score that tables show: ``z_at_size`` where it is known, else ``z_from_limit``."""
         return self.z_from_limit if self.z_at_size is None else self.z_at_size
 
     def document(self) -> RowDocument:
@@ -467,7 +474,7 @@ class Row:
         return flat_document(self)
 
     def labeled(self, problem: str, algorithm: str) -> Self:
-        """Return a copy with other labels of problem and algorithm."""
+        """Return a copy of the row with other labels of problem and algorithm."""
         return replace(
             self, place=replace(self.place, problem=problem, algorithm=algorithm)
         )
@@ -485,8 +492,8 @@ class RowEntry:
 
 
 class Optimum(NamedTuple):
-    """Bayes-optimal errors ``value`` (P,) at one dimension with standard errors ``error`` (P,), the source they are from, and
-    the errors (P,) on single instances, by instance.
+    """Bayes-optimal errors ``value`` (P,) of P components at one dimension, with standard errors ``error`` (P,); ``source`` says
+    how they were obtained, ``instance_errors`` are the errors (P,) of a Bayes-optimal algorithm by instance.
 
     ``is_mean_of_runs``: they are no more than the mean over the runs of one algorithm, whose ratio to them is 1.
     """
@@ -503,7 +510,9 @@ class Optimum(NamedTuple):
 
 
 def optimum_at_limit(point: TheoryPoint) -> Optimum:
-    """Optimum without a finite-size correction: the error at infinite D of a ``point`` (fixed point of the theory)."""
+    """Return the Bayes-optimal errors at infinite D, from the fixed point of theory ``point``, in place of those at a finite
+    dimension.
+    """
     return Optimum(point.mse, point.mse_error, LIMIT, {})
 
 
@@ -512,7 +521,7 @@ Optima = Mapping[tuple[str, float, int], Optimum]
 
 
 def row_of(document: RowDocument) -> Row:
-    """Make a row from a flat JSON object.
+    """Make a row from a flat JSON object, as ``show --json`` prints it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Make the rows of the error table from records and solved theory.
+"""Rows of the error table, made from records of runs and solved theory.
 
 There is one row per problem, algorithm, backend, sample ratio, dimension, metric and component.
 """
@@ -135,7 +135,9 @@ def ratio_of_runs(problem: Problem, pairs: Sequence[Pair]) -> float:
 
 @dataclass(frozen=True)
 class PlaceRuns:
-    """All runs of an algorithm on a problem at one (actual) sample ratio, dimension and backend."""
+    """All runs of an algorithm on a problem at one place: sample ratio actually used, dimension and backend; with their
+    ``records`` and the items' parameters (``identity``).
+    """
 
     place: Place
     problem: Problem
@@ -158,8 +160,8 @@ class PlaceRuns:
 
 
 def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns]]:
-    """Group runs (cells with their records) by problem, algorithm, backend, sample ratio and dimension, regardless of labels;
-    each group comes with one of its cells.
+    """Group runs (``pairs`` of cell and record) by place: problem, algorithm, backend, sample ratio and dimension, whatever their
+    labels; each group comes with one of its cells.
 
     The cells of a group differ only in seed and replicate.
     """
@@ -190,8 +192,8 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
 
 
 def bayes_point(answers: Answers, problem: Problem, ratio: float) -> TheoryPoint | None:
-    """Return the Bayes-optimal fixed point of theory for a problem at a sample ratio from the stored ``answers``; None if it is
-    not stored.
+    """Return the Bayes-optimal fixed point of state evolution for a problem at the sample ratio ``ratio``, from the stored
+    ``answers``; None if it is not stored.
     """
     branches = stored_or_none(answers.points, problem, [ratio])
     return branches[0][0] if branches else None
@@ -225,7 +227,9 @@ def prediction_question(
 
 
 def _is_complete(overlaps: Overlaps, components: int) -> bool:
-    """Return whether the overlap matrices of a run's start are (P, P) for P = ``components``, and all their numbers finite."""
+    """Return whether the overlap matrices (P, P) of teacher and estimate at a run's start are there for P = ``components``, and
+    all their numbers finite.
+    """
     if {np.shape(matrix) for matrix in overlaps} != {(components, components)}:
         return False
     return bool(np.isfinite(np.array(overlaps, dtype=float)).all())
@@ -374,7 +378,8 @@ def rows_of_points(
     answers: Answers,
     optima_at_size: Optima,
 ) -> list[Row]:
-    """Make the rows of external estimates (see ``smimbench.run.external``); replicates of one point share a row.
+    """Make the rows of external estimates (``points``, see ``smimbench.run.external``) from their records; replicates of one
+    point share a row.
 
     They have all metrics that can be computed from an estimate alone.
     """
@@ -582,8 +587,8 @@ CHECKPOINTS = (0.125, 0.25, 0.5)
 def _unlisted_metrics(
     runs: PlaceRuns, prediction: AlgorithmPrediction, listed: Sequence[str]
 ) -> Iterator[PredictedNumber]:
-    """Yield the predicted quantities whose metrics the suite does not list (not in ``listed``): those of the error that the
-    algorithm claims; ``coefficient`` is that of the 1/D correction, 0 for a prediction at the runs' dimension.
+    """Yield the predicted quantities whose metrics the suite does not list (not in ``listed``): estimates that algorithms make of
+    their own error. ``coefficient`` is that of the 1/D correction, 0 for a prediction at the runs' dimension.
     """
     problem = runs.problem
     coefficient = 0.0 if prediction.at_size else None
@@ -605,8 +610,8 @@ def _unlisted_metrics(
 def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
-    """Yield the errors of runs after the fractions ``CHECKPOINTS`` of their steps, with those of the predicted trajectory
-    (``path``).
+    """Yield the errors of runs during the run, after the fractions ``CHECKPOINTS`` of their steps, each with the error that
+    theory predicts there (``path``: the predicted trajectory).
     """
     path, components = prediction.trajectory, problem.components
     runs = [

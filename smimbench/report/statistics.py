@@ -106,8 +106,8 @@ def mean_and_error(values: Host) -> MeanAndError:
 def compared_with_theory(
     estimate: MeanAndError, theory: Number, theory_error: Number
 ) -> Comparison:
-    """Compare a mean over runs (``estimate``) with the value of theory; ``z`` is their difference in units of the combined
-    error: the standard error of the mean, and the numerical error of theory.
+    """Compare a mean over runs (``estimate``) with the value of theory: difference, and ``z``, the difference in units of the
+    combined error (the standard error of the mean, and the numerical error of theory).
     """
     mean, sem = estimate
     if mean is None or theory is None:
@@ -182,8 +182,8 @@ class Change(NamedTuple):
 def shared_instances(
     baseline: Mapping[K, float], candidate: Mapping[K, float]
 ) -> list[K]:
-    """List the instances for which both ``baseline`` and ``candidate`` (values by instance) have a value, in the baseline's
-    order; empty if there are fewer than two.
+    """List the instances (data sets) for which both ``baseline`` and ``candidate`` (values by instance) have a value, in the
+    baseline's order; empty if there are fewer than two.
     """
     shared = [instance for instance in baseline if instance in candidate]
     return shared if len(shared) > 1 else []
@@ -233,7 +233,9 @@ def mean_change(changes: Sequence[Change]) -> Change:
 
 
 def near_optimum(optimum: Host, epsilon: float, target: float) -> Host:
-    """Errors (P,) that count as near the Bayes-optimal ones, ``optimum`` (P,): 1 + epsilon times these, at least ``target``."""
+    """Return the errors (P,) up to which a run counts as near the optimum: 1 + epsilon times the Bayes-optimal ones
+    (``optimum``), at least ``target``.
+    """
     return np.where(optimum > target, (1 + epsilon) * optimum, target)
 
 
@@ -430,9 +432,9 @@ def runs_still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving |
 
 
 def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, float]]:
-    """Return the relative change of the error between the last two blocks of a trajectory (0 if it is noise) and the ratio of
-    the lowest error to the final one; ``mean``, ``mean_before`` and ``mean_two_before`` are the mean errors over the last
-    three blocks.
+    """Divide the end of a trajectory into blocks and return the relative change of the total error between the last two blocks (0
+    if it is noise) and the ratio of the lowest error to the final one; ``mean``, ``mean_before`` and ``mean_two_before`` are the
+    mean errors of the last three blocks.
 
     The list is empty if the run is too short.
     """

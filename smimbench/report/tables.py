@@ -73,7 +73,9 @@ def has_own_prediction(row: Row | RowEntry) -> bool:
 
 
 def _theory_columns(rows: Sequence[Row | RowEntry], *more_columns: str) -> Columns:
-    """Return the columns of predicted and optimal value; a single one with its error if both are equal in all rows."""
+    """Return the headings of the columns of predicted value, z-score and optimal value; the predicted one is left out if both are
+    equal in all rows.
+    """
     if any(map(has_own_prediction, rows)):
         return ["predicted", "z score", "optimal"]
     optimal = Column("optimal", uncertain, fields="theory.value theory.error")
@@ -284,7 +286,8 @@ def _slowest_first(row: Row) -> tuple[float, float]:
 def other_version_lines(
     other_versions: Sequence[OtherVersion], has_missing_cells: bool = True
 ) -> list[str]:
-    """List the items of which stored cells were computed by another version or other code, one line each.
+    """List the items (such as an algorithm) by whose other version or other code stored cells were computed, one line each with
+    the number of cells.
 
     ``has_missing_cells``: the current version still has cells to run.
     """
@@ -376,7 +379,9 @@ def _half_overlap_time(
 
 @dataclass(frozen=True, slots=True)
 class FindingEntry(RowEntry):
-    """Table entry for a diagnostic that the runs of a row report, with its index if it is a list."""
+    """Table entry for a number that the runs of a row report at their end (``finding``), with its index if the algorithm reports
+    a list.
+    """
 
     finding: Finding
     list_index: int
@@ -449,15 +454,15 @@ def extrapolated_tables(limits: Sequence[Limit]) -> list[RenderableType]:
 
 
 def search_table(search: JsonObject) -> RenderableType:
-    """Make the table of the trials of a tuning search, one row for each setting with its error in every round; the best
-    trials come first.
+    """Make the table of the trials of a tuning search: one row per trial (a setting of the parameters) with its error in every
+    round, best trials first.
     """
     rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
 
     def column(
         heading: str, values: Sequence[Any], text: Callable[[Any], str] = as_text
     ) -> Column:
-        """Make a column of the ``values`` of all trials, whose rows are the indices of trials."""
+        """Make a column from ``values``, one for each trial; a row of the table is the index of a trial."""
         return Column(heading, lambda trial: text(values[trial]))
 
     def best_first(trial: int) -> tuple[int, float]:
@@ -489,7 +494,7 @@ def search_table(search: JsonObject) -> RenderableType:
 
 
 def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
-    """Make the comparison tables from the changes of ``compare_rows``, one per problem and metric."""
+    """Make the tables that compare two results, from the changes of ``compare_rows``, one per problem and metric."""
     tables = []
     for (problem, metric), metric_changes in _by_metric(changes).items():
         columns: Columns = [
@@ -519,7 +524,7 @@ def comparison_tables(changes: Sequence[RowChange]) -> list[RenderableType]:
 
 
 def _candidate_z_text(change: RowChange) -> str:
-    """Format the z of the second of two compared results."""
+    """Format the z-score of the second of two compared results."""
     return z_text(change.candidate) if change.candidate else ""
 
 

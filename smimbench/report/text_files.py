@@ -26,7 +26,8 @@ _ROW_COLUMNS = [
 def as_csv(
     rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
 ) -> str:
-    """Format rows as CSV with all digits, followed by their limits at infinite dimension (dimension ``inf``), if any.
+    """Format rows of results as CSV with all digits, followed by their extrapolations to infinite dimension (dimension ``inf``),
+    if any.
 
     The columns ``refusal``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
     """
@@ -37,7 +38,7 @@ def as_csv(
 def flat_rows(
     rows: Sequence[RowDocument], column_names: Sequence[str] = _ROW_COLUMNS
 ) -> list[dict[str, object]]:
-    """Convert rows to flat dicts of numbers and texts."""
+    """Convert rows of results to flat dicts of numbers and texts, with these columns."""
     return [
         {column_name: row.get(column_name) for column_name in column_names}
         | {"status_counts": _counts_text(row["status_counts"])}
@@ -48,7 +49,9 @@ def flat_rows(
 def as_markdown(
     rows: Sequence[RowDocument], extrapolated_rows: Sequence[RowDocument]
 ) -> str:
-    """Format rows as a Markdown table with rounded numbers, followed by their limits at infinite dimension, if any."""
+    """Format rows of results as a Markdown table with rounded numbers, followed by their extrapolations to infinite dimension, if
+    any.
+    """
     return markdown_table(*_with_limits(rows, extrapolated_rows))
 
 

@@ -44,8 +44,8 @@ from smimbench.theory.types import (
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """Value that a paper published at a sample ratio (``reference`` is its table, with source and accuracy), and the value
-    that ``theory`` gives there, with its numerical error.
+    """Value that a paper published for a sample ratio ``alpha`` (``reference`` is its table, with source and accuracy), and the
+    value that our ``theory`` gives there, with its numerical error.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class PublishedValue:
 
     @property
     def tolerance(self) -> float:
-        """The stated accuracy of the published value."""
+        """The accuracy that is stated for the published value."""
         return self.reference.tolerance or 0.0
 
     @property
@@ -100,8 +100,8 @@ class PublishedValue:
 
 @dataclass(frozen=True)
 class AlgorithmTheory:
-    """Theoretical prediction for an algorithm at one sample ratio, or the reason why there is none; ``fresh`` says whether
-    the ratio counts fresh samples, ``overlap`` (P,) holds the predicted overlaps.
+    """Theoretical prediction for an ``algorithm`` at the sample ratio ``alpha`` and a dimension, or the reason why there is none;
+    ``fresh`` says whether alpha counts fresh samples, ``overlap`` (P,) holds the predicted overlaps.
 
     Attributes
     ----------
@@ -140,7 +140,8 @@ class AlgorithmTheory:
 
 @dataclass(frozen=True)
 class ProblemTheory:
-    """Theory of one problem of a suite: points, thresholds, published values, predictions for algorithms and checks.
+    """Theory of one problem of a suite: fixed points of state evolution at several sample ratios (``points``), thresholds,
+    published values, predictions for algorithms and Monte Carlo checks; ``unsolved`` says why it could not be solved.
 
     Attributes
     ----------
@@ -213,8 +214,8 @@ class ProblemTheory:
 def theory_questions(
     suite: Suite, alphas: Sequence[float] | None = None, *, thresholds: bool = True
 ) -> Iterator[Question]:
-    """Yield the questions that ``theory_of_suite`` needs answered at the sample ratios ``alphas`` (default: the suite's), with
-    those for ``thresholds`` unless they are not wanted.
+    """Yield the theory questions whose answers ``theory_of_suite`` needs, at the sample ratios ``alphas`` (default: the suite's)
+    and, unless ``thresholds`` is false, for thresholds.
     """
     for plan in suite.chosen_plans:
         yield PointsQuestion(plan.problem, tuple(_sample_ratios(plan, alphas)))
@@ -381,7 +382,7 @@ def with_predictions(
 def with_checks(
     theories: Sequence[ProblemTheory], checks: Sequence[Sequence[Check]]
 ) -> list[ProblemTheory]:
-    """Add Monte Carlo checks to theories of problems, as far as they were run."""
+    """Add Monte Carlo ``checks`` to the theories of problems, where checks were made."""
     checked_theories = [
         replace(theory, checks=problem_checks)
         for theory, problem_checks in zip(theories, checks)
@@ -390,7 +391,9 @@ def with_checks(
 
 
 def _prediction_ratio(problem: Problem, cell: Cell) -> float:
-    """Return the sample ratio of a prediction for a cell: that of all fresh samples of its run, or the nominal one."""
+    """Return the sample ratio at which theory predicts the algorithm of a cell: that of all fresh samples of its run, or the
+    cell's nominal one.
+    """
     return (
         planned_ratio(problem, cell)
         if draws_fresh_samples(cell.algorithm)
@@ -437,7 +440,7 @@ def _requested_cells(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]
 
 
 def table_questions(results: Results) -> Iterator[Question]:
-    """Yield the questions of tables and verdicts: Bayes-optimal points, predictions for the algorithms, and thresholds.
+    """Yield the theory questions of tables and verdicts: Bayes-optimal errors, predictions for the algorithms, and thresholds.
 
     Points are asked for at the sample ratios that the runs used, thresholds only where a run did not converge.
     """
@@ -461,7 +464,7 @@ def table_questions(results: Results) -> Iterator[Question]:
 
 
 def point_questions(points: Iterable[GridPoint]) -> Iterator[Question]:
-    """Yield the Bayes-optimal points that rows of external estimates are compared with."""
+    """Yield the questions for the Bayes-optimal errors that external estimates (``points``) are compared with."""
     for point in points:
         problem = point.plan.problem
         ratio = sample_ratio(problem, point.alpha, point.dimension)

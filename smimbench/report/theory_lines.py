@@ -65,10 +65,12 @@ class LineGrid(NamedTuple):
         starts = np.array([first, *inner]) * (1 + BESIDE_THRESHOLD)
         ends = np.array([*inner, last]) * (1 - BESIDE_THRESHOLD)
         # Denser towards thresholds, as Chebyshev nodes are.
-        positions = (1 - np.cos(np.pi * np.arange(nodes) / max(1, nodes - 1))) / 2
-        between = starts[:, None] + np.outer(ends - starts, positions)
-        beside = [*starts[1:], *ends[:-1]]
-        return sorted({*self.given_alphas, *beside, *between.ravel()})
+        relative_positions = (
+            1 - np.cos(np.pi * np.arange(nodes) / max(1, nodes - 1))
+        ) / 2
+        between = starts[:, None] + np.outer(ends - starts, relative_positions)
+        alphas_beside_thresholds = [*starts[1:], *ends[:-1]]
+        return sorted({*self.given_alphas, *alphas_beside_thresholds, *between.ravel()})
 
 
 NODES = 8
@@ -209,23 +211,31 @@ def theory_lines(
         for alpha in grid.node_alphas(NODES if line else 0):
             if at_alpha := stored_or_none(answers.points, problem, [alpha]):
                 points[alpha] = at_alpha[0]
-    optimum = optimum_name(find_metric(metric, problem.model.name), problem)
-    rows: dict[str, list[tuple[float, float, float]]] = {optimum: [], UNINFORMED: []}
-    is_apart = False
+    optimum_legend = optimum_name(find_metric(metric, problem.model.name), problem)
+    points_by_line: dict[str, list[tuple[float, float, float]]] = {
+        optimum_legend: [],
+        UNINFORMED: [],
+    }
+    branches_differ = False
     for alpha, branches in points.items():
-        drawn_points, was_apart = {optimum: branches[0]}, is_apart
+        drawn_points, branches_differed_before = (
+            {optimum_legend: branches[0]},
+            branches_differ,
+        )
         uninformed = [point for point in branches if point.branch == "uninformed"]
-        is_apart = bool(uninformed) and uninformed[0] is not branches[0]
-        if is_apart or was_apart:  # with the point where they meet again
+        branches_differ = bool(uninformed) and uninformed[0] is not branches[0]
+        if (
+            branches_differ or branches_differed_before
+        ):  # with the point where they meet again
             drawn_points[UNINFORMED] = [*uninformed, branches[0]][0]
         for name, point in drawn_points.items():
             values, errors = _theory_of(metric, problem, point)
             value, error = values[component_index], errors[component_index]
             if value is not None:
-                rows[name].append((alpha, value, error or 0.0))
+                points_by_line[name].append((alpha, value, error or 0.0))
     lines = {}
-    for name in filter(rows.get, rows):
-        lines[name] = Line(*np.array(rows[name], dtype=float).T)
+    for name in filter(points_by_line.get, points_by_line):
+        lines[name] = Line(*np.array(points_by_line[name], dtype=float).T)
         if not is_on_line:
             lines[name] = smooth(lines[name], grid.threshold_alphas)
     return lines

@@ -34,7 +34,9 @@ ALPHA = Column("alpha", "{:.5g}".format, fields="alpha")
 
 
 def _theory_columns(component_word: str) -> Columns:
-    """Return the columns of a theory point; ``component_word`` is the word for a component, such as layer."""
+    """Return the columns of a fixed point of theory: component, MSE and overlap with numerical errors; ``component_word`` is the
+    word for a component, such as layer.
+    """
     return [
         Column(component_word, fields="component"),
         "MSE ÷ prior variance",
@@ -45,7 +47,7 @@ def _theory_columns(component_word: str) -> Columns:
 
 
 def _rows_of_point(point: TheoryPoint) -> list[JsonObject]:
-    """Make one table row per component of a fixed point of theory."""
+    """Make one table row per component of the signal for a fixed point of theory (``point``)."""
     overlap = point.squared_cosine or np.diagonal(point.overlap).tolist()
     errors = {"generalization_error": point.generalization_error}
     return _component_rows(point, point.alpha, point.alpha_error, overlap, errors)
@@ -286,7 +288,7 @@ def _prediction_notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
 
 
 def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
-    """Make the tables of Monte Carlo checks, one per problem, with a summary of their z."""
+    """Make the tables of Monte Carlo checks of theory, one per problem, each with a summary of the z-scores."""
     columns: Columns = [
         ALPHA,
         Column("quantity", _quantity_name, words=True),
@@ -349,7 +351,9 @@ def _resolution_text(checks: Sequence[Check]) -> str:
 
 
 def _z_text(check: Check) -> str:
-    """Format the z of a Monte Carlo check: ``few`` draws, a bound that ``holds``, or a number, with ! if theory disagrees."""
+    """Format the z-score of a Monte Carlo check: ``few`` if there are too few draws, ``holds`` for a bound, otherwise a number,
+    followed by ! if theory disagrees.
+    """
     if not check.has_enough_draws:
         return "few"
     if check.bound and not check.z:
@@ -358,7 +362,7 @@ def _z_text(check: Check) -> str:
 
 
 def _quantity_name(check: Check) -> str:
-    """Name the checked quantity with its component and branch."""
+    """Name the quantity that a Monte Carlo check tests, with its component and fixed-point branch."""
     component = "" if check.component is None else f" {check.component + 1}"
     branch = "" if check.branch == "unique" else f", {check.branch}"
     return f"{check.quantity}{component}{branch}"

@@ -659,9 +659,9 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     instance_count = len(set().union(*instances.values()))
     summaries = []
     for name in names:
-        comparison = None
+        comparison_with_best = None
         if shared_instances(log_ratios[names[0]], log_ratios[name]):
-            comparison = _error_ratio(log_ratios, names[0], name)
+            comparison_with_best = _error_ratio(log_ratios, names[0], name)
         summaries.append(
             AlgorithmSummary(
                 name,
@@ -671,8 +671,8 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
                 None
                 if name in circular_names
                 else _mean_ratio(log_ratios_at_size[name]),
-                comparison.ratio if comparison else None,
-                comparison.interval if comparison else None,
+                comparison_with_best.ratio if comparison_with_best else None,
+                comparison_with_best.interval if comparison_with_best else None,
             )
         )
     return summaries

@@ -96,7 +96,7 @@ def note(remarks: Iterable[str], width: int = 80, max_lines: int | None = None) 
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """Return the first line of a verdict: the best algorithm, its error / optimal error, agreement with theory, and time."""
+    """Return the first line of a verdict: the best algorithm, its error over the optimal one, agreement with theory, and time."""
     problem, ranking = verdict.problem, verdict.contenders
     if verdict.metric is None:
         return f"{problem}: no verdict, because no metric of this suite is an error"
@@ -138,7 +138,9 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def optimum_words(verdict: Verdict) -> str:
-    """Return what is known of the optimum at the size of a verdict, over that of infinite size; empty if it is unknown."""
+    """Return the ratio of the optimal error at the dimension of a verdict to that at infinite dimension, and where it is from, in
+    words; empty if it is unknown.
+    """
     best = verdict.contenders[0]
     if best.optimum_to_limit is None:  # nor does a fit to its own runs tell
         return ""
@@ -149,7 +151,9 @@ def optimum_words(verdict: Verdict) -> str:
 
 
 def contender_line(contender: Contender) -> str:
-    """Return the line of another algorithm: its error relative to the reference algorithm and to the optimal error."""
+    """Return the line of a verdict on another algorithm than the best: its error relative to the best one's and to the optimal
+    error.
+    """
     phrases = []
     if contender.compared:
         phrases.append(compared_words(contender.compared))
@@ -175,8 +179,8 @@ def _error_phrases(contender: Contender) -> list[str]:
 
 
 def _zero_phrases(contender: Contender, digits: int) -> list[str]:
-    """Return the phrase on the contender's error where the optimal error is 0, with ``digits`` decimals, unless 0 is reached and
-    there is a ratio to show.
+    """Return the phrase on the contender's error at sample ratios where the optimal error is 0, with ``digits`` decimals; none if
+    it reached 0 there and there is a ratio to the optimum at others.
     """
     if contender.where_zero is None:
         return []
@@ -187,7 +191,7 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
 
 
 def compared_words(comparison: ErrorRatio) -> str:
-    """Return the text for the ratio of two errors with its interval."""
+    """Return the text on the ratio of an algorithm's error to that of another (``comparison``), with its confidence interval."""
     low, high = comparison.interval
     return f"{comparison.ratio:.3g} times {comparison.reference}'s error ({low:.3g} to {high:.3g})"
 
@@ -217,7 +221,7 @@ def _sample_ratios_text(alphas: Sequence[float]) -> str:
 
 
 def agreement_words(contender: Contender) -> str:
-    """Return the phrase on agreement with theory, with the measured or the detectable deviation."""
+    """Return the phrase on whether a contender agrees with theory, with the measured or the detectable deviation."""
     answer = contender.agreement.prediction
     return _agreement_text(
         contender,
@@ -227,7 +231,7 @@ def agreement_words(contender: Contender) -> str:
 
 
 def agreement_meaning(contender: Contender) -> str:
-    """Return what the phrase on agreement with theory means."""
+    """Return the explanation of the phrase on whether a contender agrees with theory."""
     answer = contender.agreement.prediction
     if contender.below_optimum:
         return VERDICT_HELP[BELOW]
