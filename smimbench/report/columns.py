@@ -401,8 +401,8 @@ COLUMNS: dict[str, list[Column]] = {
                "freedom.", "fit.chi2 fit.free"),
     ],
     "Order of learning": [
-        Column("layer 1 learning time, ...", meaning="Median time, in epochs or iterations, until this layer or component "
-               "reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
+        Column("layer 1 learning time", meaning="One column for each layer or component: median time, in epochs "
+               "or iterations, until it reaches half of its optimal overlap; `-` where the optimal overlap is 0."),
         Column("learning order (runs)", _learning_orders_text,
                "Order in which the components or layers reach half of their optimal "
                "overlap; in brackets, the number of runs with this order.", "runs.learning_order.sequences", words=True),

@@ -177,7 +177,7 @@ def test_both_verdicts_stand_beside_a_change():
     }
     assert {key: document[key] for key in expected} == expected
     text = flat(printed(comparison_tables([gamp, adam])))
-    assert "predicted z optimal" in text
+    assert "predicted score optimal" in text
     assert "1.1000 +0.4* 0.5000" in text
     assert "adam: no prediction: it has none" in text
     assert missing_values([*after, row(1.0, **{**none, "algorithm": "sgd"})]) == [
