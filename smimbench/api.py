@@ -83,7 +83,7 @@ def run(
         record_numbers = itertools.count(1)
 
         def on_campaign_record(record: Record) -> None:
-            """Advance the progress bar, and pass the record to the caller's function."""
+            """Advance the progress bar by one record, and pass the record to the caller's function."""
             show_progress(suite.name, next(record_numbers), total)
             if on_record is not None:
                 on_record(record.document)
@@ -151,7 +151,7 @@ def show(
 
 
 def _json_rows(results: Results, remarks: Sequence[str]) -> Rows:
-    """Return the table as ``show --json`` prints it, one dictionary per row, with remarks on it."""
+    """Return the rows of a results table as ``show --json`` prints them, with remarks on the table."""
     from smimbench.report.notebook import Rows
 
     return Rows((row.document() for row in results.rows), remarks)

@@ -218,8 +218,8 @@ def _run_checks(
     seed: int,
     parameters: Parameters,
 ) -> list[JsonObject]:
-    """Run checks of the items of these names, made with these parameters, and return a JSON object per item with all
-    outcomes; each is printed at once if there is a console. ``check_ids`` name the checks (none: all), ``seed`` is that of
+    """Run checks of the items with these names, made with these ``parameters``, and return a JSON object per item with the
+    outcome of every check, printed at once unless JSON is wanted. ``check_ids`` name the checks (none: all), ``seed`` is that of
     their random numbers.
     """
     from smimbench import testing
@@ -268,8 +268,8 @@ def _item_title(document: JsonObject) -> str:
 
 
 def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
-    """Print the outcome of a check on one line, status, name and message, and its meaning if it failed; nothing but failures
-    if ``quiet``.
+    """Print the outcome of one check on a line (status, name and message), and what a failure means if it failed; with ``quiet``,
+    only failures.
     """
     from rich.table import Table
     from rich.text import Text
@@ -312,7 +312,7 @@ def _print_counts(console: Console, document: JsonObject, quiet: bool) -> None:
 
 
 def _print_checks(console: Console, documents: Sequence[JsonObject]) -> None:
-    """Print the checks for every kind of item (``documents``, as JSON), with the meaning of a failure."""
+    """Print all checks that exist for every kind of item (``documents``, as JSON), with what a failure of each means."""
     from smimbench.report.columns import Column, make_table
     from smimbench.report.row import grouped
 

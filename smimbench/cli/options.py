@@ -44,7 +44,7 @@ def print_message(message: str) -> None:
 
 
 def make_console(*, to_stderr: bool = False) -> Console:
-    """Make a console as wide as the terminal or COLUMNS, on which Rich markup and escapes in texts have no effect."""
+    """Make a console as wide as the terminal or the variable COLUMNS, for texts in which markup and escapes have no effect."""
     from smimbench.report.columns import safe_console
 
     stream = sys.stderr if to_stderr else sys.stdout
@@ -80,7 +80,7 @@ def print_json(document: object) -> None:
 
 @contextlib.contextmanager
 def reserve_stdout_for_json() -> Iterator[None]:
-    """Reserve standard output for the JSON document; what plugins print goes to standard error."""
+    """Within the context, reserve standard output for the JSON document; what plugins print goes to standard error."""
     token = _STANDARD_OUTPUT.set(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -157,13 +157,14 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
     """Option type for a number with a unit, such as ``90s``, ``2h`` or ``4GB``; a bare number is in the first unit."""
 
     def __init__(self, name: str, units: dict[str, float]) -> None:
+        """Make an option type with this ``name``; ``units`` map the names of units to their size."""
         self.name = name
         self.units = units
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert the text to the smallest unit (seconds or bytes)."""
+        """Convert the text of an option, such as ``2h``, to a number in the smallest unit (seconds or bytes)."""
         factors = {unit.lower(): factor for unit, factor in self.units.items()}
         factors[""] = next(iter(factors.values()))
         match = re.fullmatch(
@@ -285,7 +286,7 @@ class Request:
 
     @property
     def silent(self) -> bool:
-        """Whether neither progress nor written files are reported."""
+        """Whether progress and paths of written files are not to be printed."""
         return self.quiet or self.as_json or self.as_csv
 
     def suite(self) -> Suite:
@@ -345,7 +346,7 @@ class Request:
             raise click.UsageError(message) from None
 
     def settings(self) -> Settings | None:
-        """Settings of the only run in a results folder; None if a suite is named instead.
+        """Settings of the only run in the results folder that is named; None if a suite is named instead.
 
         Raises
         ------
@@ -372,7 +373,7 @@ class Request:
         return runs[0]
 
     def store(self, suite: Suite) -> Store:
-        """Open the store of a suite's records: the named results folder, or the suite's folder under ``--results``."""
+        """Open the store of a suite's records: the results folder that is named, or the suite's folder under ``--results``."""
         from smimbench.run.store import Store
 
         settings = self.settings()
@@ -390,7 +391,7 @@ class Request:
         )
 
     def options(self) -> list[str]:
-        """Options of this request (--set, --only, --add, --plugins) as shell words, for use with another command."""
+        """Options of this request (--set, --only, --add, --plugins) as shell words, to print another command."""
         from smimbench.registry.registry import get_registry
 
         words: list[str] = []
@@ -433,7 +434,9 @@ def command(
     of_a_suite: bool = True,
     **context_settings: object,
 ) -> Callable[[Callable[..., int]], click.Command]:
-    """Define a command; its function is called with a ``Request`` and the command's own parameters."""
+    """Define a command of the command line; its function is called with a ``Request`` (the shared options) and the command's own
+    parameters.
+    """
     shared_options = (*_EVERY_COMMAND, *(_OF_A_SUITE if of_a_suite else ()))
 
     def decorate(function: Callable[..., int]) -> click.Command:

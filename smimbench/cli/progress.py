@@ -42,7 +42,9 @@ class Interrupted(click.Abort):
 
 
 class RunCallbacks(NamedTuple):
-    """Callbacks of a campaign: on each record, on progress of running cells, and when it has to wait."""
+    """Functions that a campaign calls: ``on_record`` with each record, ``on_progress`` with the running cells, and ``on_wait``
+    with the reason when it has to wait.
+    """
 
     on_record: Callable[[Record], None]
     on_progress: Callable[[list[RunningTask]], None]
@@ -50,15 +52,17 @@ class RunCallbacks(NamedTuple):
 
 
 class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
-    """Print a line about a task after ``delay`` seconds and whenever its time has doubled; None prints nothing."""
+    """Progress display for files and pipes: a line about a task after ``delay`` seconds and whenever its time has doubled;
+    nothing if ``delay`` is None.
+    """
 
     def __init__(self, delay: float | None) -> None:
-        """Print the first line about a task after ``delay`` seconds; None prints nothing."""
+        """Keep the ``delay`` in seconds until the first line about a task; None prints nothing."""
         self._delay = delay
         self._due: dict[str, float] = {}
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing, because printed lines remain."""
+        """Leave the printed lines as they are."""
 
     def show(
         self,
@@ -75,11 +79,11 @@ class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
         print_message(f"running for {_duration_text(seconds)}: {name}: {count_text}")
 
     def keep_only(self, task_keys: Iterable[str]) -> None:
-        """Do nothing with tasks that ended (those not in ``task_keys``), because printed lines remain."""
+        """Leave the lines on tasks that have ended (those not in ``task_keys``) as they are."""
 
 
 class _ProgressBars:
-    """Progress bars by key; on a narrow terminal, names are shortened to make room for numbers."""
+    """Progress display for terminals: a bar per task, by key; on a narrow terminal, names are shortened to fit."""
 
     def __init__(self, console: Console) -> None:
         """Prepare the progress bars on the console of a terminal."""
@@ -177,12 +181,12 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     begin_time, finished_count = time.monotonic(), 0
 
     def on_wait(message: str) -> None:
-        """Print a message, unless nothing is to be shown."""
+        """Print the ``message`` why the campaign has to wait, unless nothing is to be shown."""
         if not silent:
             console.print(message, style="yellow", soft_wrap=True)
 
     def on_record(record: Record) -> None:
-        """Print the failure in a cell's record, but each kind of failure for its first cell only."""
+        """Print the failure in a cell's ``record``, if it failed and no earlier cell failed in the same way."""
         nonlocal finished_count
         finished_count += 1
         seconds = time.monotonic() - begin_time
@@ -271,6 +275,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         self._begin_time = self._solved_curves = 0.0
 
     def __enter__(self) -> TheorySolver:
+        """Start to show progress, and return this solver."""
         self._display = _choose_display(self._patience)
         self._begin_time, self._solved_curves = time.monotonic(), 0.0
         if self._plans:
@@ -350,7 +355,7 @@ def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart
 
 
 def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, such as ``3 nodes``."""
+    """Return a number with its noun in the singular or plural, such as ``3 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

@@ -61,7 +61,7 @@ def stored_results(
 
 
 def remark_missing_theory(results: Results, request: Request) -> None:
-    """Note which command solves theory that is needed but not stored."""
+    """Add a remark that names the command which solves theory that the results need and that is not stored."""
     if results.answers.has_missing_answers:
         theory_command = request.command_line("theory")
         request.notes.append(f"some theory is not stored; '{theory_command}' solves it")
@@ -91,7 +91,7 @@ def charts_of(results: Results) -> list[Chart]:
 
 
 def _why_no_results(request: Request, results: Results) -> str:
-    """Explain why there are no results: which settings have some, and which command computes them."""
+    """Explain why there are no results: which other settings of the suite have some, and which command computes them."""
     from smimbench.report.tables import other_version_lines
     from smimbench.run.store import options_of, settings_of_suite
 
@@ -270,7 +270,9 @@ def _print_verdicts(
 def _verdict_paragraphs(
     console: Console, table: ResultsTable, line_limit: float
 ) -> list[tuple[str, str]]:
-    """Return the wrapped lines of the verdicts with their styles, those on other algorithms in two thirds of the lines."""
+    """Return the wrapped lines of the verdicts with their styles, in about ``line_limit`` lines (None: all); lines on other
+    algorithms than the best take up to two thirds of them.
+    """
     from smimbench.report.wording import (
         REFUSED,
         contender_line,
@@ -316,7 +318,9 @@ def _verdict_paragraphs(
 
 
 def _exit_code(table: ResultsTable) -> int:
-    """Return the exit code: not ok if a cell failed or is missing, or an error is below the Bayes optimum."""
+    """Return the exit code for a results table: ``NOT_OK`` if a cell failed or is missing, or an error is below the Bayes-optimal
+    one.
+    """
     statuses = {status for status, count in table.status_counts.items() if count} - {
         "skipped"
     }

@@ -156,7 +156,7 @@ def run(
         solver.answer(table_questions(results))
 
     def draw() -> None:
-        """Draw the error, unless the user wants no figure."""
+        """Draw the figure of the error, unless the user wants none."""
         if no_figure or not results.rows:
             return
         with progress:
@@ -240,7 +240,7 @@ def tune(
         return _show_tuning_cost(request, suite, backend, settings)
 
     def run_cells(cells: list[Cell], store: Store) -> bool:
-        """Run trials of a search, and return whether all of them have a record."""
+        """Run the ``cells`` (trials of a search), and return whether all of them have a record in the ``store``."""
         campaign = plan_campaign(suite, store, (backend,), cells=cells, **settings)
         run_with_progress(campaign, request)
         return not campaign.count_missing()
@@ -304,7 +304,7 @@ def _take_limits(settings: dict[str, Any]) -> Limits:
 
 
 def _read_shard(shard_text: str) -> Shard:
-    """Parse the value of ``--shard``: part K of N."""
+    """Parse the value of ``--shard``, K/N: part K of N parts of the cells."""
     from smimbench.run.campaign import Shard
 
     match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", shard_text)
@@ -322,7 +322,7 @@ def _read_shard(shard_text: str) -> Shard:
 
 
 def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> int:
-    """Print the statuses of one shard's cells; tables are printed once all shards are finished."""
+    """Print the numbers of cells of one shard (``shard_part``) by status; tables are printed once all shards are finished."""
     keys = {cell.key for cell in campaign.cells}
     records = campaign.store.load().values()
     status_counts = Counter(
@@ -358,7 +358,7 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
 
 
 def _report_no_cost(request: Request, message: str, **further_entries: object) -> int:
-    """Print that there is nothing to run."""
+    """Print that there is nothing to run, with this ``message``, or as JSON."""
     cost = {**further_entries, "cells": 0, "missing": 0, "seconds": 0}
     request.print_document(cost, lambda console, _: console.print(message))
     return OK

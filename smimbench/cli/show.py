@@ -290,7 +290,7 @@ def _request_of_words(
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option written as ``--name value`` or ``--name=value``."""
+    """Yield the name and value of each option in ``words``, written as ``--name value`` or ``--name=value``."""
     remaining_words = iter(words)
     for word in remaining_words:
         name, equals, value = word.partition("=")
@@ -415,7 +415,9 @@ def show(
 def _read_table(
     request: Request, backends: Sequence[str]
 ) -> tuple[ResultsTable, RunJson, Path, Results | None]:
-    """Read the requested table, ``run.json``, its path, and the results unless only the table is stored."""
+    """Read the requested results table, its ``run.json``, its path, and the results it is made of (None if only the table is
+    stored).
+    """
     from smimbench.report.results import is_packed
     from smimbench.run.store import Store
     from smimbench.suite import SuiteError
@@ -525,7 +527,9 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
 def _changes_of_runs(
     pairs: dict[RunKey, tuple[Path, Path]], request: Request
 ) -> tuple[list[RowChange], list[str]]:
-    """Compare all rows of these pairs of runs, and return remarks on rows that cannot be compared."""
+    """Compare the rows of pairs of runs (folders of baseline and candidate), and return the changes and remarks on rows that
+    cannot be compared.
+    """
     from smimbench.report.comparison import compare_rows
 
     changes: list[RowChange] = []

@@ -98,7 +98,9 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 
 
 class _Recomputation(NamedTuple):
-    """What is computed again: the number of cells, the seed that chooses them, and whether theory is solved."""
+    """Extent of a verification by recomputation: how many ``cells`` are run again, the ``seed`` that draws them, and whether
+    ``theory`` is solved again.
+    """
 
     cells: int
     seed: int

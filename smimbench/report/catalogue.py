@@ -26,7 +26,9 @@ _INFO = (
 
 
 def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
-    """Return the items of a kind, given in the plural, as JSON; None: of all kinds, and suites."""
+    """Return descriptions of all items of a ``kind`` (given in the plural, such as ``priors``) as JSON objects; None: of all
+    kinds, and suites.
+    """
     documents: dict[str, list[JsonObject]] = {}
     for kind_name, plural in PLURALS.items():
         if kind in (None, plural):
@@ -133,7 +135,7 @@ def _type_name(annotation: object) -> str:
 
 
 def plugin_documents() -> list[JsonObject]:
-    """Return all plugins as JSON, with their status and errors."""
+    """Return descriptions of all plugins as JSON objects, with status (loaded or not) and errors."""
     return [
         {
             "name": plugin.name,
@@ -295,7 +297,7 @@ def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
 
 
 def print_diagnosis(console: Console, document: JsonObject) -> None:
-    """Print the diagnosis of the installation."""
+    """Print the diagnosis of the installation that ``diagnose`` made."""
     rate_texts = {
         name: _rates_text(rate_texts)
         for name, rate_texts in document["ceilings"].items()
@@ -321,14 +323,14 @@ def print_diagnosis(console: Console, document: JsonObject) -> None:
 
 
 def _rates_text(rates: dict[str, float]) -> str:
-    """Return peak rates of matrix products and the read bandwidth as text."""
+    """Return a machine's peak rates of matrix products and reading memory as text."""
     dtypes = [name for name in ("float64", "float32", "tf32") if name in rates]
     product_rates = ", ".join(f"{rates[name] / 1e9:.0f} {name}" for name in dtypes)
     return f"{product_rates} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"
 
 
 def _text_of(value: object, separator: str = ", ") -> str:
-    """Return a value (number, text, list or dictionary) as text on one line."""
+    """Return a value of a description (number, text, list or dictionary) as text on one line."""
     if isinstance(value, dict):
         value = [f"{key} {number}" for key, number in value.items()]
     if isinstance(value, list):

@@ -76,7 +76,7 @@ def number(value: Number, digits: int = 4, decimals: int = 1) -> str:
 
 
 def uncertain(value: Number, error: Number, smallest_shown_error: float = 1e-5) -> str:
-    """Format a value with its error, which is omitted if it is too small to show."""
+    """Format a value with its error, which is left out if it is below ``smallest_shown_error``."""
     if value is None or error is None:
         return number(value)
     return (
@@ -236,7 +236,7 @@ def _change_text(
 
 
 def one_digit(error: Number) -> str:
-    """Format a numerical error with one digit; None is blank."""
+    """Format a numerical error with one significant digit; None is blank."""
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 
@@ -578,7 +578,7 @@ class UncutTable:
     """Table that is never cut to the width of the screen; on a narrow screen it extends beyond the edge."""
 
     def __init__(self, table: Table) -> None:
-        """Wrap a finished table."""
+        """Keep the finished ``table``, to be printed in its full width."""
         self.table = table
 
     def __rich_console__(

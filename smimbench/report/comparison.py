@@ -179,7 +179,7 @@ def _row_pairs(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
     A row without a counterpart of the same parameters is paired with the only row of the other table that agrees in all
     parameters that both have: another version of an item may have more parameters or use more samples.
     """
-    unmatched_rows = {_match_key(new_row): new_row for new_row in baseline}
+    unmatched_rows = {_match_key(old_row): old_row for old_row in baseline}
     pairs: dict[tuple[object, ...], Pair] = {
         key: (unmatched_rows.pop(key, None), new_row)
         for key, new_row in {
@@ -197,7 +197,7 @@ def _row_pairs(baseline: Sequence[Row], candidate: Sequence[Row]) -> list[Pair]:
         ]
         if len(similar_keys) == 1:
             pairs[key] = unmatched_rows.pop(similar_keys[0]), new_row
-    return [*pairs.values(), *((new_row, None) for new_row in unmatched_rows.values())]
+    return [*pairs.values(), *((old_row, None) for old_row in unmatched_rows.values())]
 
 
 def _items_by_kind(row: Row) -> dict[str, Specification]:

@@ -149,7 +149,7 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 
 
 def _series_key(row: Row) -> tuple[object, ...]:
-    """Return a key of a row of results that is equal for rows that differ only in their dimension."""
+    """Return the key of a row of results that is equal for rows that differ only in their dimension."""
     row_place, problem = row.place, row.identity.problem
     input_spec, problem_label = problem.get("inputs", {}), row_place.problem
     if "features" in input_spec:  # one problem at every dimension

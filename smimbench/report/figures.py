@@ -343,14 +343,17 @@ def _prediction_series(
     if is_optimal or not predictions:
         return []
     points = [predictions[alpha] for alpha in sorted(predictions)]
-    line, name = Line(*np.array(points, dtype=float).T), constant_columns["algorithm"]
+    line, algorithm = (
+        Line(*np.array(points, dtype=float).T),
+        constant_columns["algorithm"],
+    )
     series = theory_series(
-        smooth(line, ()), PREDICTED, color, "--", constant_columns, name
+        smooth(line, ()), PREDICTED, color, "--", constant_columns, algorithm
     )
     if series.kind == "marks":
         return [series]
     columns, style = line._asdict(), {"marker": marker, "s": 6, "zorder": 2}
-    marks = Series("", columns, constant_columns, "marks", color, style, name)
+    marks = Series("", columns, constant_columns, "marks", color, style, algorithm)
     return [replace(series, constant_columns=None), marks]
 
 

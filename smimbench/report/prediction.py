@@ -96,7 +96,7 @@ class Deviation(NamedTuple):
         return self.allowance + quantiles * self.error
 
     def excess_score(self, allowance: float = 0.0) -> float:
-        """Return the normal score of the part of the deviation that exceeds an allowance (0: the whole deviation)."""
+        """Return the normal score (z) of the part of the deviation that exceeds the ``allowance`` (0: of the whole deviation)."""
         excess = max(abs(self.value) - allowance, 0.0)
         return math.copysign(normal_score(excess / self.error, self.dof), self.value)
 
@@ -219,8 +219,8 @@ def _residuals(sizes: Sequence[SizeRuns]) -> list[Host]:
 
 
 class PredictedQuantity(NamedTuple):
-    """Key of a predicted quantity: a metric and component at a sample ratio alpha, at the end of the run or after the
-    fraction ``step_fraction`` of its steps.
+    """Key of a predicted quantity: a metric and component at a sample ratio alpha, at the end of the run or after the fraction
+    ``step_fraction`` of its steps.
     """
 
     alpha: float
@@ -441,7 +441,7 @@ def _predicted_numbers(row: Row) -> list[PredictedNumber]:
 
 
 def _at_end(row: Row, *prediction: Number) -> PredictedNumber:
-    """Return the row's metric at the end of the run with its ``prediction``: the coefficient of its 1/D correction, the value
+    """Return the row's metric at the end of the run with theory's ``prediction`` for it: coefficient of the 1/D correction, value
     at infinite D, and the value's numerical error.
     """
     return PredictedNumber(

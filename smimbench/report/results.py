@@ -447,7 +447,7 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     )
     run_counts = [len(reference.instance_errors) for reference in references]
     limits = np.array([reference.limit for reference in references]).T
-    optimal_errors, errors = np.empty_like(limits), np.empty_like(limits)
+    optimal_errors, standard_errors = np.empty_like(limits), np.empty_like(limits)
     is_mean_of_runs = len(references) == 1
     for component, limit in enumerate(limits):
         run_errors = [
@@ -476,12 +476,12 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
         optimal_errors[component] = np.clip(
             fitted_errors, 1e-3 * limit, largest_plausible
         )
-        errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
+        standard_errors[component] = np.linalg.norm(fit.laws @ fit.errors, axis=1)
     source = f"{FITTED}{references[0].algorithm}"
     return {
         reference.dimension: Optimum(
             optimal_errors[:, size_index],
-            errors[:, size_index],
+            standard_errors[:, size_index],
             source,
             reference.instance_errors,
             is_mean_of_runs,

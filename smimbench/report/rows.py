@@ -302,7 +302,7 @@ def _theory_of_runs(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPl
 
 
 def _threshold_remark(runs: PlaceRuns, answers: Answers) -> str | None:
-    """Describe the threshold near which runs did not converge; None if all converged."""
+    """Describe the threshold near whose sample ratio runs did not converge; None if all converged or none is near."""
     problem, ratio, directions = runs.problem, runs.place.alpha, runs.place.dimension
     if all(record.status != Status.NOT_CONVERGED for record in runs.records):
         return None
@@ -537,7 +537,9 @@ def _rows_of_place(
 
 
 def _run_outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
-    """Summarize statuses, warnings and diagnostics of runs, without what their trajectories show."""
+    """Summarize the runs at one place: numbers by status, reasons of failures, warnings and diagnostics; what trajectories show
+    is added elsewhere.
+    """
     records, prediction = runs.records, theory.prediction
     reasons = {
         reason_of(record, theory.threshold_remark)
@@ -564,19 +566,23 @@ def _run_outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:
 def _learning_order(
     runs: PlaceRuns, traced: Sequence[TracedRun], bayes: TheoryPoint | None
 ) -> tuple[list[HalfOverlap], LearningOrder | None]:
-    """Determine from the trajectories ``traced`` when and in which order components were learned, that is, reached half of
-    their optimal overlap at the point ``bayes``; None if there is a single component.
+    """Determine from the trajectories ``traced`` when and in which order components were learned, that is, reached half of their
+    optimal overlap (that of the Bayes-optimal fixed point ``bayes``); None if there is a single component.
     """
     problem = runs.problem
     if bayes is None or problem.components == 1:
         return [], None
-    overlaps = theory_of(find_metric("overlap"), problem, bayes, problem.components)[0]
+    optimal_overlaps = theory_of(
+        find_metric("overlap"), problem, bayes, problem.components
+    )[0]
     # What draws its own samples has no epochs.
     counts = [run.samples for run in runs.records if run.samples is not None]
     samples_per_epoch = None if runs.use_fresh_samples or not counts else counts[0]
     trajectories = [run.trajectory for run in traced]
     return learning_order(
-        trajectories, [overlap or 0.0 for overlap in overlaps], samples_per_epoch
+        trajectories,
+        [overlap or 0.0 for overlap in optimal_overlaps],
+        samples_per_epoch,
     )
 
 
@@ -610,8 +616,8 @@ def _unlisted_metrics(
 def _checkpoints(
     problem: Problem, runs: Sequence[TracedRun], prediction: AlgorithmPrediction
 ) -> Iterator[PredictedNumber]:
-    """Yield the errors of runs during the run, after the fractions ``CHECKPOINTS`` of their steps, each with the error that
-    theory predicts there (``path``: the predicted trajectory).
+    """Yield the errors of runs after the fractions ``CHECKPOINTS`` of their steps, each with the error that theory predicts there
+    and its numerical error; ``path`` is the predicted trajectory.
     """
     path, components = prediction.trajectory, problem.components
     runs = [
@@ -632,7 +638,7 @@ def _checkpoints(
             instance_of(run.record): errors_at(run, clock, times[index]) for run in runs
         }
         predicted = np.ravel(path["mse"][index])
-        accuracy = (
+        numerical_errors = (
             np.ravel(path["mse_error"][index]) if "mse_error" in path else 0 * predicted
         )
         for component in range(components):
@@ -647,7 +653,7 @@ def _checkpoints(
                 },
                 coefficient,
                 float(predicted[component]),
-                float(accuracy[component]),
+                float(numerical_errors[component]),
             )
 
 

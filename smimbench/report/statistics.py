@@ -410,8 +410,8 @@ BLOCK = 0.15
 
 
 def runs_still_moving(runs: Iterable[TracedRun], target: float) -> StillMoving | None:
-    """Summarize the runs of a row whose error was still changing at the end, in the direction (rising or falling) of most;
-    None if fewer than three in four were. Errors below ``target`` do not count.
+    """Summarize the runs of a row whose error was still changing at the last step, in the direction (rising or falling) of most
+    of them; None if fewer than three in four were. Errors below ``target`` do not count as changing.
 
     Only runs that used all their steps count; the others were stopped by a rule. A run still changes if the mean error of
     its last ``BLOCK`` of steps differs from that of the block before by 5% and by 4 standard errors of the noise within them, and
@@ -461,8 +461,8 @@ def _late_changes(trajectory: Trajectory, target: float) -> list[tuple[float, fl
 
 
 def _error_of_block_mean(block: Host) -> float:
-    """Standard error of the mean error over a ``block`` of successive points of a trajectory, after a linear trend is
-    removed.
+    """Estimate the standard error of the mean error over a ``block`` of successive points of a trajectory from means over its
+    quarters, after a linear trend is removed.
 
     It uses the means of the block's quarters, because errors at neighboring steps are correlated.
     """

@@ -238,8 +238,8 @@ def summary_tables(entries: Sequence[AlgorithmSummary]) -> list[RenderableType]:
 
 
 def runtime_tables(rows: Sequence[Row], fingerprint: str) -> list[RenderableType]:
-    """Make the runtime tables, one per problem; rows of the algorithms slowest to reach the optimum come first. Notes name
-    the machines other than that of ``fingerprint``.
+    """Make the runtime tables, one per problem; rows that take longest to come near the optimum come first. Notes name machines
+    other than the one with this ``fingerprint``.
 
     What an algorithm refuses has taken no time and has no row.
     """

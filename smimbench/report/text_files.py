@@ -111,7 +111,7 @@ def _rounded_text(cell: object) -> str:
 
 
 def _counts_text(counts: dict[str, int]) -> str:
-    """Return counts by name as text, such as ``3 ok 1 failed``."""
+    """Return numbers of runs by status as text, such as ``3 ok 1 failed``."""
     return " ".join(f"{count} {name}" for name, count in counts.items())
 
 
@@ -165,7 +165,7 @@ def latex_table(
     rows: Iterable[object],
     caption: str = "",
 ) -> str:
-    """Make a floating LaTeX table, which needs the package booktabs."""
+    """Make a floating LaTeX table of these ``rows``, which needs the package booktabs."""
     laid_out = lay_out_columns(columns, list(rows))
     caption = caption_with_marks(caption, laid_out)
 

@@ -60,27 +60,30 @@ def _component_rows(
     overlap: Sequence[Number],
     more_columns: JsonObject,
 ) -> list[JsonObject]:
-    """Make one table row per component of a fixed point (or prediction) at a sample ratio. ``alpha_error`` (P,) is the error of
-    the sample ratio, shown unless it is negligible; ``overlap`` (P,) the overlap with the signal; ``more_columns`` hold what is
-    equal in all rows.
+    """Make one table row per component of a fixed point (or prediction) at the sample ratio ``alpha``. ``alpha_error`` (P,) is
+    the error of the MSE expressed as a shift of alpha, shown unless it is negligible; ``overlap`` (P,) the overlap with the
+    signal; ``more_columns`` hold what is equal in all rows.
     """
     is_exact = not alpha_error.max() > 1e-6 * alpha
-    errors_in_alpha = [None] * len(overlap) if is_exact else alpha_error
-    columns = zip(point.mse, point.mse_error, errors_in_alpha, overlap)
+    errors_as_alpha_shifts = [None] * len(overlap) if is_exact else alpha_error
+    columns = zip(point.mse, point.mse_error, errors_as_alpha_shifts, overlap)
     return [
         {
             "alpha": alpha,
             "component": component if len(overlap) > 1 else None,
             "mse": mse,
             "mse_error": mse_error,
-            "alpha_error": error_in_alpha,
+            "alpha_error": error_as_alpha_shift,
             "overlap": component_overlap,
             "branch": point.branch,
             **more_columns,
         }
-        for component, (mse, mse_error, error_in_alpha, component_overlap) in enumerate(
-            columns, 1
-        )
+        for component, (
+            mse,
+            mse_error,
+            error_as_alpha_shift,
+            component_overlap,
+        ) in enumerate(columns, 1)
     ]
 
 
@@ -204,7 +207,7 @@ def _with_error(threshold: Threshold, digits: int = 5) -> str:
 
 
 def _order_of_learning(bifurcations: Sequence[Bifurcation], component_word: str) -> str:
-    """Describe which components are learned at which sample ratio, in order."""
+    """Describe in words which components of the signal are learned from which sample ratio on, in order."""
     sentences = []
     by_threshold = grouped(
         bifurcations, lambda bifurcation: _with_error(bifurcation.threshold)

@@ -173,7 +173,8 @@ class Reversal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Ranking of all algorithms that were run on a problem, best first.
+    """Ranking of all algorithms that were run on a ``problem``, by their error in ``metric`` at the largest ``dimension``, best
+    first, with those ``tied`` with the best and those better at some sample ratios (``reversals``).
 
     Attributes
     ----------
@@ -213,7 +214,7 @@ def verdicts(rows: Sequence[Row], against: str | None = None) -> list[Verdict]:
 
 
 def contenders(rows: Sequence[Row]) -> list[Row]:
-    """Select the rows of algorithms that did not start from the teacher (oracle start)."""
+    """Select the rows of algorithms that take part in the ranking: all that did not start from the teacher (oracle start)."""
     return [row for row in rows if row.place.settings != ORACLE]
 
 
@@ -315,7 +316,9 @@ def _reversals(
 
 
 def _without_optimum(contender: Contender) -> Contender:
-    """Convert scores, which are ratios of errors to ``UNIT`` (1 instead of the unknown optimal error), to plain errors."""
+    """Return scores as plain errors where no optimal error is known: they are ratios of errors to ``UNIT``, the 1 that stands for
+    it.
+    """
     return replace(
         contender,
         ratio_to_limit=None,
@@ -381,8 +384,8 @@ def _grid_point(row: Row) -> tuple[object, ...]:
 
 
 def _is_tied(log_ratios: LogRatios, best: Contender, contender: Contender) -> bool:
-    """Return whether ``contender`` is tied with the best: the interval of their error ratio contains 1. One that fails more
-    is not.
+    """Return whether ``contender`` is tied with the best: the interval of the ratio of their errors contains 1, and it does not
+    fail more often. ``log_ratios`` are logarithms of error over optimum.
     """
     if None in (contender.error, best.error) or contender.missing != best.missing:
         return False
@@ -606,8 +609,9 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSummary:
-    """Scores of an algorithm (on a backend) over all problems of a suite: the ``instances`` where it has an estimate, of
-    ``all`` with one, its error over the optimum and (``to_best``) over the error of the best algorithm, with an interval.
+    """Scores of an algorithm (on a backend) over all problems of a suite: on how many ``instances`` it has an estimate, of
+    ``all`` on which some algorithm has one; its error over the optimum and (``to_best``) over the error of the best algorithm,
+    with an interval.
 
     Attributes
     ----------
