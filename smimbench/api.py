@@ -179,7 +179,7 @@ def _load_and_solve(
 def extrapolate(
     rows: Sequence[RowDocument], *, target: float = 1e-3
 ) -> list[JsonObject]:
-    """Extrapolate measured errors from three or more dimensions to infinite dimension, where theory holds.
+    """Extrapolate errors measured at three or more dimensions to infinite dimension, the limit that theory describes.
 
     Parameters
     ----------

@@ -173,7 +173,8 @@ LEGEND_GRAY = "0.35"
 def draw(
     chart: Chart, width: str | None = None, figure: Figure | None = None
 ) -> Figure:
-    """Draw a chart with Matplotlib, into an empty ``figure`` with a constrained layout or a new one.
+    """Draw a chart with Matplotlib and return the figure: a new one, or the empty ``figure`` with a constrained layout that is
+    given.
 
     ``width`` is a length or a name as in ``width_in_inches``; default: a column for one panel, a page for several.
 

@@ -88,8 +88,8 @@ class _Answer(OpenModel):
 
 
 class _Pack(OpenModel):
-    """Structure of a file of packed results: its format (``packed``), ``run.json``, theory results by kind, records of cells
-    and of scored estimates.
+    """Structure of a file of packed results: its format (``packed``), ``run.json``, solved theory by kind, and the records of
+    cells and of scored estimates.
     """
 
     packed: Literal[3]
@@ -195,7 +195,8 @@ def packed_under(path: Path) -> list[Path]:
 
 
 def read_packed(path: Path) -> tuple[ResultsTable, RunJson, list[str]]:
-    """Read the results table from a file of packed results, of format 3 or 2, with its ``run.json`` and remarks on the file.
+    """Read the results table from a file of packed results, of format 3 or 2, with the ``run.json`` of its run and remarks on the
+    file.
 
     Raises
     ------

@@ -153,11 +153,11 @@ def cells_with_outdated_records(
     """
 
     def contender_key(cell: Cell) -> tuple[str, str, str]:
-        """Labels of problem and algorithm, and the backend."""
+        """Return labels of problem and algorithm, and the backend, of a cell."""
         return cell.problem_label, cell.algorithm_label, cell.backend
 
     def code_identity(record: Record) -> dict[str, Any]:
-        """Parts of a record's cell that contain versions and hashes of code."""
+        """Return the parts of a record's cell that contain versions and hashes of code."""
         return {key: record.cell.get(key) for key in CODE_KEYS}
 
     record_keys = {record.key for record in records.values()}

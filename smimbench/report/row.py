@@ -177,8 +177,9 @@ class OptimalValue:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Difference of the mean over runs from a theoretical value (the algorithm's prediction, or the Bayes-optimal value if
-    there is none), with the value's numerical error; ``z`` is the difference in units of the combined error.
+    """Comparison of the mean over runs with a theoretical ``value`` (the algorithm's prediction, or the Bayes-optimal value if
+    there is none), whose numerical error is ``error``: the ``difference``, and ``z``, the difference in units of the combined
+    error.
     """
 
     value: Number
@@ -418,8 +419,8 @@ class Row:
 
     @property
     def at_size(self) -> Row:
-        """The row with the prediction for its dimension (value plus 1/D correction, then without a coefficient) instead of
-        that for infinite dimension, where the correction is known; else the row itself.
+        """The row with the prediction for its own dimension: the value at infinite D plus the 1/D correction, whose coefficient
+        is then dropped; the row itself where the correction is not known.
 
         It is the Bayes-optimal error at this size, known without a fit, for algorithms that are predicted to reach it; or the
         limit plus a correction in closed form, whose square relative to the limit is added to its error.
@@ -589,7 +590,7 @@ def largest_dimension_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group rows by ``key``, in the order of first appearance."""
+    """Group ``rows`` by the value of the function ``key``, in the order of first appearance."""
     groups: dict[K, list[T]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

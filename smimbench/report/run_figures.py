@@ -68,8 +68,8 @@ PanelPlace = TypeVar("PanelPlace", CellPlace, tuple[str, float, int])
 
 
 def places_to_draw(places: Collection[PanelPlace]) -> tuple[list[PanelPlace], str]:
-    """Choose the places (problem, sample ratio, dimension) to draw, one panel each: those of the largest dimension, at most
-    one figure full; a note says if some are omitted.
+    """Choose the places (problem, sample ratio, dimension) to draw, one panel each: those of the largest dimension of their
+    problem, at most ``PANELS``; also return a note if some are left out.
     """
     largest: dict[str, int] = {}
     for problem_label, *_, dimension in places:

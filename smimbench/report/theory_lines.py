@@ -38,7 +38,9 @@ class Line(NamedTuple):
 
 
 def is_cheap(problem: Problem) -> bool:
-    """Return whether theory of a problem is cheap enough for a fine grid of sample ratios."""
+    """Return whether the theory of a problem is solved so fast that it can be drawn at hundreds of sample ratios: a single
+    component, and a channel with its own function for the information.
+    """
     return problem.components == 1 and problem.channel.information is not None
 
 
@@ -105,8 +107,8 @@ def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> Li
 
 
 def has_fine_lines(problem: Problem) -> bool:
-    """Return whether theory of a problem is drawn on a fine grid of sample ratios: it is cheap, or can be read from a solved
-    curve.
+    """Return whether the theory of a problem is drawn at many closely spaced sample ratios: it is solved fast, or can be read
+    from a curve that is solved as a whole.
     """
     return problem.components > 1 or is_cheap(problem)
 

@@ -418,7 +418,7 @@ def _mean_ratio(logs: Mapping[Instance, float]) -> Number:
 
 
 def _bounded_exp(log: float) -> float:
-    """Return the exponential of ``log``, limited to the largest floating-point number."""
+    """Return the exponential of ``log``, at most the largest floating-point number."""
     return math.exp(min(log, LARGEST_LOG))
 
 
