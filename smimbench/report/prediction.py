@@ -483,7 +483,7 @@ def _series_by_quantity(
         }
         excesses = teacher_excesses.get(row_place, {})
         index = (number.component or 1) - 1
-        excess = [
+        teacher_excess = [
             excesses[instance][index] if instance in excesses else math.nan
             for instance in values
         ]
@@ -493,7 +493,7 @@ def _series_by_quantity(
         size_runs = SizeRuns(
             row.place.dimension,
             [*values.values()],
-            excess,
+            teacher_excess,
             prediction,
             number.error or 0.0,
             residual_scale,
@@ -513,9 +513,13 @@ def _relative_variances(
     quantities of its sample ratio, and the scatter of an error for the claim about it.
     """
     largest_variances: dict[PredictedQuantity, float] = {}
-    for quantities in grouped(series_by_quantity, lambda q: q.alpha).values():
-        directions = {q: series_by_quantity[q].direction for q in quantities}
-        variances = {q: _relative_variance(series_by_quantity[q]) for q in quantities}
+    for quantities in grouped(
+        series_by_quantity, lambda quantity: quantity.alpha
+    ).values():
+        directions = {key: series_by_quantity[key].direction for key in quantities}
+        variances = {
+            key: _relative_variance(series_by_quantity[key]) for key in quantities
+        }
         for quantity in quantities:
             is_claim = directions[quantity] == "one"
             largest_variances[quantity] = max(
@@ -565,11 +569,11 @@ def _mean_deviations(
     """
     means: dict[PredictedQuantity, Deviation] = {}
     for quantity, quantities in grouped(
-        deviations, lambda q: q._replace(alpha=math.nan)
+        deviations, lambda quantity: quantity._replace(alpha=math.nan)
     ).items():
         if len(quantities) < 2:
             continue
-        deviation_columns = zip(*(deviations[q] for q in quantities))
+        deviation_columns = zip(*(deviations[key] for key in quantities))
         values, errors, degrees_of_freedom, allowances = map(
             np.array, deviation_columns
         )

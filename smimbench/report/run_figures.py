@@ -248,37 +248,45 @@ def _learning_panel(
     xlabel: str,
     runs: Sequence[Run],
 ) -> Panel:
-    """Make the panel of learning curves at one place: a metric during its ``runs``, against a clock that ``xlabel`` names."""
+    """Make the panel of learning curves at one place: a metric during its ``runs``, against a ``clock`` that ``xlabel`` names,
+    with Bayes-optimal values (``optimal_lines``: dashes, times and sample ratios by legend) and the trajectories that theory
+    predicts (``predicted_path``).
+    """
     problem_label, alpha, dimension = place
     suite, metric = results.suite, find_metric(metric_name)
     problem = suite.problems[problem_label]
     start, end = _time_range(runs)
     sample_count = problem.model.sample_count(alpha, dimension)
-    ratio, optimum = (
+    ratio, optimum_legend = (
         sample_ratio(problem, alpha, dimension),
         optimum_name(metric, problem),
     )
-    optima: dict[str, tuple[Dashes, Host, Sequence[float]]] = {}
-    optima[optimum] = ("--", np.array([start, end]), (ratio, ratio))
+    optimal_lines: dict[str, tuple[Dashes, Host, Sequence[float]]] = {}
+    optimal_lines[optimum_legend] = ("--", np.array([start, end]), (ratio, ratio))
     if clock == "samples":
         fresh_samples = _fresh_sample_grid(problem, dimension, runs)
-        optima[f"{optimum}, fresh samples"] = (":", *fresh_samples)
-    floor, target, is_error = None, suite.run.target, metric.direction == "lower"
+        optimal_lines[f"{optimum_legend}, fresh samples"] = (":", *fresh_samples)
+    axis_floor, target, is_error = None, suite.run.target, metric.direction == "lower"
     components = runs[0].values.shape[1]
-    lines = []
-    for name, (dashes, times, ratios) in optima.items():
-        read = results.answers.line if len(ratios) > 2 else results.answers.points
-        points = stored_or_none(read, problem, ratios) or ()
-        optimal = [theory_of(metric, problem, at[0], components)[0] for at in points]
-        values = np.array(optimal, dtype=float)
+    unsplit_series = []
+    for name, (dashes, times, ratios) in optimal_lines.items():
+        read_theory = (
+            results.answers.line if len(ratios) > 2 else results.answers.points
+        )
+        points = stored_or_none(read_theory, problem, ratios) or ()
+        optimal_values = [
+            theory_of(metric, problem, branches[0], components)[0]
+            for branches in points
+        ]
+        values = np.array(optimal_values, dtype=float)
         if np.isfinite(values).any():
             columns, style = (
                 {clock: times, "value": values},
                 {"ls": dashes, "zorder": 2},
             )
-            lines.append(Series(name, columns, style=style))
+            unsplit_series.append(Series(name, columns, style=style))
             if is_error and (values <= ZERO * target).any():
-                floor = floor_of(values[values > 0][:1], target)
+                axis_floor = floor_of(values[values > 0][:1], target)
     looks = looks_of(suite)
     runs_by_algorithm = grouped(runs, lambda run: run.algorithm)
     for index, (algorithm, algorithm_runs) in enumerate(runs_by_algorithm.items()):
@@ -288,26 +296,36 @@ def _learning_panel(
         style = {"ls": dashes, "zorder": 3, **end_marker(look)}
         columns = _median_columns(algorithm_runs, clock)
         line = Series(algorithm, columns, None, "line", look.color, style, algorithm)
-        lines.append(line)
+        unsplit_series.append(line)
         cell_place = problem_label, algorithm, alpha, dimension
         pairs = [pair for pair in results.pairs if pair[0].place == cell_place]
-        path = _predicted_path(results, problem, pairs) if clock == "samples" else {}
-        if metric_name in path:
-            iterations_times = np.multiply(sample_count, path["iteration"])
-            times = np.asarray(path.get("samples", iterations_times), dtype=float)
-            values = np.asarray(path[metric_name], dtype=float).reshape(len(times), -1)
+        predicted_path = (
+            _predicted_path(results, problem, pairs) if clock == "samples" else {}
+        )
+        if metric_name in predicted_path:
+            iterations_times = np.multiply(sample_count, predicted_path["iteration"])
+            times = np.asarray(
+                predicted_path.get("samples", iterations_times), dtype=float
+            )
+            values = np.asarray(predicted_path[metric_name], dtype=float).reshape(
+                len(times), -1
+            )
             columns = {clock: times[times > 0], "value": values[times > 0]}
             style = {"ls": "--", "zorder": 4}
-            lines.append(replace(line, name=PREDICTED, columns=columns, style=style))
+            unsplit_series.append(
+                replace(line, name=PREDICTED, columns=columns, style=style)
+            )
     about = dict(zip(("problem", "alpha", "dimension"), place))
     series = [
         drawn
-        for line in lines
+        for line in unsplit_series
         for drawn in _by_component(line, problem, components, about)
     ]
     if clock == "samples" and sample_count > 1.01 * start:
-        first_pass = {clock: [sample_count]}
-        series.append(Series("every sample once", first_pass, None, "vertical", "0.5"))
+        one_pass_columns = {clock: [sample_count]}
+        series.append(
+            Series("every sample once", one_pass_columns, None, "vertical", "0.5")
+        )
     largest_start = max(float(run.values[0].max()) for run in runs)
     letter = dimension_letter_of(problem.model)
     title = problem_titles(suite)[problem_label]
@@ -320,7 +338,7 @@ def _learning_panel(
         clock,
         xlog=True,
         ylog=is_error,
-        axis_floor=floor,
+        axis_floor=axis_floor,
         # A run that diverges leaves the panel.
         axis_cap=3.0 * largest_start if is_error else math.inf,
     )
