@@ -18,7 +18,7 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import flat, write_suite
 from tests.report.rows import printed, row, values_of
 
-HEAD = "optimal error, this D ÷ infinite D"
+FIRST_LINE_OF_HEAD = "optimal error, this D ÷"
 FITTED = "runs of gamp"
 NOISE, CORRELATION = 0.2, [[1.0, 0.5], [0.5, 1.0]]
 ITEMS = f"""
@@ -76,13 +76,14 @@ def test_the_ratio_is_to_the_limit_and_a_ratio_to_its_own_mean_is_none():
         flat(printed(contender_tables([verdict]), width=140)),
         flat(printed(error_tables([gamp, adam]), width=140)),
     ):
-        assert HEAD in text
+        assert FIRST_LINE_OF_HEAD in text
         assert re.search(r"1\.10±0\.0\d fitted to gamp", text)
         assert re.search(r"2\.00±0\.0\d 1\.100±0\.000 fitted to gamp", text)
 
 
 def test_an_optimum_of_unknown_value_leaves_its_column_blank():
-    assert HEAD not in flat(printed(error_tables([at()]), width=140))
+    text = flat(printed(error_tables([at()]), width=140))
+    assert FIRST_LINE_OF_HEAD not in text
     assert verdicts([at()])[0].contenders[0].optimum_to_limit is None
 
 
