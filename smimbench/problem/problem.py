@@ -227,7 +227,7 @@ class Problem:
         prior: str | Mapping[str, object],
         inputs: str | Mapping[str, object] = DEFAULT_INPUTS,
     ) -> None:
-        """Build model, channel, prior and inputs from their names or tables, and fit them to each other."""
+        """Build model, channel, prior and inputs from their names or tables, and adapt model, channel and prior to the inputs."""
         self.spec: dict[str, Specification] = {}
         self._defaults: dict[str, Parameters] = {}
         self._items: dict[str, type[Item]] = {}

@@ -472,7 +472,9 @@ class Gamp(Algorithm):
 
 
 class _GampAllNoise(Gamp):
-    """GAMP whose effective noise always includes all the noise of the messages ``g``; it is used in second attempts."""
+    """GAMP that lowers its information wherever the noise of the messages ``g`` exceeds it, by however little; for second
+    attempts.
+    """
 
     largest_excess = 1.0  # noise of g over its predicted size
 

@@ -282,9 +282,11 @@ def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:
     """
     # erfcx factors out the tail, so that very unlikely labels keep their digits.
     clipped_u = clip(u, None, 5.0)
-    by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(-clipped_u / math.sqrt(2))
-    by_density = normal_density(u)
-    hazard = xp.where(u < 5.0, by_erfcx, by_density)
+    hazard_by_erfcx = math.sqrt(2 / math.pi) / special(xp).erfcx(
+        -clipped_u / math.sqrt(2)
+    )
+    hazard_by_density = normal_density(u)
+    hazard = xp.where(u < 5.0, hazard_by_erfcx, hazard_by_density)
     tail_variance = 1 - hazard * (u + hazard)
     # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
     is_far_tail = u < (-30.0 if u.dtype == xp.float64 else -8.0)

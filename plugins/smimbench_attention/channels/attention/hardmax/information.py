@@ -236,7 +236,7 @@ def _hazard_square(margin: Array) -> Array:
 
 def _tie_information(margin: Array) -> Array:
     """Information ``phi(k)^2 / (Phi(k) Phi(-k))`` of the sign of a normal number whose mean is the margin k (in standard
-    deviations), as that of a near tie of two logits: its mean squared hazard.
+    deviations), such as the difference of two nearly equal logits: the mean squared hazard.
     """
     from scipy.special import ndtr
 

@@ -233,7 +233,9 @@ def sampled_scaled_information(tokens: int, s: float) -> Host:
 
 
 def _probability_bound(label: Host, scaled_omega: Host) -> Host:
-    """Upper bound (n,) on the probability of ``label`` (M,) at means ``scaled_omega`` (n, M): of its least likely inequality."""
+    """Upper bound (n,) on the probability of ``label`` (M,) at means ``scaled_omega`` (n, M): the probability of the least likely
+    of the inequalities that the label states.
+    """
     same_group_sign = np.where(label == label[0], 1.0, -1.0)
     leader_margin = (scaled_omega[:, label] - scaled_omega) / math.sqrt(2)
     is_follower = label != np.arange(len(label))

@@ -87,7 +87,7 @@ def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
 def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     """Information ``Phi = E |g|^2``, g the score ``(E[z | y] - omega) / V``, of labels of M = ``tokens`` tokens at overlap ``Q``
     and error ``V``, both (..., 1, 1), by quadrature over rho, the length of z / sqrt(Q + V), and a normal number x along it, by
-    the full rule and by every second node.
+    the full quadrature rule and, for the error, by every second node.
 
     With ``tau = Q + V``, ``k = Q / V``, ``rho^2 ~ chi^2_M`` and ``x ~ N(0, 1)``::
 
