@@ -396,12 +396,16 @@ def packages(path: Path) -> list[str]:
 
 def absent(path: Path) -> list[str]:
     """One line for each row of a packed file that is not on the board, with the reason."""
-    table, shared, remarks = read_packed(path)
+    table, run_document, remarks = read_packed(path)
     reasons = {
-        f"{row.place.problem}: {row.place.algorithm}": rerun_obstacle(row, shared)
+        f"{row.place.problem}: {row.place.algorithm}": rerun_obstacle(row, run_document)
         for row in table.rows
     }
-    lines = [f"{row} is not on the board: {why}" for row, why in reasons.items() if why]
+    lines = [
+        f"{row_label} is not on the board: {reason}"
+        for row_label, reason in reasons.items()
+        if reason
+    ]
     lines += [remark for remark in remarks if remark != UNVERIFIABLE]
     return [f"{path}: {line}" for line in lines]
 

@@ -531,7 +531,7 @@ def make_table(
     caption: str = "",
     padding: int = 0,
 ) -> RenderableType:
-    """Make a table for the terminal, with ``padding`` further blanks between its columns.
+    """Make a table for the terminal from ``columns`` and ``rows``, with ``padding`` further blanks between its columns.
 
     Parameters
     ----------
@@ -645,7 +645,8 @@ def html_table(
     attributes: Callable[[Any], Mapping[str, str]] = lambda row: {},
     small_print: Callable[[Any], Sequence[str]] = lambda row: (),
 ) -> str:
-    """Make an HTML table that is sorted by clicking a heading; this needs jinja2.
+    """Make an HTML table that is sorted by clicking a heading; ``attributes`` gives the HTML attributes of the line of a row,
+    ``small_print`` the lines of small print in its last cell. This needs jinja2.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ class Judgment:
 
     @property
     def relative(self) -> Change | None:
-        """The relative change with its standard error, both in percent; None if one of them is unknown."""
+        """The relative change of the mean with its standard error, both in percent; None if one of them is unknown."""
         if self.percent is None or self.error_percent is None or self.dof is None:
             return None
         return Change(self.percent, self.error_percent, self.dof)

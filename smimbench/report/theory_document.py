@@ -247,7 +247,8 @@ def theory_of_suite(
     *,
     thresholds: bool = True,
 ) -> list[ProblemTheory]:
-    """Collect the theory of every problem of a suite.
+    """Collect the theory of every problem of a suite from ``answers``, at the sample ratios ``alphas`` (default: the suite's),
+    with ``thresholds`` unless they are not wanted.
 
     Parameters
     ----------

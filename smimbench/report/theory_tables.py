@@ -273,7 +273,9 @@ def _rows_of_prediction(
 
 
 def _prediction_notes(entries: Sequence[AlgorithmTheory]) -> list[str]:
-    """Return notes on the predictions for algorithms, one line each, starting with the algorithms' names."""
+    """Return notes on the predictions for algorithms (their method, or why there is none), one line each, starting with the names
+    of the algorithms that it is about.
+    """
     notes: dict[str, dict[str, None]] = {}
     for entry in entries:
         prediction = entry.prediction

@@ -58,8 +58,8 @@ class ErrorRatio:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Scores of one algorithm on a problem: its error relative to the optimum, cost, numbers of runs that failed or were not
-    solved, and agreement with theory.
+    """Scores of one algorithm on a problem: how its parameters were chosen (``settings``), its error relative to the optimum,
+    cost, numbers of runs that failed or were not solved, and agreement with theory.
 
     Attributes
     ----------
