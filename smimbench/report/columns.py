@@ -456,7 +456,8 @@ COLUMNS: dict[str, list[Column]] = {
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("Monte Carlo estimate", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "
                "plain random draws.", "drawn"),
-        Column("standard error", one_digit, "Standard error of the Monte Carlo estimate to the left.", "standard_error"),
+        Column("standard error of estimate", one_digit, "Standard error of the Monte Carlo estimate to the left.",
+               "standard_error"),
         Column("detectable deviation", partial(percent, format_spec=".1%"), "Smallest relative deviation of the printed "
                "value that --verify finds (beyond z = 4) in nine tests of ten, given its draws and the printed error.",
                "excludes"),

@@ -300,7 +300,7 @@ def verification_tables(theories: Sequence[ProblemTheory]) -> list[RenderableTyp
         "theory value",
         Column("numerical error", one_digit, fields="error"),
         "Monte Carlo estimate",
-        "standard error",
+        "standard error of estimate",
         Column("z score", _z_text),
         "detectable deviation",
     ]
