@@ -246,9 +246,9 @@ class MismatchedRecursion:
     def sampled_labels(
         self, orders: Orders
     ) -> Iterator[tuple[ObservedLabels, ObservedLabels]]:
-        """Draw labels y of latents z at the order parameters ``orders`` and yield them twice: with the channel, latent means
-        omega and variance that GAMP assumes, and with those of the true posterior; first at the random points, then at their
-        negatives.
+        """Draw labels y of latents z at the order parameters ``orders``, from the random points and then from their negatives.
+        Yield each of the two sets with the channel, latent means omega and variance that GAMP assumes, and with those of the true
+        posterior.
         """
         root_of_Q = symmetric_root(orders.Q)
         coefficients_of_true_mean = orders.M.T @ np.linalg.pinv(root_of_Q, rcond=1e-12)
