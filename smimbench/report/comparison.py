@@ -346,8 +346,8 @@ def _sort_key(change: RowChange) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class OverallChange(RowEntry):
-    """Mean relative change of one metric of an algorithm between two tables, over ``rows`` rows, with the half-width of its
-    confidence interval in percent.
+    """Relative change of the mean of one metric of an algorithm between two tables, averaged over ``rows`` rows, with the
+    half-width of its confidence interval in percent.
     """
 
     rows: int

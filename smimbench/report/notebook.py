@@ -73,7 +73,7 @@ class Rows(list[RowDocument]):
     def __init__(
         self, rows: Iterable[RowDocument] = (), remarks: Iterable[str] = ()
     ) -> None:
-        """Hold the rows of a table, with remarks on them."""
+        """Keep the ``rows`` of a results table, with ``remarks`` on them."""
         super().__init__(rows)
         self.remarks = [*remarks]
 

@@ -418,7 +418,8 @@ def _third_party_items(value: object) -> list[Specification]:
 def submission(
     results: Results, shared: RunJson, by: str
 ) -> tuple[RunJson, dict[tuple[str, str], str]]:
-    """Make the ``run.json`` of a submission, and list why rows are excluded, by labels of problem and algorithm.
+    """Make the ``run.json`` of a submission to the board by the author ``by``, and list why rows are excluded, by labels of
+    problem and algorithm.
 
     Raises
     ------

@@ -363,12 +363,14 @@ class Row:
 
     @property
     def is_fitted_to_itself(self) -> bool:
-        """Whether the optimum at this size was fitted to the runs of this row's algorithm."""
+        """Whether the optimum at the dimension of the runs was fitted to the runs of this row's own algorithm."""
         return self.optimum.source == f"{FITTED}{self.place.algorithm}"
 
     @property
     def is_ratio_circular(self) -> bool:
-        """Whether the optimum at this size is the mean of these runs, so that their ratio to it is 1 by construction."""
+        """Whether the optimum at the dimension of the runs is the mean of these same runs, so that their ratio to it is 1 by
+        construction.
+        """
         return self.is_fitted_to_itself and self.optimum.ratio is None
 
     @property
@@ -402,7 +404,7 @@ class Row:
 
     @property
     def optimum_to_limit_error(self) -> Number:
-        """Standard error of ``optimum_to_limit``."""
+        """Standard error of ``optimum_to_limit``; None where that is unknown."""
         if self.optimum_to_limit is None or self.optimum.error is None:
             return None
         return self.optimum.error / (self.optimum.limit or 1.0)
@@ -598,7 +600,7 @@ def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def summed_statuses(rows: Iterable[Row]) -> dict[str, int]:
-    """Sum the number of runs per status over rows."""
+    """Sum the numbers of runs by status (ok, failed, ...) over ``rows``."""
     statuses: Counter[str] = Counter()
     for row in rows:
         statuses.update(row.runs.status_counts)

@@ -77,7 +77,7 @@ class PublishedValue:
         return difference <= self.tolerance + self.theory_error
 
     def document(self) -> JsonObject:
-        """Return the published and the theoretical value as a JSON object."""
+        """Return the published value and that of our theory as a JSON object."""
         reference_fields = {
             "label",
             "source",
@@ -405,7 +405,7 @@ def _prediction_ratio(problem: Problem, cell: Cell) -> float:
 def _algorithm_theory(
     problem: Problem, cell: Cell, answers: Answers
 ) -> AlgorithmTheory:
-    """Look up the prediction for the algorithm of a cell."""
+    """Look up in ``answers`` the theory of the algorithm of a cell, at the sample ratio that it uses."""
     ratio = _prediction_ratio(problem, cell)
     prediction = prediction_of(answers, problem, cell, ratio)
     overlap: list[Number] = []
@@ -473,7 +473,9 @@ def point_questions(points: Iterable[GridPoint]) -> Iterator[Question]:
 
 
 def figure_questions(results: Results) -> Iterator[Question]:
-    """Yield the questions that figures need besides those of tables; later ones may depend on answers to earlier ones."""
+    """Yield the theory questions that figures need answered besides those of tables; later questions may depend on the answers to
+    earlier ones.
+    """
     suite = results.suite
     used = drawn_ratios(suite, results.rows)
     yield from chart_questions(suite, results.answers, used, suite.run.metrics)

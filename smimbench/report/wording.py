@@ -166,7 +166,7 @@ def contender_line(contender: Contender) -> str:
 
 
 def _error_phrases(contender: Contender) -> list[str]:
-    """Return the phrases on the error, if no optimal error is known, and on the number of failed runs."""
+    """Return the phrases on a contender's error, where no optimal error is known, and on its number of failed runs."""
     phrases = []
     if contender.mean_error and contender.mean_error.mean is not None:
         phrases.append(f"error {measured(*contender.mean_error)}")
