@@ -294,3 +294,22 @@ def one_document(text):
         raise AssertionError(f"{word} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def sgd_runs(problem, algorithm, dimension, seeds):
+    """Mean squared errors and overlaps (2, seeds, steps + 1) of the first component in runs of online descent on matrices."""
+    paths = []
+    for seed in range(seeds):
+        sample_ratio = problem.model.sample_ratio(algorithm.batch, dimension)
+        instance = problem.instance(sample_ratio, dimension, seed, seed=7)
+        data = instance.data(get_backend("numpy"))
+        state = algorithm.init(problem, data, np.random.default_rng(seed))
+        states = [state]
+        for _ in range(algorithm.steps):
+            state, _ = algorithm.step(problem, data, state)
+            states.append(state)
+        metrics = [instance.metrics(state.signal) for state in states]
+        paths.append(
+            [[float(m[name][0]) for m in metrics] for name in ("mse", "overlap")]
+        )
+    return np.swapaxes(paths, 0, 1)

@@ -70,6 +70,7 @@ SIZES: dict[str, list[str]] = {
         "algorithms.averaged adam.students=8",
     ],
     "descent": ["problems.2.grid.seeds=32"],
+    "learning-dynamics": [],
     "universality": [],
     "smi-sgd-order": ["grid.seeds=16"],
     "scaling": [

@@ -18,6 +18,7 @@ from smimbench.interfaces import (
     Overlap,
     ParameterError,
     Prior,
+    is_symmetric,
 )
 from smimbench.interfaces.item import Delegate, defines_member, with_defaults
 from smimbench.numerics.linalg import inverse_root, symmetric
@@ -37,12 +38,14 @@ class DerivedPrior(Delegate):
 
     Members named in ``preferred`` are taken from the original prior if it has them.
 
-    Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
-    unless the prior has a factor of its own.
+    Unless the prior has a factor of its own, gradient methods move in the signal itself. A matrix signal is that of a factor F
+    (D, D) of independent N(0, 1) entries: ``(F + F^T) / sqrt(2 D)``, or ``F / sqrt(D)`` without symmetry. It starts with the
+    semicircle of variance 1 as its spectrum, and learning rates do not depend on D.
     """
 
     _original = "prior"
     matrix = False
+    _is_symmetric = True  # of matrix signals
     overlap_error: Any = 1e-3
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
@@ -52,8 +55,8 @@ class DerivedPrior(Delegate):
         self.prior = prior
         self.factor = prior.factor or Factor(
             self._draw,
-            self._symmetric,
-            lambda factor, gradient: self._symmetric(gradient),
+            self._signal_of,
+            lambda factor, gradient: self._signal_of(gradient),
         )
         for name in preferred:
             if defines_member(Prior, type(prior), name):
@@ -97,9 +100,14 @@ class DerivedPrior(Delegate):
         signal_axes = 2 if self.matrix else 1
         return rng.standard_normal((components, *[dimension] * signal_axes))
 
-    def _symmetric(self, signal: Array) -> Array:
-        """Symmetric part of a matrix signal; any other signal is returned unchanged."""
-        return symmetric(signal) if self.matrix else signal
+    def _signal_of(self, matrix: Array) -> Array:
+        """Signal of a factor F, ``(F + F^T) / sqrt(2 D)`` or ``F / sqrt(D)`` for matrices and F itself for vectors; the map is
+        its own adjoint, so it also turns gradients by the signal into those by F.
+        """
+        if not self.matrix:
+            return matrix
+        scaled = matrix / math.sqrt(matrix.shape[-1])
+        return math.sqrt(2) * symmetric(scaled) if self._is_symmetric else scaled
 
 
 class DerivedLaw(DerivedPrior):
@@ -261,6 +269,7 @@ class SimulatedPrior(DerivedPrior):
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"
+        self._is_symmetric = is_symmetric(model)
         self._simulates = prior.overlap is None
         # Dimension and number of simulated signals: errors of a matrix fall with its dimension.
         self._size = (300, 2) if self.matrix else (1 << 14, 8)

@@ -40,11 +40,13 @@ from smimbench.numerics.random_numbers import (
     uniform_points,
     whitened_points,
 )
+from smimbench.numerics.roots import bracketed_roots
 from smimbench.numerics.statistics import controlled_mean
 
 __all__ = [
     "ChebyshevFit",
     "FreeConvolution",
+    "bracketed_roots",
     "by_value",
     "chebyshev_fit",
     "controlled_mean",

@@ -236,6 +236,9 @@ def learning_curve_questions(results: Results) -> Iterator[Question]:
             yield prediction_question(problem, pairs[0][0], ratio, records)
 
 
+PREDICTED_LIMIT = "predicted, limit"
+"""Name of the line of a predicted trajectory in the limit, where one at the size of the runs is drawn, too."""
+
 DASHES: Sequence[Dashes] = ("-", "-.", ":", (0, (5, 1)))
 """Dash patterns of algorithms, for figures in which colors stand for components."""
 
@@ -302,18 +305,23 @@ def _learning_panel(
         predicted_path = (
             _predicted_path(results, problem, pairs) if clock == "samples" else {}
         )
-        if metric_name in predicted_path:
+        for column, name, line_dashes in (
+            (metric_name, PREDICTED, "--"),
+            (f"{metric_name}_limit", PREDICTED_LIMIT, ":"),
+        ):
+            if column not in predicted_path:
+                continue
             iterations_times = np.multiply(sample_count, predicted_path["iteration"])
             times = np.asarray(
                 predicted_path.get("samples", iterations_times), dtype=float
             )
-            values = np.asarray(predicted_path[metric_name], dtype=float).reshape(
+            values = np.asarray(predicted_path[column], dtype=float).reshape(
                 len(times), -1
             )
             columns = {clock: times[times > 0], "value": values[times > 0]}
-            style = {"ls": "--", "zorder": 4}
+            style = {"ls": line_dashes, "zorder": 4}
             unsplit_series.append(
-                replace(line, name=PREDICTED, columns=columns, style=style)
+                replace(line, name=name, columns=columns, style=style)
             )
     about = dict(zip(("problem", "alpha", "dimension"), place))
     series = [

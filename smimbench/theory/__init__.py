@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         point_document,
         scores,
     )
-    from smimbench.theory.types import Check, Prediction, compare
+    from smimbench.theory.types import Check, Prediction, compare, per_component
 
 # Public names are imported when first used, because this folder is imported whenever smimbench is.
 _HOME = {
@@ -43,7 +43,9 @@ _HOME = {
         ),
         "theory.predictions",
     ),
-    **dict.fromkeys(("Check", "Prediction", "compare"), "theory.types"),
+    **dict.fromkeys(
+        ("Check", "Prediction", "compare", "per_component"), "theory.types"
+    ),
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "offers_rough",
     "overlap_at",
     "own_theory",
+    "per_component",
     "point_document",
     "prior_moments",
     "scores",

@@ -9,7 +9,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import ndtr
 from smimbench_attention.algorithms.adam import Adam
 from smimbench_attention.algorithms.gradient import mean_field
-from smimbench_attention.algorithms.gradient.online import DescentRule, TooExpensive
+from smimbench_attention.algorithms.gradient.online.equations import (
+    DescentRule,
+    TooExpensive,
+)
 from smimbench_attention.algorithms.sgd import Muon, Sgd, SignSgd
 
 import smimbench

@@ -7,10 +7,10 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 from scipy.special import ndtr
-from smimbench_attention.algorithms.gradient import online, online_fields
 from smimbench_attention.algorithms.gradient.loss import fitting_loss
-from smimbench_attention.algorithms.gradient.online import solve
-from smimbench_attention.algorithms.gradient.online_theory import typical_starts
+from smimbench_attention.algorithms.gradient.online import equations, fields
+from smimbench_attention.algorithms.gradient.online.equations import solve
+from smimbench_attention.algorithms.gradient.online.theory import typical_starts
 from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
@@ -20,9 +20,7 @@ from tests.helpers import Square
 
 
 def accuracy(monkeypatch, **choices):
-    monkeypatch.setattr(
-        online_fields, "ACCURACY", online_fields.ACCURACY._replace(**choices)
-    )
+    monkeypatch.setattr(fields, "ACCURACY", fields.ACCURACY._replace(**choices))
 
 
 def sequence(channel, tokens=2):
@@ -44,10 +42,8 @@ class Retrieval:
 def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
-    fields = online_fields.gradient_averages(
-        Retrieval(), "squared", np.full((1, 1, 1), T)
-    )
-    found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
+    averages = fields.gradient_averages(Retrieval(), "squared", np.full((1, 1, 1), T))
+    found = averages(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
     assert_allclose(
         on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10
@@ -73,7 +69,7 @@ def repeated(problem, algorithm, D, repeats, seed, at_random=False):
         for _ in range(algorithm.steps):
             state, _ = algorithm.step(problem, data, state)
         ends.append(np.stack(instance.overlaps(state.factor)[1:]))
-    rule = online.DescentRule(
+    rule = equations.DescentRule(
         lambda step: algorithm.learning_rate, algorithm.batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
@@ -144,7 +140,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
     start, ends, rule = repeated(
         problem, algorithm, 30, 400, 6, at_random=algorithm.spherical
     )
-    path = online.draw_paths(problem, "squared", rule, [start], [0, 2], draws, 8, 30)
+    path = equations.draw_paths(problem, "squared", rule, [start], [0, 2], draws, 8, 30)
     drawn = np.concatenate(
         [part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.self_overlap)],
         axis=1,
@@ -213,7 +209,7 @@ def test_noise_that_differs_by_rounding_is_one_noise(components):
             kind = sequence(
                 {"name": "linear", "noise": noise, "components": components}, tokens
             )
-            assert online_fields.evaluation_count(kind, "squared") == 1, (tokens, noise)
+            assert fields.evaluation_count(kind, "squared") == 1, (tokens, noise)
 
 
 SIZE, SITES, NOISE = 500, 2, 0.3
@@ -335,7 +331,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
         < 0.05
     )
     # Without what the square of a mean has in a batch it would be off by more than chance.
-    limit = solve(LINE, "squared", online.DescentRule(lambda step: rate, batch / size, momentum=momentum),
+    limit = solve(LINE, "squared", equations.DescentRule(lambda step: rate, batch / size, momentum=momentum),
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
     T, M, Q = (
         part[0, -1, 0, 0, 0] for part in (limit.truth, limit.cross, limit.self_overlap)
@@ -393,7 +389,7 @@ def test_a_long_memory_does_not_count_as_divergence():
         online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999
     )
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
-    assert gram[2, 2] > online.DIVERGED_OVERLAP
+    assert gram[2, 2] > equations.DIVERGED_OVERLAP
     point = algorithm.theory(
         LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.0, 0.1, 1.0),))
     )
@@ -431,7 +427,7 @@ def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
     path = solve(
         PROBIT,
         "squared",
-        online.DescentRule(lambda step: rate, fraction),
+        equations.DescentRule(lambda step: rate, fraction),
         [overlaps(T, M, Q)],
         [0, steps],
     )
@@ -448,11 +444,11 @@ def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
 
 def test_draws_become_the_equations_as_the_dimension_grows():
     rule, start = (
-        online.DescentRule(lambda step: 0.2, 0.1),
+        equations.DescentRule(lambda step: 0.2, 0.1),
         Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
     )
     solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
-    drawn = online.draw_paths(
+    drawn = equations.draw_paths(
         SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000
     )
     for name in ("cross", "self_overlap"):

@@ -451,6 +451,34 @@ def test_gradients_pass_through_the_factor(prior, rng):
         prior.factor.draw(rng, 1, 4, 2)
 
 
+UNTIED = Problem(
+    {"name": "attention-indexed", "tokens": 3, "symmetric": False},
+    "softmax",
+    {"name": "bilinear", "rho": 0.5},
+).model
+
+
+@pytest.mark.parametrize("dimension", [100, 400])
+@pytest.mark.parametrize(
+    ("prior", "symmetric"),
+    [
+        (SpectrumPrior(Semicircle()), True),
+        (SimulatedPrior(Matrix(), EXTENSIVE), True),
+        (SimulatedPrior(Matrix(), UNTIED), False),
+    ],
+)
+def test_matrices_start_with_the_spectrum_of_noise(prior, symmetric, dimension, rng):
+    """Mean square 1, largest singular value 2, in every dimension; steps along a gradient move the signal by 1/D of it."""
+    factor = prior.factor.draw(rng, 1, dimension)
+    (start,) = prior.factor.compose(factor)
+    assert np.array_equal(start, start.T) is symmetric
+    assert np.sum(start**2) / dimension == pytest.approx(1, abs=6 / dimension)
+    assert np.linalg.norm(start, 2) == pytest.approx(2, rel=0.1)
+    gradient = prior.sample(rng, 1, dimension)
+    step = prior.factor.compose(prior.factor.pullback(factor, gradient))
+    assert step == pytest.approx((2 if symmetric else 1) / dimension * gradient)
+
+
 def test_what_is_complete_is_left_alone():
     wishart = {"name": "wishart", "rho": 0.5}
     for name, prior in (

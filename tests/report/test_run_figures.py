@@ -71,7 +71,9 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
 ):
     suite, store, pairs, paths = draw(tmp_path, ALONE + LEARNERS)
     assert [path.name for path in paths] == [
-        f"learning-mse.{kind}" for kind in ("png", "svg", "pdf", "csv")
+        f"learning-{metric}.{kind}"
+        for metric in ("mse", "overlap")
+        for kind in ("png", "svg", "pdf", "csv")
     ]
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) == 2
@@ -84,6 +86,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
             "Bayes-optimal, fresh samples",
             "adam",
             "online",
+            "predicted",
             "every sample once",
         }
         for label, steps in (("adam", 4 * -(-n // 20)), ("online", 30)):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from smimbench_attention.algorithms.gradient import online_fields
+from smimbench_attention.algorithms.gradient.online import fields
 from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
@@ -24,7 +24,7 @@ from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 
 D, RUNS = 1000, 16
-online_fields.ACCURACY = online_fields.ACCURACY._replace(
+fields.ACCURACY = fields.ACCURACY._replace(
     largest_draw_latents=1e9
 )  # here theory may take minutes
 

@@ -10,7 +10,11 @@ from smimbench.interfaces import AlgorithmPrediction, Array, Conditions
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY, MomentumDescent
 from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
-from smimbench_attention.algorithms.gradient.online_theory import online_theory
+from smimbench_attention.algorithms.gradient.online.matrix_theory import (
+    matrix_theory,
+    with_flow_limit,
+)
+from smimbench_attention.algorithms.gradient.online.theory import online_theory
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,21 @@ class Sgd(MomentumDescent):
 
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
-        every D; for long runs the equations of the limit are solved (``gradient/online.py``). The trajectory
-        is against ``samples`` and ``iteration``.
+        every D; for long runs the equations of the limit are solved (``gradient/online/equations.py``). Of matrices the runs are
+        drawn, and the limit is exact (``gradient/online/riccati.py``). The trajectory is against ``samples`` and ``iteration``.
 
         Where samples are reused: mean-field dynamics of low-rank signals (``gradient/mean_field.py``),
         against ``iteration``, with ``train_error`` and ``test_error``, the mean loss of a sample, in the trajectory. For
         matrices, all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else tables stay
         blank and say why.
         """
-        if self.online:
+        if self.online and problem.model.rank == "low":
             return online_theory(self, problem, alpha, conditions)
+        if self.online:
+            prediction = matrix_theory(self, problem, alpha, conditions)
+            if isinstance(prediction, str):
+                return prediction
+            return with_flow_limit(prediction, self, problem, conditions)
         if problem.model.rank != "low":
             return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
         return mean_field_theory(self, problem, alpha, conditions)
@@ -94,8 +103,10 @@ class _FixedStepLength(Sgd):
         the reason why there is no theory. alpha is the sample ratio.
 
         Feature by feature or, for ``signsgd``, from draws of its steps
-        (``smimbench_attention.algorithms.gradient.online_spectrum``); of ``muon``, also where samples are reused, as for ``sgd``.
+        (``smimbench_attention.algorithms.gradient.online.features``); of ``muon``, also where samples are reused, as for ``sgd``.
         """
+        if self.online and problem.model.rank == "extensive":
+            return matrix_theory(self, problem, alpha, conditions)
         if self.online:
             return online_theory(self, problem, alpha, conditions)
         if self.direction_kind == "polar":

@@ -33,6 +33,7 @@ from smimbench_attention.algorithms.gradient.loss import (
     loss_gradient,
     surrogate,
 )
+from smimbench_attention.algorithms.gradient.online.matrix_theory import matrix_theory
 from smimbench_attention.algorithms.nuclear.limit import wide_factor_point
 from smimbench_attention.algorithms.nuclear.shrinkage import spectrum
 
@@ -191,9 +192,12 @@ class Descent(Algorithm):
     def theory(
         self, problem: Problem, alpha: float, conditions: Conditions
     ) -> AlgorithmPrediction | str:
-        """Return the reason why there is no theory, whatever the conditions of the runs: with adaptive step sizes the
-        equations of ``sgd`` do not apply. alpha is the sample ratio.
+        """Predict descent on fresh samples of matrices, under the conditions of the runs (dimension); otherwise return the reason
+        why there is no theory: with adaptive step sizes the equations of ``sgd`` do not apply. alpha is the sample ratio.
         """
+        has_one_gradient = type(self).advance is Descent.advance
+        if self.online and problem.model.rank == "extensive" and has_one_gradient:
+            return matrix_theory(self, problem, alpha, conditions)
         if self.online:
             return "gradient descent with adaptive step sizes has no closed equations"
         return NO_REUSE_THEORY

@@ -45,7 +45,7 @@ from smimbench_attention.algorithms.gradient.loss import (
     latent_derivatives,
     loss_and_derivative,
 )
-from smimbench_attention.algorithms.gradient.online import (
+from smimbench_attention.algorithms.gradient.online.equations import (
     DIVERGED_OVERLAP,
     DescentRule,
     OverlapPath,
@@ -56,7 +56,7 @@ from smimbench_attention.algorithms.gradient.online import (
     triangular_root,
     vectors_after,
 )
-from smimbench_attention.algorithms.gradient.online_theory import (
+from smimbench_attention.algorithms.gradient.online.theory import (
     mean_trajectory,
     standard_error,
     typical_starts,

@@ -31,7 +31,7 @@ steps too long. Where it is above ``FLUCTUATION`` nothing is predicted.
 References
 ----------
 arXiv:2411.12135 (``signsgd``, large D); arXiv:2605.09552 (``muon``, for square matrices); batches, tokens and few components
-derived, checked by tests/algorithms/test_online_spectrum.py.
+derived, checked by tests/algorithms/test_online_features.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.numerics import inverse_root
-from smimbench_attention.algorithms.gradient.online import (
+from smimbench_attention.algorithms.gradient.online.equations import (
     DIVERGED_OVERLAP,
     DescentRule,
     OverlapPath,
@@ -54,7 +54,7 @@ from smimbench_attention.algorithms.gradient.online import (
     vectors_after,
     wishart_root,
 )
-from smimbench_attention.algorithms.gradient.online_fields import transposed
+from smimbench_attention.algorithms.gradient.online.fields import transposed
 
 FLUCTUATION = 0.08
 """Largest relative variance of ``v v^T``, a mean over the steps, for a prediction of muon, then off by up to 3%. Doubled: 6%."""

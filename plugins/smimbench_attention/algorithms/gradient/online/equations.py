@@ -54,12 +54,12 @@ from smimbench.derive import observable, predict
 from smimbench.interfaces import Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
-from smimbench_attention.algorithms.gradient import online_fields
 from smimbench_attention.algorithms.gradient.loss import (
     latent_derivatives,
     loss_and_derivative,
 )
-from smimbench_attention.algorithms.gradient.online_fields import (
+from smimbench_attention.algorithms.gradient.online import fields
+from smimbench_attention.algorithms.gradient.online.fields import (
     evaluation_count,
     gradient_averages,
     latents_of_a_step,
@@ -134,9 +134,7 @@ class DescentRule:
 
 def recorded_steps_of(steps: int) -> list[int]:
     """Steps at which the trajectory of a run with so many ``steps`` is recorded: 0, and a geometric series up to the last."""
-    geometric_series = np.geomspace(
-        1, steps, online_fields.ACCURACY.recorded_step_count
-    )
+    geometric_series = np.geomspace(1, steps, fields.ACCURACY.recorded_step_count)
     return [0, *np.unique(geometric_series.round().astype(int)).tolist()]
 
 
@@ -340,7 +338,7 @@ def solve(
     ------
     OverlapsDiverge, TooExpensive
     """
-    field_accuracy, P = online_fields.ACCURACY, problem.components
+    field_accuracy, P = fields.ACCURACY, problem.components
     last_step, point_count = int(recorded_steps[-1]), field_accuracy.points
     if last_step > field_accuracy.fewest_steps:
         latent_cost = cost_of_all_steps(problem, loss, last_step, len(starts))
@@ -391,7 +389,7 @@ def affordable_draws(
     """Number of draws per start, for ``start_count`` starts and a number of steps on batches of ``batch_size`` samples in
     ``dimension`` D, that the time limit allows; 0 if too few to estimate their error. Costs are counted in sampled latents.
     """
-    field_accuracy = online_fields.ACCURACY
+    field_accuracy = fields.ACCURACY
     fewest_draws, most_draws = field_accuracy.draw_range
     latents_of_a_draw = batch_size * problem.components * problem.model.sites
     # A step costs 1000 latents on top.

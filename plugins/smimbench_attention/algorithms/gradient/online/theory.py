@@ -13,9 +13,9 @@ from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
-from smimbench_attention.algorithms.gradient import online_fields
 from smimbench_attention.algorithms.gradient.loss import factor_of, fitting_loss
-from smimbench_attention.algorithms.gradient.online import (
+from smimbench_attention.algorithms.gradient.online import fields
+from smimbench_attention.algorithms.gradient.online.equations import (
     DescentRule,
     OverlapPath,
     OverlapsDiverge,
@@ -27,12 +27,12 @@ from smimbench_attention.algorithms.gradient.online import (
     recorded_steps_of,
     solve,
 )
-from smimbench_attention.algorithms.gradient.online_fields import evaluation_count
-from smimbench_attention.algorithms.gradient.online_spectrum import (
+from smimbench_attention.algorithms.gradient.online.features import (
     StepLengthFluctuates,
     draw_signs,
     solve_features,
 )
+from smimbench_attention.algorithms.gradient.online.fields import evaluation_count
 from smimbench_attention.algorithms.least_squares import additive_noise
 
 if TYPE_CHECKING:
@@ -69,10 +69,6 @@ def online_theory(
     reason why there is no theory. ``loss`` is the name of the loss, ``rule`` the update rule of the student. alpha is the
     sample ratio.
     """
-    if problem.model.rank != "low":
-        return (
-            "online descent on matrices of extensive rank has no closed equations here"
-        )
     if (reason := why_no_equations(problem)) is not None:
         return reason
     if conditions.dimension is None:
@@ -99,7 +95,7 @@ def online_theory(
         algorithm, steps, batch_size / D, inverse_batch_rows
     )
     starts = conditions.starts or typical_starts(
-        problem, D, algorithm.spherical, online_fields.ACCURACY.random_starts
+        problem, D, algorithm.spherical, fields.ACCURACY.random_starts
     )
     recorded_steps = recorded_steps_of(steps)
     try:
@@ -144,7 +140,7 @@ def online_theory(
     if (
         conditions.trajectory
         and trajectory_is_drawn
-        and latent_cost < online_fields.ACCURACY.largest_limit_latents
+        and latent_cost < fields.ACCURACY.largest_limit_latents
     ):
         # The limit of large D is shown where it is known.
         with suppress(OverlapsDiverge, TooExpensive):
@@ -233,7 +229,7 @@ def _prediction_at_end(
     if is_signsgd:
         # Errors of prediction of linear labels are linear in the overlaps: a few means stand for all draws.
         sets_of_draws = [
-            np.array_split(matrices[:, -1, 0], online_fields.ACCURACY.signsgd_draw_sets)
+            np.array_split(matrices[:, -1, 0], fields.ACCURACY.signsgd_draw_sets)
             for matrices in (
                 overlap_path.truth,
                 overlap_path.cross,
@@ -320,7 +316,7 @@ def _solve_by_feature(
     assert noise_variances is not None  # labels are linear
     # In units of 20 seconds.
     relative_cost = last_step * len(distinct_variances) * R**2 / 8e7
-    start_count = min(online_fields.ACCURACY.random_starts, int(1 / relative_cost))
+    start_count = min(fields.ACCURACY.random_starts, int(1 / relative_cost))
     starts_are_of_runs = bool(starts) and problem.features is None
     if starts_are_of_runs:
         initial_grams = gram_of(starts, rule.momentum)[None]
@@ -373,7 +369,7 @@ def _draw_sign_steps(
     """Predicted overlaps of ``signsgd`` by an update rule at the recorded steps, from random draws of teacher, start and
     steps in D dimensions, as many as time allows. P is the number of components.
     """
-    field_accuracy, P = online_fields.ACCURACY, problem.components
+    field_accuracy, P = fields.ACCURACY, problem.components
     fewest_draws, most_draws = field_accuracy.signsgd_draw_range
     draw_count = min(
         most_draws,
@@ -458,7 +454,7 @@ def _solver_name(
     integration_method = "Monte Carlo"
     if set_count == 1:
         integration_method = "closed form"
-    elif set_count == len(online_fields.ACCURACY.gauss_nodes):
+    elif set_count == len(fields.ACCURACY.gauss_nodes):
         integration_method = "quadrature"
     largest_overlap = max(
         np.abs(initial_overlaps.cross).max() for initial_overlaps in starts
@@ -534,7 +530,8 @@ def mean_trajectory(problem: Problem, path: OverlapPath, batch_size: int) -> Tra
         "iteration": path.steps.tolist(),
         "samples": (path.steps * batch_size).tolist(),
     }
-    for column_name, score_name in (("mse", "mse"), ("overlap", "squared_cosine")):
+    overlap_score = "squared_cosine" if problem.model.rank == "low" else "overlap"
+    for column_name, score_name in (("mse", "mse"), ("overlap", overlap_score)):
         scores_or_nan = np.where(
             overlaps_are_finite[:, None], metrics[score_name], np.nan
         )

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_attention.algorithms.gradient.online import DescentRule
-from smimbench_attention.algorithms.gradient.online_spectrum import (
+from smimbench_attention.algorithms.gradient.online.equations import DescentRule
+from smimbench_attention.algorithms.gradient.online.features import (
     StepLengthFluctuates,
     draw_signs,
     solve_features,

@@ -1,0 +1,1 @@
+"""Theory of online descent, whose every step draws fresh samples."""
