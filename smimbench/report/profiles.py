@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.report.charts import Chart, Panel, Series
-from smimbench.report.row import grouped, optimum_at_limit
+from smimbench.report.row import ZERO, grouped, optimum_at_limit
 from smimbench.report.rows import bayes_point
 from smimbench.report.statistics import (
     EPSILONS,
@@ -110,20 +110,31 @@ def target_times(results: Results) -> list[TargetTime]:
 def error_ratios(results: Results) -> dict[str, list[float]]:
     """Compute for each algorithm the ratios of its error on an instance (data set) to the smallest error that any algorithm has
     on that instance, one ratio per instance; infinite where it has no estimate.
+
+    Errors where theory says 0 count as the target if they are below it.
     """
     rows = results.rows
     # Every backend sees the same instances: one of them says how near to the best each algorithm comes.
     backends = (rows[0].place.backend, EXTERNAL)
     backend_rows = [row for row in rows if row.place.backend in backends]
-    errors_by_algorithm = errors_and_optima(on_instance_data(backend_rows))
+    target = rows[0].target
+    errors_by_algorithm = {
+        algorithm: {
+            instance: max(error, target) if optimum <= ZERO * target else error
+            for instance, (error, optimum) in errors.items()
+        }
+        for algorithm, errors in errors_and_optima(
+            on_instance_data(backend_rows)
+        ).items()
+    }
     smallest_errors: dict[object, float] = {}
     for errors in errors_by_algorithm.values():
-        for instance, (error, _) in errors.items():
+        for instance, error in errors.items():
             smallest = smallest_errors.get(instance, math.inf)
             smallest_errors[instance] = min(error, smallest)
     return {
         algorithm: [
-            errors[instance][0] / smallest
+            errors[instance] / smallest
             if instance in errors and smallest > 0
             else math.inf
             for instance, smallest in smallest_errors.items()

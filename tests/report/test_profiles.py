@@ -1,13 +1,19 @@
 """Profiles: shares of targets, performance against the best, geometric means paired by instance."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.profiles import cumulative_shares, profile_chart, target_times
+from smimbench.report.profiles import (
+    cumulative_shares,
+    error_ratios,
+    profile_chart,
+    target_times,
+)
 from smimbench.report.results import Results
 from smimbench.report.tables import summary_tables
 from smimbench.report.verdict import summary
@@ -70,6 +76,12 @@ def test_where_theory_is_zero_no_ratio_is_formed():
     )
     assert found[0].ratio_to_bayes == pytest.approx(1.25)
     assert not summary([of("a", [0.5])])
+
+
+def test_errors_below_the_target_are_equal_where_theory_is_zero():
+    rows = [of("a", [0.0, 1e-20], 0.0), of("b", [1e-16, 1e-2], 0.0)]
+    ratios = error_ratios(SimpleNamespace(rows=rows))
+    assert ratios == {"a": [1.0, 1.0], "b": [1.0, pytest.approx(10)]}
 
 
 def test_shares_end_at_what_was_reached():
