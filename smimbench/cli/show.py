@@ -150,7 +150,7 @@ def theory(
     command again to continue.
     """
     from smimbench.cli.progress import TheoryProgress
-    from smimbench.report.figures import theory_charts
+    from smimbench.report.figures import theory_charts, theory_metrics
     from smimbench.report.notebook import Theory
     from smimbench.report.theory_document import (
         algorithm_questions,
@@ -208,7 +208,7 @@ def theory(
         drawn_alphas = drawn_ratios(suite, (), ratios)
         with progress:
             solver.answer(
-                chart_questions(suite, answers, drawn_alphas, ("mse", "overlap"))
+                chart_questions(suite, answers, drawn_alphas, theory_metrics(suite))
             )
     elif figure:
         request.remark(

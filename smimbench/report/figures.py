@@ -389,14 +389,22 @@ def _published_marks(
 # -- theory alone ---------------------------------------------------------------------------------------------------------
 
 
+def theory_metrics(suite: Suite) -> list[str]:
+    """List the metrics whose theory is drawn without runs: error and overlap, and the suite's generalization errors."""
+    generalization_errors = (
+        metric for metric in suite.run.metrics if "generalization_error" in metric
+    )
+    return [*dict.fromkeys(("mse", "overlap", *generalization_errors))]
+
+
 def theory_charts(
     suite: Suite, answers: Answers, alphas: Sequence[float] | None = None
 ) -> list[Chart]:
-    """Make the figures of theory without runs, at the sample ratios ``alphas``: error and overlap against the sample ratio, and
+    """Make the figures of theory without runs, at the sample ratios ``alphas``: ``theory_metrics`` against the sample ratio, and
     the phase diagram if a parameter is varied.
     """
     charts = []
-    for metric in ("mse", "overlap"):
+    for metric in theory_metrics(suite):
         chart = metric_chart(suite, [], answers, metric, alphas)
         if chart is not None:
             charts.append(replace(chart, name=f"theory-{metric}"))
