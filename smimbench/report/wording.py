@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -80,19 +81,30 @@ def print_phrases(console: Console, meanings: dict[str, str]) -> None:
 
 def note(remarks: Iterable[str], width: int = 80, max_lines: int | None = None) -> str:
     """Join ``remarks`` on results to the note that follows a verdict, wrapped to ``width`` characters, and cut after
-    ``max_lines`` lines if that is given; empty if there are no remarks.
+    ``max_lines`` lines if that is given, after a whole remark if one fits; empty if there are no remarks.
     """
-    text = "; ".join(dict.fromkeys(remarks))
-    lines = textwrap.wrap(
-        f"note: {text}",
-        width,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        max_lines=max_lines,
-        placeholder=" ... (all: smimbench show --full)",
-    )
-    return "\n".join(lines) if text else ""
+    distinct_remarks = [*dict.fromkeys(remarks)]
+    lines: list[str] = []
+    for count in range(len(distinct_remarks), 0, -1):
+        text = "; ".join(distinct_remarks[:count])
+        rest = _MORE_REMARKS if count < len(distinct_remarks) else ""
+        wrap = functools.partial(
+            textwrap.wrap,
+            f"note: {text}{rest}",
+            width,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines = wrap()
+        if max_lines is None or len(lines) <= max_lines:
+            break
+        lines = wrap(max_lines=max_lines, placeholder=_MORE_REMARKS)
+    return "\n".join(lines)
+
+
+_MORE_REMARKS = " ... (all: smimbench show --full)"
+"""End of a note that is cut."""
 
 
 def verdict_line(verdict: Verdict) -> str:

@@ -155,7 +155,8 @@ def test_remarks_on_a_run_are_one_note_after_its_verdict(tmp_path, capsys):
     verdict, note = flat(out).split(" note: ")
     assert "line: gamp is best" in verdict
     assert note.startswith("adam ran with the suite's settings; tune them with")
-    assert "adam: no prediction: " in note
+    assert "adam: no prediction: " not in note  # cut after a whole remark
+    assert "... (all: smimbench show --full)" in note
     assert "note: " not in output(capsys, "run", suite, *where, "--quiet")
     document, err = call(capsys, "run", suite, *where, "--json")[1:]
     assert json.loads(document)["verdicts"]

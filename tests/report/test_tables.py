@@ -23,6 +23,7 @@ from smimbench.report.tables import (
 )
 from smimbench.report.text_files import as_markdown
 from smimbench.report.verdict import verdicts
+from smimbench.report.wording import note
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import ATTENTION, flat, loaded
@@ -301,3 +302,14 @@ def test_a_sign_is_not_that_of_rounding():
         "+0.0",
         "-0.1",
     ]
+
+
+def test_a_note_is_cut_after_a_whole_remark():
+    remarks = ["adam: tuned by hand", "gamp: " + "a longer remark, " * 9]
+    assert note(remarks, max_lines=2) == (
+        "note: adam: tuned by hand ... (all: smimbench show --full)"
+    )
+    long_note = note(remarks[1:], max_lines=2)
+    assert long_note.count("\n") == 1
+    assert long_note.endswith(" ... (all: smimbench show --full)")
+    assert "..." not in note(remarks)
