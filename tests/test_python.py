@@ -62,9 +62,9 @@ def test_everything_that_was_run_is_loaded(ran, where):
     assert repr(found) == f"28 rows in .values, {steps} in .trajectories"
 
 
-def test_rows_in_a_notebook_are_a_ranking_a_verdict_and_folded_rows(ran):
+def test_rows_in_a_notebook_are_a_verdict_a_ranking_and_folded_rows(ran):
     text = ran[2]._repr_html_()
-    ranking, verdict, rows = re.split("<p>|<details>", text)
+    _, verdict, ranking, rows = re.split("<p>|</p>|<details>", text)
     for words in (
         "error ÷ optimal error",
         "error ÷ best error",
@@ -249,6 +249,8 @@ def test_what_objects_say_of_themselves_fits_a_screen(ran):
     assert "perfect recovery" in text
     assert "88 more points in .table" in text
     assert repr(smimbench.load_suite(suite)) == "Suite('small'; line; gamp, adam)"
+    selected = smimbench.load_suite(suite, only=["algorithm=gamp"])
+    assert repr(selected) == "Suite('small'; line; gamp)"
 
 
 def test_the_frame_of_results_is_flat(ran):

@@ -498,11 +498,10 @@ def lay_out_columns(
         return []
     cell_formats: dict[str, Callable[[Any], str | Text]] = {}
     dimension_letter, component_word = "D", "component"
+    if hasattr(rows[0], "dimension_letter"):
+        dimension_letter = common_dimension_letter(rows)
     if hasattr(rows[0], "place"):
-        cell_formats, dimension_letter = (
-            {"algorithm": names_with_backend(rows)},
-            common_dimension_letter(rows),
-        )
+        cell_formats = {"algorithm": names_with_backend(rows)}
         component_word = rows[0].component_word
     columns_with_cells = []
     for column_or_heading in columns:

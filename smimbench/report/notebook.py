@@ -97,17 +97,19 @@ class Rows(list[RowDocument]):
                 all_lines += textwrap.wrap(text, 80, subsequent_indent=indent)
         lines = all_lines if len(all_lines) <= SCREEN else best_lines
         lines += filter(None, [note(self.remarks)])
-        return "\n".join([*lines, f"{len(self)} rows; .table is a frame of them"])
+        return "\n".join(
+            [*lines, f"{len(self)} rows in .table; smimbench.plot(suite) draws them"]
+        )
 
     def _repr_html_(self) -> str | None:
-        """Render rankings and verdicts, and the first rows folded in, with text from users escaped; None without jinja2."""
+        """Render verdicts and rankings, and the first rows folded in, with text from users escaped; None without jinja2."""
         if importlib.util.find_spec("jinja2") is None:
             return None
         sections = []
         for verdict in self._verdicts():
             line = html.escape(verdict_line(verdict))
             sections.append(
-                f"{_plain_table(CONTENDER, verdict.contenders)}<p>{line}</p>"
+                f"<p>{line}</p>{_plain_table(CONTENDER, verdict.contenders)}"
             )
         if self.remarks:
             sections.append(f"<p>{html.escape(note(self.remarks))}</p>")

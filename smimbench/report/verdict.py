@@ -91,6 +91,8 @@ class Contender:
         Ratio to the reference algorithm (the one asked for, or the best); None if they share fewer than two instances.
     mean_error : MeanAndError or None
         Only where the optimal error is known nowhere: the geometric mean of the errors, by which algorithms are ranked then.
+    dimension_letter : str
+        Letter for the dimension of the signal, for headings of tables.
     """
 
     problem: str
@@ -119,6 +121,7 @@ class Contender:
     below_optimum: bool
     compared: ErrorRatio | None = None
     mean_error: MeanAndError | None = None
+    dimension_letter: str = "D"
 
     @property
     def error(self) -> Number:
@@ -145,7 +148,8 @@ class Contender:
         )
         if comparison:
             comparison = {"with": comparison.pop("reference"), **comparison}
-        del document["agreement"], document["mean_error"], document["problem"]
+        for name in ("agreement", "mean_error", "problem", "dimension_letter"):
+            del document[name]
         if not self.failed:
             del document["failed"]
         if self.mean_error or not self.unsolved:
@@ -534,6 +538,7 @@ def _scored_contender(
         failed=sum(row.estimate.failed or failed_runs(row) for row in first_rows),
         agreement=agreement(all_rows, metric),
         below_optimum=is_below_optimum(all_rows, metric),
+        dimension_letter=common_dimension_letter(rows),
     )
 
 

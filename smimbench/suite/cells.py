@@ -382,7 +382,7 @@ class Suite:
     def __repr__(self) -> str:
         """Return a short text with the suite's name, problems and algorithms."""
         problems = ", ".join(problem_plan.label for problem_plan in self.chosen_plans)
-        algorithms = ", ".join(algorithm.label for algorithm in self.algorithms)
+        algorithms = ", ".join(algorithm.label for algorithm in self.chosen_algorithms)
         return f"Suite({self.name!r}; {problems}; {algorithms or 'theory only'})"
 
     def with_choices(self, stored_choices: Iterable[Choice]) -> Suite:
