@@ -520,6 +520,8 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
     if omission_remarks and results:
         stored_table = load_stored_table(request, "; ".join(omission_remarks))
         if stored_table:
+            shown = set(omission_remarks)
+            request.notes[:] = [note for note in request.notes if note not in shown]
             return stored_table[0].rows, []
     return rows, [f"{path}: {remark}" for remark in omission_remarks]
 

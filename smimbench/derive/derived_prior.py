@@ -20,6 +20,7 @@ from smimbench.interfaces import (
     Prior,
     is_symmetric,
 )
+from smimbench.interfaces.checks import checked_array
 from smimbench.interfaces.item import Delegate, defines_member, with_defaults
 from smimbench.numerics.linalg import inverse_root, symmetric
 from smimbench.numerics.memo import cached_on
@@ -296,11 +297,12 @@ class SimulatedPrior(DerivedPrior):
             prior_mean = self.mean(components, dimension)
             mean_overlap = np.asarray(self.model.inner(prior_mean, prior_mean))
             second_moments = []
+            shape = tuple(self.model.signal_shape(components, dimension))
             for draw in range(draws):
                 rng = monte_carlo_rng("simulated prior", draw)
-                signal_deviation = (
-                    self.prior.sample(rng, components, dimension) - prior_mean
-                )
+                signal = self.prior.sample(rng, components, dimension)
+                source = f"prior {self.prior.name!r}: sample"
+                signal_deviation = checked_array(source, signal, shape) - prior_mean
                 second_moments.append(
                     mean_overlap + self.model.inner(signal_deviation, signal_deviation)
                 )

@@ -574,8 +574,9 @@ def contract_violation(kind: str, cls: type[Any]) -> str | None:
                 set(other_member_set) < set(member_set)
                 for other_member_set in alternative_member_sets
             ):
-                minimal_member_sets.append(", ".join(member_set))
-        return f"the class needs {' or '.join(minimal_member_sets)}"
+                minimal_member_sets.append(" and ".join(member_set))
+        separator = ", or " if " and " in minimal_member_sets[0] else " or "
+        return f"the class needs {separator.join(minimal_member_sets)}"
     name, reference = cls.name, cls.reference
     rules: list[tuple[object, str, object]] = [
         (

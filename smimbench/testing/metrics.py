@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Metric, NotMeasured
+from smimbench.interfaces.checks import short_repr
 from smimbench.interfaces.problem import prior_moments
 from smimbench.problem.instance import Instance
 from smimbench.registry.registry import is_worse
@@ -59,13 +60,18 @@ def _measure(
     raises NotMeasured with a reason.
     """
     try:
-        return list(metric.measure(instance, estimate, instance.claims(estimate, V)))
+        values = metric.measure(instance, estimate, instance.claims(estimate, V))
     except NotMeasured as reason:
         if not str(reason).strip():
             raise CheckFailed(
                 "the metric raises NotMeasured without a reason; say why it has no value"
             ) from None
         return None
+    if not hasattr(values, "__len__"):
+        raise CheckFailed(
+            f"measure must return a list of numbers, got {short_repr(values)}"
+        )
+    return list(values)
 
 
 @metric_check(
@@ -91,7 +97,8 @@ def values(context: CheckContext, instance: Instance) -> None:
             json.dumps(metric_values, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise CheckFailed(
-                f"measure returns {metric_values!r}, which JSON cannot hold: {error}"
+                f"measure must return finite numbers or raise NotMeasured; "
+                f"JSON cannot hold {' '.join(short_repr(metric_values).split())}: {error}"
             ) from None
 
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from smimbench.interfaces import Array, Model, Prior
+from smimbench.files import attempt
+from smimbench.interfaces import Array, Model, ParameterError, Prior
 from smimbench.interfaces.item import defines_member
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -22,12 +23,22 @@ from smimbench.testing.core import (
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Model, Prior, int]]:
-    """Yield test cases: each supported model with the completed prior, for one and for two components. ``context`` holds the
+    """Yield test cases: each supported model with the completed prior and a number of components. ``context`` holds the
     prior under test.
     """
     for model in context.models:
-        for components in (1, 2):
+        for components in component_counts(context, model):
             yield model, context.completed_item(model), components
+
+
+def component_counts(context: CheckContext, model: Model) -> tuple[int, ...]:
+    """Numbers of components that the prior in ``context`` is tested with: 1, and 2 unless ``denoise`` refuses two with a
+    ParameterError.
+    """
+    no_signal = np.zeros(model.signal_shape(2, 12))
+    denoise = context.completed_item(model).denoise
+    _, error = attempt(denoise, no_signal, information_matrix(2, 1.3))
+    return (1,) if isinstance(error, ParameterError) else (1, 2)
 
 
 prior_check = partial(published, ("prior",), cases=_cases)
@@ -119,12 +130,14 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     """
     D = 12
     signal_shape = tuple(model.signal_shape(P, D))
+    signal = np.asarray(prior.sample(context.rng(1), P, D))
+    expect_array("sample", signal, signal_shape, "float64")
     R, Qhat = observation(context, model, P, 2)
     denoised = prior.denoise(R, Qhat)
     Qhat_batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
     overlap_batch, overlap = prior.overlap(Qhat_batch), prior.overlap(Qhat_batch[1])
     for name, prior_array, shape in (
-        ("sample", np.asarray(prior.sample(context.rng(1), P, D)), signal_shape),
+        ("sample", signal, signal_shape),
         ("mean", np.asarray(prior.mean(P, D)), signal_shape),
         ("second_moment", np.asarray(prior.second_moment(P)), (P, P)),
         ("mean_overlap", np.asarray(prior.mean_overlap(P)), (P, P)),

@@ -235,12 +235,20 @@ def smimbench_register_{kind}s(register):
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        ("prior", "denoise = 1", "prior Mine: the class needs sample, denoise or law"),
-        ("prior", "sample = 1", "prior Mine: the class needs sample, denoise or law"),
+        (
+            "prior",
+            "denoise = 1",
+            "prior Mine: the class needs sample and denoise, or law",
+        ),
+        (
+            "prior",
+            "sample = 1",
+            "prior Mine: the class needs sample and denoise, or law",
+        ),
         (
             "algorithm",
             "step = 1",
-            "algorithm Mine: the class needs init, step, estimate or fit",
+            "algorithm Mine: the class needs init and step and estimate, or fit",
         ),
         ("model", "forward = 1", "model Mine: the class lacks rank, sample_count"),
     ],

@@ -17,12 +17,30 @@ from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
 from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
-from smimbench import Capabilities, Denoised, Info
+from smimbench import Capabilities, Denoised, Info, ParameterError
 from smimbench.interfaces import Algorithm, Channel, Law, NotMeasured, Overlap, Prior
 from smimbench.testing import all_checks, check
 from tests.channels.attention.test_attention_hardmax import ratio_posterior
 
 LOW = Capabilities(models=("sequence-multi-index",))
+
+
+@dataclass(frozen=True)
+class OneDirection(Prior):
+    """Signs of a single direction; signals may have their axes exchanged."""
+
+    transposed: bool = False
+    name, version, reference, capabilities = "one-direction", 1, "tests", LOW
+
+    def sample(self, rng, components, dimension):
+        signal = rng.choice([-1.0, 1.0], size=(components, dimension))
+        return signal.T if self.transposed else signal
+
+    def denoise(self, R, Qhat):
+        if len(R) > 1:
+            raise ParameterError("components", "must be 1 for this prior")
+        estimate = np.tanh(Qhat * R)
+        return Denoised(estimate, np.reshape(np.mean(1 - estimate**2), (1, 1)))
 
 
 def failures(item, *only):
@@ -302,6 +320,8 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (WorkedOver(wrong="wide"), {"dtypes": "forward: labels must be float32 like its inputs, got float64", "namespace": ""}, ()),
     (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("likelihood",)),
     # priors
+    (OneDirection(), {}, ("shapes", "nishimori")),
+    (OneDirection(transposed=True), {"shapes": "sample must have shape (1, 12), got (12, 1)"}, ()),
     (
         spoiled(Gaussian(), denoise=lambda d, *_: Denoised(1.05 * d.estimate, d.V)),
         {"nishimori": "the estimate is not the posterior mean of the distribution that signals are drawn from"},
@@ -356,6 +376,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (MSE(), {}, "all"),
     (spoiled(MSE(), measure=lambda found, *_: [*found, 0.0]), {"values": "per_component asks"}, ()),
     (spoiled(MSE(), measure=lambda found, *_: [math.inf for _ in found]), {"values": "JSON cannot hold"}, ()),
+    (spoiled(MSE(), measure=lambda found, *_: 0.5), {"values": "must return a list of numbers, got 0.5"}, ()),
     (spoiled(MSE(), measure=written_to), {"values": "writes into the estimate"}, ()),
     (Silent(), {"values": "NotMeasured without a reason"}, ()),
     (Raw(), {"invariance": "is applied to the estimate"}, ()),
