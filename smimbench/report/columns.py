@@ -569,7 +569,7 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
             column.min_width = max([width, *map(cell_len, heading_lines)])
         else:  # words of an ordinary length stay whole, too
             all_words = " ".join([heading, *cells]).split()
-            column.min_width = min(max(map(cell_len, all_words), default=0), 12)
+            column.min_width = min(max(map(cell_len, all_words), default=0), 16)
     caption_lines = [Text(caption, style="dim")] if caption else []
     return Group(Text(title, style="bold"), UncutTable(table), *caption_lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -190,7 +191,7 @@ def contender_tables(
 
 def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
     """Make one table of all algorithms on all problems, without the optimum and the time to it; on each problem the algorithm
-    with the smallest error comes first.
+    with the smallest error comes first. Long labels of problems are without the items that all of them share.
     """
     ranking = [
         contender
@@ -214,9 +215,26 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
         f"{verdict.dimension_letter} = {verdict.dimension}" for verdict in verdicts
     }
     caption = f"{' or '.join(sorted(sizes))}, best first; smimbench show --full has all tables"
-    return [
-        make_table("", [column_of("problem", "problem"), *columns], ranking, caption)
-    ]
+    labels = _without_shared_items({contender.problem for contender in ranking})
+    problem = Column("problem", labels.__getitem__, fields="problem", words=True)
+    return [make_table("", [problem, *columns], ranking, caption)]
+
+
+LONG_LABEL = 24
+"""Number of characters from which labels of problems are shortened; with twice as many the table is wider than a screen."""
+
+
+def _without_shared_items(labels: Iterable[str]) -> dict[str, str]:
+    """Return labels of problems, if one is long, without the items (``wishart(rho=0.2)``) that all of them share."""
+    items = {label: re.findall(r"[^\s(]+(?:\([^)]*\))?", label) for label in labels}
+    shared_items = set.intersection(*map(set, items.values()))
+    short_labels = {
+        label: " ".join(item for item in label_items if item not in shared_items)
+        for label, label_items in items.items()
+    }
+    is_long = max(map(len, items)) > LONG_LABEL
+    is_distinct = len({*short_labels.values(), ""}) == len(items) + 1
+    return short_labels if is_long and is_distinct else dict(zip(items, items))
 
 
 SUMMARY: Columns = [

@@ -16,6 +16,7 @@ from smimbench.report.statistics import (
     time_near_optimum,
 )
 from smimbench.report.tables import (
+    _without_shared_items,
     error_tables,
     ranking_tables,
     runtime_tables,
@@ -313,3 +314,12 @@ def test_a_note_is_cut_after_a_whole_remark():
     assert long_note.count("\n") == 1
     assert long_note.endswith(" ... (all: smimbench show --full)")
     assert "..." not in note(remarks)
+
+
+def test_long_labels_of_problems_are_without_what_they_share():
+    start = "attention-indexed(tokens=3) softmax(beta=1.0, skip=0.5)"
+    labels = [f"{start} wishart(rho={rho})" for rho in (0.2, 0.8)]
+    short_labels = ["wishart(rho=0.2)", "wishart(rho=0.8)"]
+    assert _without_shared_items(labels) == dict(zip(labels, short_labels))
+    for whole in (labels[:1], [start, labels[0]], ["two layers", "three layers"]):
+        assert _without_shared_items(whole) == dict(zip(whole, whole))
