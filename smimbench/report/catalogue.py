@@ -179,7 +179,7 @@ NAME = Column("name ", _name_text, words=True)
 ITEMS = [
     NAME,
     Column("for", _models_text, words=True),
-    Column("what it is", fields="summary", words=True),
+    Column("what it is", lambda i: i["summary"].replace("``", ""), words=True),
 ]
 SUITES = [
     NAME,
