@@ -504,13 +504,18 @@ def _refuse_suite_as_output(name: str | None, output: Path | None) -> None:
 def _load_plugins(
     paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool
 ) -> Iterable[Plugin]:
-    """Load shipped, installed and drop-in plugins, and those at these paths; raise an error for a path that does not exist."""
+    """Load shipped, installed and drop-in plugins, and those at these paths; raise an error for a path without Python files."""
     from smimbench.registry.registry import make_registry, set_registry
 
     for path in paths:
         if not os.path.exists(path):
             raise click.BadParameter(
                 f"Path {path!r} does not exist.", param_hint="'--plugins'"
+            )
+        if not (path.endswith(".py") or any(Path(path).glob("*.py"))):
+            raise click.BadParameter(
+                f"{path!r} is neither a file that ends in .py nor a folder with one.",
+                param_hint="'--plugins'",
             )
     print_import = (lambda line: click.echo(line, err=True)) if trace_plugins else None
     registry = make_registry(paths, third_party=not no_plugins, trace=print_import)

@@ -91,6 +91,8 @@ def parse_toml(file: str, text: str) -> JsonObject:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         reason = f"this is not valid TOML: {error}"
+        if file.endswith(".py"):
+            reason = "this is a Python file, not a suite; load it with --plugins"
         if file.endswith(".json"):
             reason = "this is a file of results, not a suite; read it with smimbench show, verify or compare"
         raise SuiteError(file, "", reason) from None

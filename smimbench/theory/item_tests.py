@@ -218,12 +218,12 @@ class ChannelTest(ItemTest):
             sampled.error + error
         ) + FORMULA_TOLERANCE * np.abs(formula_value)
         allowed_difference = allowed_difference + ROUNDING / information_unit
+        channel = getattr(self.item, "channel", self.item)  # its own members
+        quantity = f"information {place}"
+        if channel.information is None and channel.log_likelihood is not None:
+            quantity += " (needs a normalized log_likelihood)"
         self.require(
-            f"information {place}",
-            formula_value,
-            sampled.value,
-            sampled.error,
-            allowed_difference,
+            quantity, formula_value, sampled.value, sampled.error, allowed_difference
         )
 
     def _check_errors(self, Q: Host, V: Host, place: str) -> None:

@@ -44,6 +44,8 @@ REFUSED = [
     ("run {tmp}/small", "there is neither a file nor a shipped suite of this name; did you mean '{tmp}/small.toml'"),
     ("run {tmp}/binary.toml", "cannot be read"),
     *((f"{verb} --plugins no.py", "Path 'no.py' does not exist") for verb in ("run quickstart --dry-run", "list")),
+    *((f"list --plugins {path}", "neither a file that ends in .py nor a folder") for path in ("{suite}", "{tmp}/empty")),
+    ("run {tmp}/code.py", "is a Python file, not a suite; load it with --plugins"),
     ("show {tmp}/empty", "no readable run.json"),
     ("show {suite} --results {tmp}/nothing", "run 'smimbench run {suite}' first"),
     ("compare {results} {folder}", "not a results folder (it has no readable run.json), and there are no packed results there"),
@@ -110,6 +112,7 @@ def places(ran, tmp_path):
     np.savez(tmp_path / "other.npz", guess=np.zeros((1, 30)))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "code.py").write_text("import numpy as np\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "small").write_text("in the way")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
