@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from smimbench_attention.algorithms.gradient.online.matrix_theory import (
@@ -13,18 +11,23 @@ from smimbench_attention.algorithms.gradient.online.matrix_theory import (
 from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
+from smimbench.backend import get_backend
 
-SUITE = Path(__file__).resolve().parent.parent / "hermite.toml"
-RHO = 0.5
+RHO = 1.0
 
 
-def overlaps(label: str, prior: str, learning_rate: float, steps: int) -> np.ndarray:
-    """Overlap beyond chance in the limit, over its value 1 for the teacher itself, at eight times."""
-    problem = smimbench.Problem(
+def problem_of(label: str, prior: str) -> smimbench.Problem:
+    """Labels of latents whose variance is 1 after scaling."""
+    return smimbench.Problem(
         {"name": "attention-indexed", "tokens": 1},
         {"name": label, "variance": 1 + RHO},
         {"name": prior, "rho": RHO},
     )
+
+
+def overlaps(label: str, prior: str, learning_rate: float, steps: int) -> np.ndarray:
+    """Overlap beyond chance in the limit, over its value 1 for the teacher itself, at eight times."""
+    problem = problem_of(label, prior)
     algorithm = Sgd(online=True, steps=steps, learning_rate=learning_rate, batch=512)
     recorded_steps = [steps * i // 8 for i in range(9)]
     moments = flow_moments(algorithm, problem, "squared", recorded_steps, 400)
@@ -40,21 +43,35 @@ def test_figure_2_of_the_paper(label):
     from_factor = overlaps(label, "wishart", paper_rate * RHO**0.5 / (2 * d), steps)
     from_matrix = overlaps(label, "wishart-spectrum", paper_rate / (4 * d), steps)
     assert from_factor[0] == pytest.approx(0, abs=1e-6)
-    assert from_factor[-1] == pytest.approx(1, abs=0.03)
+    assert from_factor[-1] == pytest.approx(1, abs=0.08)
     if label == "h1":
-        assert from_matrix[-1] > 0.7
+        assert from_matrix[-1] > 0.6
     else:
         assert np.abs(from_matrix).max() < 0.02
 
 
+def run(label: str, prior: str, learning_rate: float, steps: int) -> dict:
+    """Metrics of one run at d = 100 with batches of 4000 samples, in the time of the suite."""
+    problem, d, batch = problem_of(label, prior), 100, 4000
+    algorithm = Sgd(online=True, steps=steps, learning_rate=learning_rate, batch=batch)
+    instance = problem.instance(problem.model.sample_ratio(batch, d), d, 0)
+    data = instance.data(get_backend("numpy"))
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    for _ in range(steps):
+        state, _ = algorithm.step(problem, data, state)
+    return instance.metrics(state.signal)
+
+
 @pytest.mark.slow
-def test_runs_agree_with_theory(tmp_path):
-    rows = smimbench.run(
-        SUITE, results=tmp_path, overrides=["grid.seeds=4"], progress=False
-    )
-    errors = [row for row in rows if row["metric"] == "mse"]
-    assert len(errors) == 6
-    for row in errors:
-        allowed = 4 * np.hypot(row["sem"], row["theory_error"])
-        # Terms of relative order 1 / d are not predicted.
-        assert abs(row["mean"] - row["theory"]) < allowed + 2 * row["theory"] / 100
+@pytest.mark.parametrize(
+    ("label", "learning_rate", "steps"),
+    [("h1", 1e-3, 300), ("h2", 1e-3, 300), ("h3", 3e-4, 1000)],
+)
+def test_runs_learn_what_the_limit_says(label, learning_rate, steps):
+    """The errors begin at 2 and 3; the matrix has the overlap 2 p, with p the overlap beyond chance."""
+    assert run(label, "wishart", learning_rate, steps)["mse"][0] < 0.3
+    overlap = run(label, "wishart-spectrum", learning_rate, steps)["overlap"][0]
+    if label == "h1":
+        assert overlap / 2 > 0.4
+    else:
+        assert abs(overlap) / 2 < 0.05
