@@ -74,4 +74,4 @@ def test_runs_learn_what_the_limit_says(label, learning_rate, steps):
     if label == "h1":
         assert overlap / 2 > 0.4
     else:
-        assert abs(overlap) / 2 < 0.05
+        assert abs(overlap) / 2 < 0.1
