@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from smimbench.interfaces import (
     Overlaps,
     Start,
 )
-from smimbench.interfaces.checks import checked_array, dtype_name, is_real
+from smimbench.interfaces.checks import checked_array, dtype_name, is_real, short_repr
 from smimbench.numerics.random_numbers import STREAMS, words
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.registry import find_metric, trajectory_metrics
@@ -211,9 +211,12 @@ class Instance:
         reasons: dict[str, str] = {}
         for metric_name, metric in metrics.items():
             try:
-                metric_values[metric_name] = [
-                    float(value) for value in metric.measure(self, estimate, claims)
-                ]
+                values = metric.measure(self, estimate, claims)
+                if not isinstance(values, Iterable):
+                    raise TypeError(
+                        f"measure must return a list of numbers, got {short_repr(values)}"
+                    )
+                metric_values[metric_name] = [float(value) for value in values]
             except NotMeasured as reason:
                 reasons[metric_name] = printable(reason)
             except (

@@ -430,9 +430,9 @@ class _RepeatSolver:
                 # An algorithm may have a theory at other points.
                 if stored_answer.kind != "own":
                     failed_names.add(item_name)
-                answer_check.remarks.append(
-                    f"{item_name}: its theory raised {error_line(error)}"
-                )
+                remark = f"{item_name}: its theory raised {error_line(error)}"
+                if remark not in answer_check.remarks:
+                    answer_check.remarks.append(remark)
                 continue
             is_node = stored_answer.kind == "nodes"
             unevaluated_nodes += is_node and answer is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -67,7 +67,7 @@ def _measure(
                 "the metric raises NotMeasured without a reason; say why it has no value"
             ) from None
         return None
-    if not hasattr(values, "__len__"):
+    if not isinstance(values, Iterable):
         raise CheckFailed(
             f"measure must return a list of numbers, got {short_repr(values)}"
         )
