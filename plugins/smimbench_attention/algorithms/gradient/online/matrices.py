@@ -60,7 +60,7 @@ from smimbench_attention.algorithms.gradient.online.fields import gradient_avera
 if TYPE_CHECKING:
     from smimbench_attention.algorithms.gradient import Descent
 
-DRAWS = (4, 16)
+DRAWS = (4, 12)
 """Fewest and most draws of a run; with fewer their spread says little about the error of their mean."""
 
 LARGEST_OPERATIONS = 5e11

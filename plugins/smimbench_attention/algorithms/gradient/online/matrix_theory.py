@@ -119,19 +119,18 @@ def matrix_theory(
             f"batches of {batch_size} samples are too small at learning rate {algorithm.learning_rate:g}: their noise is not "
             "Gaussian; theory needs larger batches or a smaller rate"
         )
-    final_overlaps = [
-        [Overlaps(*matrices)]
-        for matrices in zip(
-            overlaps.truth[:, -1, 0],
-            overlaps.cross[:, -1, 0],
-            overlaps.self_overlap[:, -1, 0],
-        )
-    ]
     unknown_error = np.hypot(noise_error, size_share * mean_errors)
+    at_end = (overlaps.truth, overlaps.cross, overlaps.self_overlap)
+    sets_of_draws = [
+        np.array_split(matrices[:, -1, 0], DRAWS[0]) for matrices in at_end
+    ]
     prediction = limit_point(
         problem,
         alpha,
-        final_overlaps,
+        [
+            [Overlaps(*(draws.mean(axis=0) for draws in matrices))]
+            for matrices in zip(*sets_of_draws)
+        ],
         method=f"mean of {draw_count} draws of the matrices at this dimension",
         branch="online descent",
         uncertain=Overlaps(0.0, 0.0, np.diag(unknown_error[-1])),
