@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.special import ndtr
+from smimbench_attention.channels.sequence.perceptron import Probit, Sign
 
 import smimbench
 from smimbench.backend.arrays import to_host
@@ -436,16 +438,65 @@ def test_a_channel_with_a_likelihood_is_integrated(model, channel, tokens, rng):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "method"), [(2, "quadrature"), (3, "Monte Carlo")])
 @pytest.mark.parametrize("q", [0.2, 0.7])
-def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(q):
+def test_information_of_an_integrated_channel_says_how_it_was_made_and_holds(
+    q, tokens, method
+):
     """Against plain draws, which would see 10%; what curves do with information that is sampled has tests of its own."""
-    problem = problem_of(SEQUENCE, "sign", {"decay": 0.7}, 2)
+    problem = problem_of(SEQUENCE, "sign", {"decay": 0.7}, tokens)
     Q = scalar(q)
     V = scalar(1 - q)
-    assert "Monte Carlo" in problem.channel.information(Q, V).method
+    assert method in problem.channel.information(Q, V).method
     for one in verify_information(problem, Q, V, 5000):
         assert abs(one.z) < 4, one
         assert abs(replace(one, printed=1.1 * one.printed).z) > 4, one
+
+
+def by_gauss_hermite(mixing, q, v, noise):
+    """Information of probit labels of two tokens, from the definition: means over latents in a mean over their prior means."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    points = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    weights = np.outer(weights, weights).ravel() / (2 * np.pi)
+    z = (np.sqrt(q) * points[:, None] + np.sqrt(v) * points) @ mixing.T
+    total = 0.0
+    for label in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+        joint = weights * ndtr(np.array(label) * z / np.sqrt(noise)).prod(axis=-1)
+        score = joint @ points / np.sqrt(v)
+        total += weights @ (np.sum(score**2, axis=1) / joint.sum(axis=1))
+    return total
+
+
+@pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.3, 0.7), (0.8, 0.2)])
+@pytest.mark.parametrize("covariance", [[[1.2, 0.7], [0.7, 0.8]], [[1, -0.9], [-0.9, 1]]])  # fmt: skip
+def test_information_of_two_correlated_signs_is_that_of_its_definition(
+    q, v, covariance
+):
+    problem = problem_of(
+        SEQUENCE, {"name": "probit", "noise": 0.5}, {"covariance": covariance}, 2
+    )
+    found = problem.channel.information(scalar(q), scalar(v))
+    exact = by_gauss_hermite(problem.mixing, q, v, 0.5)
+    assert found.value[0, 0] == pytest.approx(exact, rel=2e-9)
+    assert found.error[0, 0] < 1e-9
+
+
+@pytest.mark.parametrize("v", [0.7, 1e-6, 1e-18, 1e-40, 0.0])
+@pytest.mark.parametrize("channel", [Sign(tokens=2), Probit(tokens=2, noise=1e-3)])
+def test_two_signs_are_those_of_independent_tokens_where_nothing_mixes(channel, v):
+    Q = scalar(0.8)
+    V = scalar(v)
+    found = channel.mixed(np.eye(2)).information(Q, V)
+    assert_allclose(found.value, channel.information(Q, V).value, rtol=1e-10)
+
+
+def test_signs_of_narrow_posteriors_are_independent():
+    """Labels are in doubt one at a time: each token has the information of a sign of its own latent."""
+    mixing = np.linalg.cholesky([[1.2, 0.7], [0.7, 0.8]])
+    found = Sign(tokens=2).mixed(mixing).information(scalar(1), scalar(1e-12))
+    assert_allclose(
+        found.value, Sign(tokens=2).information(scalar(1), scalar(1e-12)).value, rtol=1e-5
+    )  # fmt: skip
 
 
 def test_what_pairs_labels_with_latents_one_by_one_refuses_mixed_ones():
