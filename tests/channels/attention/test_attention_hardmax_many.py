@@ -1,5 +1,6 @@
 """Hardmax with three or more tokens: exact integration and Gibbs against rejection, sums over labels and Bayes."""
 
+import json
 import math
 from itertools import permutations, product
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from smimbench_attention.channels.attention.hardmax import AttentionHardmax
+from smimbench_attention.channels.attention.hardmax import AttentionHardmax, information
 from smimbench_attention.channels.attention.hardmax.exact import (
     label_classes,
     row_posterior,
@@ -18,7 +19,11 @@ from smimbench_attention.channels.attention.hardmax.gibbs import (
     truncated_normal,
 )
 from smimbench_attention.channels.attention.hardmax.information import (
+    NODES,
+    SCRAMBLES,
+    SHIPPED_ESTIMATES,
     information_curve,
+    node_estimates,
     small_error_constant,
 )
 
@@ -274,6 +279,37 @@ def test_curve_of_two_tokens_agrees_with_quadrature():
     assert np.all(np.abs(value - exact) < 4 * error)
     assert np.all(error < 5e-3 * exact)
     assert abs(value[-1] / exact[-1] - 1) < 1e-6
+
+
+SHIPPED = json.loads(SHIPPED_ESTIMATES.read_text())
+
+
+@pytest.mark.parametrize(("tokens", "index"), [
+    (3, 0), (3, 2), (3, 6), *(pytest.param(tokens, 3, marks=pytest.mark.slow) for tokens in range(4, 9)),
+])  # fmt: skip
+def test_shipped_estimates_are_those_of_the_code(tokens, index):
+    shipped = SHIPPED[str(tokens)]
+    found = node_estimates(tokens, shipped["samples"], index)
+    assert_allclose(found, shipped["estimates"][index], rtol=1e-8)
+
+
+def test_shipped_estimates_are_read_and_others_are_made(monkeypatch):
+    assert list(map(int, SHIPPED)) == list(range(3, 9))
+    information._polynomials.cache_clear()
+    made = []
+
+    def record(tokens, samples, index):
+        made.append(tokens)
+        return np.linspace(1.0, 1.1, SCRAMBLES)
+
+    monkeypatch.setattr(information, "node_estimates", record)
+    for tokens in range(3, 10):
+        channel = AttentionHardmax(tokens=tokens)
+        assert np.isfinite(channel.information(scalar(0.5), scalar(0.5)).value)
+    channel = AttentionHardmax(tokens=3, samples=96)
+    assert np.isfinite(channel.information(scalar(0.5), scalar(0.5)).value)
+    assert made == [9] * NODES + [3] * NODES
+    information._polynomials.cache_clear()
 
 
 def test_information_without_an_overlap_is_a_sum_over_labels(rng):

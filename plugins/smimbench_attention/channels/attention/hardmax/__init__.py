@@ -199,13 +199,13 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             method = "quadrature"
         else:
             value, error = information_curve(
-                self.tokens, self._sample_count, q.ravel(), v.ravel()
+                self.tokens, self.sample_count, q.ravel(), v.ravel()
             )
             method = "fit through Monte Carlo"
         return uncertain_like(Q, value.reshape(q.shape), error.reshape(q.shape), method)
 
     @property
-    def _sample_count(self) -> int:
+    def sample_count(self) -> int:
         """Number of labels drawn for each point of the information curve."""
         if self.samples is not None:
             return self.samples

@@ -2,13 +2,16 @@
 
 Only the direction of the latents matters, so ``(Q + V) * information`` depends on ``x = V / (Q + V)`` alone,
 and times ``sqrt(x)`` it is a smooth function of ``sqrt(x)`` on [0, 1] with a known value at 0. A polynomial
-of low degree through a few randomized estimates therefore serves every pair of order parameters.
+of low degree through a few randomized estimates therefore serves every pair of order parameters. The estimates depend on the
+number of tokens alone; ``estimates.json`` has them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ NODES = 7
 SCRAMBLES = 16
 # Most tokens whose posterior is integrated; the patterns and their cost grow threefold with each. Doubled: never done.
 EXACT = 5
+SHIPPED_ESTIMATES = Path(__file__).with_name("estimates.json")
 
 
 def small_error_constant(tokens: int) -> float:
@@ -98,26 +102,42 @@ def information_curve(
 @cache
 def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
     """Chebyshev polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information`` of T = ``tokens`` tokens, fitted to
-    estimates at nodes of s, each from so many ``samples``; at the ends values are known.
+    estimates at nodes of s, each from so many ``samples``, which are read where they are shipped.
     """
-    nodes = lobatto_points(NODES)
-    values = np.empty((NODES, SCRAMBLES))
-    known_values = {0: small_error_constant(tokens)}
-    if tokens <= EXACT:
-        known_values[NODES - 1] = _without_overlap(tokens)
-    for index in range(NODES):
-        values[index] = (
-            known_values[index]
-            if index in known_values
-            else nodes[index]
-            * _sampled_information(tokens, nodes[index] ** 2, samples, index)
+    shipped = _shipped_estimates().get(str(tokens))
+    if shipped is not None and shipped["samples"] == samples:
+        values = np.array(shipped["estimates"])
+    else:
+        values = np.stack(
+            [node_estimates(tokens, samples, index) for index in range(NODES)]
         )
     standard_error = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
-    standard_error[list(known_values)] = (
-        1e-3 * standard_error[standard_error > 0].min()
-    )  # as good as exact
+    known = [0, NODES - 1] if tokens <= EXACT else [0]
+    standard_error[known] = 0
+    standard_error[known] = 1e-3 * standard_error[standard_error > 0].min()
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
-    return chebyshev_fit(nodes, values, standard_error, DEGREE, 1e-4)
+    return chebyshev_fit(lobatto_points(NODES), values, standard_error, DEGREE, 1e-4)
+
+
+@cache
+def _shipped_estimates() -> Any:
+    """Estimates that ``tools/hardmax_estimates.py`` made: of each number of tokens the number of ``samples`` and ``estimates``
+    (NODES, SCRAMBLES).
+    """
+    return json.loads(SHIPPED_ESTIMATES.read_text(encoding="utf-8"))
+
+
+def node_estimates(tokens: int, samples: int, index: int) -> Array:
+    """Estimates (SCRAMBLES,) of ``s (Q + V) information`` of T = ``tokens`` tokens at the node s of number ``index``, each from
+    so many ``samples``; at the ends the value is known.
+    """
+    if index == 0:
+        return np.full(SCRAMBLES, small_error_constant(tokens))
+    if index == NODES - 1 and tokens <= EXACT:
+        return np.full(SCRAMBLES, _without_overlap(tokens))
+    node = lobatto_points(NODES)[index]
+    estimates: Array = node * _sampled_information(tokens, node**2, samples, index)
+    return estimates
 
 
 def _without_overlap(tokens: int) -> float:
