@@ -301,7 +301,7 @@ class SimulatedPrior(DerivedPrior):
             for draw in range(draws):
                 rng = monte_carlo_rng("simulated prior", draw)
                 signal = self.prior.sample(rng, components, dimension)
-                source = f"prior {self.prior.name!r}: sample"
+                source = f"{type(self.prior).__name__}.sample"
                 signal_deviation = checked_array(source, signal, shape) - prior_mean
                 second_moments.append(
                     mean_overlap + self.model.inner(signal_deviation, signal_deviation)
