@@ -218,7 +218,7 @@ def theory(
     workers: int = 1,
     progress: bool = True,
     verify: float = 0.0,
-    **parameters: object,
+    **item_parameters: object,
 ) -> Theory:
     """Solve the Bayes-optimal error curve and the thresholds of a suite, or of one problem given by its items.
 
@@ -229,7 +229,7 @@ def theory(
     alpha : float, sequence of float or str
         Sample ratios, or ``"0.1:0.3:20"``, twenty from 0.1 to 0.3; default: those of the suite.
     model, channel, prior, inputs : str
-        Names of items, whose parameters are given by name, too: ``rho=0.3``; a list makes several problems.
+        Names of items.
     results : path or None
         Folder of results under which answers are looked up and kept; default: nowhere.
     overrides : iterable of str
@@ -242,6 +242,8 @@ def theory(
         Spawned processes, as for ``run``; the numbers do not depend on it.
     progress : bool
         Whether a terminal or a notebook shows a bar.
+    **item_parameters : object
+        Parameters of these items by name, as ``rho=0.3`` of a prior; a list of values makes several problems.
     verify : float
         Relative deviation of the error, as 0.02, that plain draws of teacher and posterior should exclude at every point; they
         give each document a list ``verification``. 0 draws nothing.
@@ -279,15 +281,15 @@ def theory(
             raise ValueError(
                 "theory needs a suite, or the names of model, channel and prior"
             )
-        parameter_name, suite_text, settings = suite_of_items(
-            items, parameters, alphas or ()
+        suite_name, suite_text, settings = suite_of_items(
+            items, item_parameters, alphas or ()
         )
         suite = parse_suite(
-            Path(f"{parameter_name}.toml"), suite_text, [*settings, *overrides]
+            Path(f"{suite_name}.toml"), suite_text, [*settings, *overrides]
         )
-    elif parameters:
+    elif item_parameters:
         parameter_name, arguments = (
-            next(iter(parameters)),
+            next(iter(item_parameters)),
             list(signature(theory).parameters),
         )
         raise ValueError(

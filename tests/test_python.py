@@ -67,7 +67,7 @@ def test_rows_in_a_notebook_are_a_verdict_a_ranking_and_folded_rows(ran):
     _, verdict, ranking, rows = re.split("<p>|</p>|<details>", text)
     for words in (
         "error ÷ optimal error",
-        "error ÷ best error",
+        "error ÷ lowest error",
         "95% interval",
         "gamp",
         "adam",

@@ -58,7 +58,7 @@ class NoisyLatents(Delegate):
     channel: Any
     noise: float
 
-    _original = "channel"
+    _wrapped_attribute = "channel"
     log_likelihood = None
 
     def forward(self, z: Array, *, rng: np.random.Generator) -> Array:

@@ -79,7 +79,7 @@ def _sample_ratios(
         shell_complete=complete_suite,
     ),
     option(
-        "Without a suite: names of model, channel and prior; parameters as --rho 0.3 (default: two tokens).",
+        "Without a suite: names of model, channel and prior; their parameters as --rho 0.3 (default: two tokens).",
         "--model",
         metavar="NAME",
     ),

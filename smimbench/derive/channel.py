@@ -40,7 +40,7 @@ class DerivedChannel(Delegate):
     ``forward``; members that it implements are kept.
     """
 
-    _original = "channel"
+    _wrapped_attribute = "channel"
 
     def __init__(self, channel: Channel, sites: int) -> None:
         """Wrap a channel for samples of C = ``sites`` latents per component of the signal."""

@@ -44,7 +44,7 @@ class DerivedPrior(Delegate):
     semicircle of variance 1 as its spectrum, and learning rates do not depend on D.
     """
 
-    _original = "prior"
+    _wrapped_attribute = "prior"
     matrix = False
     _is_symmetric = True  # of matrix signals
     overlap_error: Any = 1e-3

@@ -50,7 +50,7 @@ class WeightedModel(Delegate):
     ``model`` is the one without weights.
     """
 
-    _original = "model"
+    _wrapped_attribute = "model"
 
     def __init__(self, model: Model, inputs: Inputs) -> None:
         """Wrap a model, with the feature variances lambda of the inputs."""
@@ -114,7 +114,7 @@ class WeightedPrior(Delegate):
     features the inputs know.
     """
 
-    _original = "prior"
+    _wrapped_attribute = "prior"
 
     def __init__(self, prior: Prior, inputs: Inputs) -> None:
         """Wrap a Gaussian prior, with the feature variances of the inputs."""
@@ -233,7 +233,7 @@ class WhitenedModel(Delegate):
         ``site_mixing``.
     """
 
-    _original = "model"
+    _wrapped_attribute = "model"
 
     def __init__(self, model: Model, mixing: Host) -> None:
         """Wrap a model for tokens whose sites are mixed by the matrix ``mixing`` (C, C), and invert it; for matrix signals,
@@ -338,7 +338,7 @@ class MixedChannel(Delegate, Channel):
         A, invertible, on the host.
     """
 
-    _original = "channel"
+    _wrapped_attribute = "channel"
 
     def __init__(self, channel: Any, mixing: Host) -> None:
         """Wrap a channel with the mixing matrix A (C, C) of its sites."""

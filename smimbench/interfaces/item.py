@@ -247,20 +247,18 @@ def describe_members(base: type[Item]) -> dict[str, str]:
 
 class Delegate:
     """Base class of wrappers around a channel, prior or model, which supplies all members that they do not define.
-    ``_original`` names the attribute that holds the wrapped object.
-
-    ``_original`` names the attribute that holds the wrapped object.
+    ``_wrapped_attribute`` names the attribute that holds the wrapped object.
     """
 
-    _original: str
+    _wrapped_attribute: str
 
     def __getattr__(self, name: str) -> Any:
         """Return a member of the wrapped object, of this name, that the wrapper does not define."""
         # Special methods are not forwarded: copying and pickling would then act on the wrapped object.
-        if name == self._original or name.startswith("__"):
+        if name == self._wrapped_attribute or name.startswith("__"):
             raise AttributeError(name)
-        return getattr(getattr(self, self._original), name)
+        return getattr(getattr(self, self._wrapped_attribute), name)
 
     def __repr__(self) -> str:
         """Return the names of wrapper and wrapped object."""
-        return f"{type(self).__name__}({getattr(self, self._original)!r})"
+        return f"{type(self).__name__}({getattr(self, self._wrapped_attribute)!r})"

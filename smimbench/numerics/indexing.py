@@ -77,9 +77,8 @@ def site_values(
     """One number for every pair of tokens: ``diagonal`` for a token with itself, ``off_diagonal`` for two different ones. If
     ``symmetric``, pairs (a, b) and (b, a) are one site.
     """
-    value_by_is_diagonal = {True: diagonal, False: off_diagonal}
     return tuple(
-        value_by_is_diagonal[token_a == token_b]
+        diagonal if token_a == token_b else off_diagonal
         for token_a, token_b in site_pairs(tokens, symmetric)
     )
 

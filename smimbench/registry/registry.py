@@ -671,7 +671,7 @@ def theory_of(
         return no_values, no_values
     values_and_errors, error = attempt(
         lambda: [
-            _require_value_count(component_values, value_count)
+            _require_value_count(component_values, value_count, metric.per_component)
             for component_values in theory_method(problem, point.document())
         ]
     )
@@ -686,13 +686,20 @@ def theory_of(
 
 
 def _require_value_count(
-    values: Iterable[float | None], count: int
+    values: Iterable[float | None], count: int, per_component: bool
 ) -> list[float | None]:
-    """Convert the theoretical values of a metric to floats or None; ValueError unless there are ``count`` of them."""
+    """Convert a list that a metric's ``theory`` returned, of values or of errors, to floats or None; ValueError unless it has
+    ``count`` entries: one for each component of the signal if the metric is ``per_component``, else a single one.
+    """
     checked_values = [
         None if component_value is None else float(component_value)
         for component_value in values
     ]
     if len(checked_values) != count:
-        raise ValueError(f"theory has {len(checked_values)} values, not {count}")
+        expected = "1 number, as per_component is False"
+        if per_component:
+            expected = f"one number per component of the signal, {count} in all"
+        raise ValueError(
+            f"each of the two lists that theory() returns must have {expected}; got {len(checked_values)}"
+        )
     return checked_values

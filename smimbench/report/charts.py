@@ -383,8 +383,9 @@ def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
         marks = axes.scatter(x, y, **{"zorder": 3, "linewidths": 0.9, **style})
         artists.append(marks)
         if "hollow" in columns:
-            face_colors = {True: "white", False: color}
-            marks.set_facecolor([face_colors[hollow] for hollow in columns["hollow"]])
+            marks.set_facecolor(
+                ["white" if is_hollow else color for is_hollow in columns["hollow"]]
+            )
         if has_error:
             bar_style = {"ecolor": color, "elinewidth": 0.9, "capsize": 1.8}
             bars = axes.errorbar(x, y, (y - lower, upper - y), fmt="none", **bar_style)

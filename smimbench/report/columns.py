@@ -360,12 +360,14 @@ COLUMNS: dict[str, list[Column]] = {
                "larger D to see whether the deviation is due to finite D. 3 of 60 runs are outliers: the others agree with "
                "theory. "
                "too few runs: a deviation of 50% could go unnoticed."),
-        Column("instances solved", "{}/{}".format, "Number of instances (data sets) on which the algorithm "
-               "gave an estimate, out of all instances. Algorithms that draw their own samples are left out.", "instances all"),
-        Column("error ÷ best error", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
-               "line, as a geometric mean over the instances that both solved.", "to_best"),
+        Column("instances with estimate", "{}/{}".format, "Number of instances (data sets) for which the algorithm gave an "
+               "estimate, out of those for which any algorithm did. Algorithms that draw their own samples are left out.",
+               "instances all"),
+        Column("error ÷ lowest error", partial(number, digits=3), "Error divided by the error of the algorithm in the first "
+               "line, as a geometric mean over the instances for which both gave an estimate. The first line has the lowest "
+               "error or, of all problems together, the lowest among algorithms with the most estimates.", "to_best"),
         Column("95% interval of error ratio", lambda ends: " to ".join(number(end, 3) for end in ends or ()),
-               "95% confidence interval of error ÷ best error, from Student's t applied to the logarithms.", "interval"),
+               "95% confidence interval of error ÷ lowest error, from Student's t applied to the logarithms.", "interval"),
     ],
     "Time": [
         Column("time to 1.05x optimum", partial(_time_near_text, "0.05"), "Median time until the error of a run "
@@ -450,8 +452,9 @@ COLUMNS: dict[str, list[Column]] = {
         Column("theory - published", lambda theory, value: f"{theory - value:+.1e}",
                "Computed theory value minus the published value.",
                "theory value"),
-        Column("error of published value", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"),
-               "Error that the published value may have; off: the difference is larger than this.", "tolerance within"),
+        Column("uncertainty of published value", lambda tolerance, within: f"{tolerance:.0e}" + ("" if within else " off"),
+               "Uncertainty of the published value, as the suite states it (`tolerance`). off: theory differs from it by more "
+               "than this and its own numerical error together.", "tolerance within"),
         Column("theory value", lambda value, is_bound: ("<= " if is_bound else "") + number(value, 5), "Value that `smimbench "
                "theory` prints, to be tested with --verify.", "printed bound"),
         Column("Monte Carlo estimate", partial(number, digits=5), "Monte Carlo estimate of the printed value, by --verify, from "

@@ -51,7 +51,7 @@ ROW: list[str | Column] = [
 
 CONTENDER: list[str | Column] = [
     *RANKING[:3],
-    column_of("error ÷ best error", "compared.ratio"),
+    column_of("error ÷ lowest error", "compared.ratio"),
     column_of("95% interval of error ratio", "compared.interval"),
     *RANKING[3:],
 ]

@@ -239,9 +239,9 @@ def _without_shared_items(labels: Iterable[str]) -> dict[str, str]:
 
 SUMMARY: Columns = [
     column_of("algorithm", "algorithm"),
-    "instances solved",
+    "instances with estimate",
     column_of("error ÷ optimal error", "ratio_to_limit"),
-    "error ÷ best error",
+    "error ÷ lowest error",
     "95% interval of error ratio",
 ]
 """Columns of the summary of algorithms over all problems."""

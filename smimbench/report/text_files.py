@@ -177,8 +177,7 @@ def latex_table(
         """Return cells as a row of a LaTeX table."""
         return " & ".join(map(latex_text, cells)) + r" \\"
 
-    alignments = {True: "l", False: "r"}
-    column_spec = "".join(alignments[column.words] for column, *_ in laid_out)
+    column_spec = "".join("l" if column.words else "r" for column, *_ in laid_out)
     return "\n".join(
         [
             r"\begin{table}",

@@ -139,7 +139,7 @@ def _published_tables(published: Sequence[PublishedValue]) -> list[RenderableTyp
         "published value",
         Column("theory", partial(number, digits=6), fields="theory"),
         "theory - published",
-        "error of published value",
+        "uncertainty of published value",
     ]
     tables = []
     values_by_reference = grouped(

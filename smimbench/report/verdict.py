@@ -244,9 +244,9 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     largest_rows = [
         row for row in rows if row.metric == metric and row.place.dimension == dimension
     ]
-    is_solved = any(map(_has_optimum, grouped(largest_rows, place).values()))
+    has_optimum = any(map(_has_optimum, grouped(largest_rows, place).values()))
     scored_rows = largest_rows
-    if not is_solved:
+    if not has_optimum:
         scored_rows = [replace(row, optimum=UNIT) for row in largest_rows]
     scored_rows = with_failures(scored_rows)
     name_of, log_ratios = names_with_backend(largest_rows), _log_ratios(scored_rows)
@@ -257,7 +257,7 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
         contender = _scored_contender(
             algorithm, algorithm_rows, all_rows[algorithm], len(alphas)
         )
-        ranking.append(contender if is_solved else _without_optimum(contender))
+        ranking.append(contender if has_optimum else _without_optimum(contender))
     ranking.sort(key=lambda contender: contender.rank)
     best, *others = ranking
     tied = [other.algorithm for other in others if _is_tied(log_ratios, best, other)]
@@ -615,8 +615,8 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
 @dataclass(frozen=True, slots=True)
 class AlgorithmSummary:
     """Scores of an algorithm (on a backend) over all problems of a suite: on how many ``instances`` it has an estimate, of
-    ``all`` on which some algorithm has one; its error over the optimum and (``to_best``) over the error of the best algorithm,
-    with an interval.
+    ``all`` on which some algorithm has one; its error over the optimum and (``to_best``) over the error of the algorithm that
+    the summary lists first, with an interval.
 
     Attributes
     ----------
@@ -626,8 +626,8 @@ class AlgorithmSummary:
         Geometric mean of error / Bayes-optimal error over the instances where the latter is not 0, at infinite size and at the
         size of the instance; the second is None if it is the mean of the algorithm's own runs.
     to_best, interval : float or None, list or None
-        Geometric mean of its error over that of the first algorithm on the same instances, with its interval by Student's t
-        on the paired logarithms (None for the first).
+        Geometric mean of its error over that of the first algorithm of the summary on the same instances, with its interval by
+        Student's t on the paired logarithms (None for the first).
     """
 
     algorithm: str

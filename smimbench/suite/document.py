@@ -379,10 +379,12 @@ def _equally_spaced(low: str, high: str, count: str) -> Host:
 
 
 def suite_of_items(
-    items: Mapping[str, str | None], parameters: Parameters, alphas: Sequence[float]
+    items: Mapping[str, str | None],
+    item_parameters: Parameters,
+    alphas: Sequence[float],
 ) -> tuple[str, str, list[str]]:
-    """Write the suite of one problem from the names of its items by kind, parameters and sample ratios ``alphas``: its name,
-    its TOML text, and the given parameters as ``--set`` assignments.
+    """Write the suite of one problem from the names of its items by kind, the parameters of these items and sample ratios
+    ``alphas``: its name, its TOML text, and the parameters as ``--set`` assignments.
 
     Raises
     ------
@@ -392,11 +394,11 @@ def suite_of_items(
     for kind in REQUIRED_KINDS:
         if items.get(kind) is None:
             raise ValueError(
-                f"{kind} {missing(kind, parameters)}; without a suite, give {', '.join(REQUIRED_KINDS)} and alpha"
+                f"{kind} {missing(kind, item_parameters)}; without a suite, give {', '.join(REQUIRED_KINDS)} and alpha"
             )
     if not alphas:
         raise ValueError(
-            f"alpha {missing('alpha', parameters)}; give sample ratios, such as 0.1 or 0.1:0.3:20"
+            f"alpha {missing('alpha', item_parameters)}; give sample ratios, such as 0.1 or 0.1:0.3:20"
         )
     given_kinds = (
         REQUIRED_KINDS if items.get("inputs") is None else (*REQUIRED_KINDS, "inputs")
@@ -408,7 +410,7 @@ def suite_of_items(
     }
     assignments = [
         _assignment(name, parameter_value, accepted_parameters)
-        for name, parameter_value in parameters.items()
+        for name, parameter_value in item_parameters.items()
     ]
     problem_table: dict[str, Parameters] = {
         kind: {"name": name} for kind, name in item_names.items()

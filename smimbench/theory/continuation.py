@@ -487,8 +487,9 @@ class Continuation:
             return point.log_alpha - float(point.log_ratios[component])
 
         def nearest_points(count: int) -> Host:
-            """Positions, stability gaps (as in ``stability_gap``) and log alphas, three rows, at the ``count`` points nearest to
-            a gap of 0, or at all if sampled.
+            """Array of three rows, positions, stability gaps (as in ``stability_gap``) and log alphas, with a column for each of
+            the ``count`` solved points whose gap is nearest to 0. If the information is sampled, it has a column for every solved
+            point, because the fit to them averages the noise.
             """
             point_rows = np.array(
                 [

@@ -254,10 +254,10 @@ class ChannelTest(ItemTest):
     def _failures(
         self, Q: Host, V: Host, place: str, draw_index: int, count: int, suffix: str
     ) -> tuple[Failures, tuple[Array, Array]]:
-        r"""Failures of the posterior's tests on ``count`` labels y, and the drawn latents ``z = omega + V^{1/2} h`` with their
-        means ``omega = Q^{1/2} u``, where u and h (n, P, C) are standard normal. A test is the mean of products whose mean must
-        vanish: of the error of the posterior mean (``mean_error``) with a function f of what is known. ``draw_index`` and
-        ``suffix`` select random numbers.
+        r"""Test the posterior given ``count`` drawn labels y; return error messages by fault, and the drawn latents ``z = omega +
+        V^{1/2} h`` with their means ``omega = Q^{1/2} u``, where u and h (n, P, C) are standard normal. A test is the mean of
+        products whose mean must vanish: of the error of the posterior mean (``mean_error``) with a function f of what is known.
+        ``draw_index`` and ``suffix`` select random numbers.
 
         With ``u`` and ``h`` the standard normal numbers of omega and of z - omega, ``s`` the step of the mean from omega and
         ``e = h - s`` its error, in units of ``V^{1/2}``, these have mean zero: ``e s``, also for ``|u| > 1`` alone; e times 1,
@@ -494,7 +494,9 @@ class PriorTest(ItemTest):
             (2000, 64_000) if self.is_low_rank else (240, 240)
         )
         # Values of a discrete prior that are hardly ever confused may be in no draw at all; matrices are of finite size.
-        self.allowance = 3.0 / self.signal_draws if self.is_low_rank else 3.0
+        self.allowance_times_dimension = (
+            3.0 / self.signal_draws if self.is_low_rank else 3.0
+        )
 
     def check(self, Qhat: Host, place: str, draw_index: int) -> None:
         """Test the prior, and its map from information Qhat (P, P) to overlap Q and error V, at one Qhat, which ``place``
@@ -515,7 +517,7 @@ class PriorTest(ItemTest):
                 "overlap: Q + V must equal second_moment, the second moment of the signal, at every Qhat"
             )
         standard_error = standard_error_of(claimed_errors)
-        finite_size_allowance = self.allowance / dimension
+        finite_size_allowance = self.allowance_times_dimension / dimension
         allowance = (
             LARGEST_Z * standard_error
             + finite_size_allowance
@@ -523,14 +525,14 @@ class PriorTest(ItemTest):
         )
         unit_name = "the variance" if self.is_low_rank else "a linear estimate's"
         quantity = f"overlap at Qhat = {place}: V in units of {unit_name}"
-        claimed_V = V.sum(1) / self._unit(Qhat)
+        claimed_V = V.sum(1) / self._error_unit(Qhat)
         self.require(
             quantity, claimed_V, claimed_errors.mean(0), standard_error, allowance
         )
 
-    def _unit(self, Qhat: Host) -> Host:
-        """Squared error (P,) that counts as the unit of squared errors at information Qhat: the prior variance for vectors, the
-        error of the best linear estimate for matrices.
+    def _error_unit(self, Qhat: Host) -> Host:
+        """Squared error (P,) of a simple estimate at information Qhat, by which squared errors are divided: that of the prior
+        mean, the prior variance, for vectors, that of the best linear estimate for matrices.
         """
         variance = np.subtract(*prior_moments(self.problem, len(Qhat)))
         if not self.is_low_rank:
@@ -540,9 +542,10 @@ class PriorTest(ItemTest):
     def _failures(
         self, Qhat: Host, place: str, draw_index: int, dimension: int, suffix: str
     ) -> tuple[Failures, tuple[Host, int]]:
-        r"""Failures of the prior's tests, the squared errors that it states (draws, P), in units of ``_unit``, and the dimension.
-        R is a noisy observation of a signal at information Qhat, and a test is the mean of products whose mean must vanish: of
-        the estimate's error with a function f of R. ``draw_index`` and ``suffix`` select the random numbers.
+        r"""Test the prior on drawn signals; return error messages by fault, with the pair of the squared errors V that its
+        denoiser claims, (draws, P), as multiples of the error of a simple estimate (``_error_unit``), and the dimension of the
+        signals. R is a noisy observation of a signal at information Qhat; a test is the mean of products whose mean must vanish:
+        of the estimate's error with a function f of R. ``draw_index`` and ``suffix`` select the random numbers.
 
         The error of a posterior mean has mean zero with every function of the input R. With R itself it says that the response
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
@@ -550,7 +553,10 @@ class PriorTest(ItemTest):
         """
         model, P = self.problem.model, len(Qhat)
         second_moment, prior_mean_overlap = prior_moments(self.problem, P)
-        error_unit, second_moments = self._unit(Qhat), np.diagonal(second_moment)
+        error_unit, second_moments = (
+            self._error_unit(Qhat),
+            np.diagonal(second_moment),
+        )
         noise_root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
         linear_estimator = (
@@ -641,7 +647,7 @@ class PriorTest(ItemTest):
         means[SECOND_MOMENT_FAULT] = signal_moment, moment_error
         largest_z, allowance = (
             SUSPECT_Z if self.is_low_rank else LARGEST_Z,
-            self.allowance / dimension,
+            self.allowance_times_dimension / dimension,
         )
         failures = self.messages_of_failed_means(place, means, largest_z, allowance)
         return failures, (np.array(claimed_errors), dimension)

@@ -88,7 +88,10 @@ def test_its_own_rows_say_what_failed(capsys, folder):
         "the theory of metric 'theory-raises' failed: KeyError"
         in rows["gamp", "theory-raises"]["no_theory"]
     )
-    assert "theory has 2 values, not 1" in rows["gamp", "theory-of-two"]["no_theory"]
+    assert (
+        "must have 1 number, as per_component is False; got 2"
+        in rows["gamp", "theory-of-two"]["no_theory"]
+    )
 
 
 @pytest.mark.parametrize("command", [

@@ -56,11 +56,11 @@ _LARGEST_NOISE = 1e18
 
 class _WishartBulks(NamedTuple):
     """Ranges of s, the parameter of the observed eigenvalues x(s), where their density is positive: ``[outer, turn]`` and ``[base
-    + lower, base + upper]``, each (n,) for n noise variances. ``base`` is the s of zero eigenvalues of the signal; ``gap`` says
-    whether a gap separates the two bulks.
+    + lower, base + upper]``, each (n,) for n noise variances. ``base`` is the value of s where the eigenvalue of the signal is 0;
+    ``gap`` says whether a gap separates the two bulks.
 
-    The second range is counted from ``base``, the s of the zero eigenvalues of S: at small Delta it is a
-    narrow window around it. Where ``gap`` is False the ranges touch, at the dip of the density if it has one.
+    The second range is counted from ``base``: at small Delta it is a narrow window around it. Where ``gap`` is False the ranges
+    touch, at the dip of the density if it has one.
     """
 
     base: float
@@ -73,8 +73,8 @@ class _WishartBulks(NamedTuple):
 
 def _curves(offset: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
     """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + offset``, which parametrize the
-    eigenvalues of a noisy signal of width ratio rho, with ``a = rho^{-1/2}``. ``base`` is the s of zero eigenvalues of the
-    signal; the offset from it avoids cancellation in q.
+    eigenvalues of a noisy signal of width ratio rho, with ``a = rho^{-1/2}``. ``base`` is the value of s where the eigenvalue of
+    the signal is 0; the offset from it avoids cancellation in q.
     """
     s = base + offset
     a = rho**-0.5
@@ -101,7 +101,7 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
     def q(offset: Host) -> tuple[Host, Host]:
         """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + offset``, with ``m = sqrt(1 + s^2)`` and ``a =
-        rho^{-1/2}``; ``base`` is the s of zero eigenvalues.
+        rho^{-1/2}``; ``base`` is the value of s where the signal's eigenvalue is 0.
         """
         _, m, q_value, _ = _curves(offset, base, rho)
         return q_value, 1 - a / m**3
@@ -278,8 +278,9 @@ def _nodes(
 def _break_offset(
     low: float, high: float, base: float, root: float, rho: float, x: float
 ) -> float | None:
-    """Value ``s - base`` between ``low`` and ``high`` at which the observed eigenvalue, a function of s, is x, for the noise
-    variance ``root^2`` and width ratio rho; None if x is outside the range. ``base`` is the s of zero eigenvalues.
+    """Value ``s - base`` between ``low`` and ``high`` at which the observed eigenvalue, a function of the parameter s, is x, for
+    the noise variance ``root^2`` and width ratio rho; None if x is outside the range. ``base`` is the value of s where the
+    eigenvalue of the signal is 0.
     """
     from scipy.optimize import brentq
 
@@ -295,8 +296,8 @@ def _break_offset(
 
 def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     r"""Eigenvalues ``xi`` of the posterior mean (``denoised``) where the observation ``S + sqrt(noise) Z`` has ``eigenvalues``,
-    for the width ratio rho, from the parameter s of both; beyond an ``edge`` of a bulk the map is continued from that edge. The
-    bulk of zero eigenvalues of S may be separate from the other bulk.
+    for the width ratio rho, from the parameter s in which this module writes both; beyond an ``edge`` of a bulk the map is
+    continued from that edge. The bulk of zero eigenvalues of S may be separate from the other bulk.
 
     .. math:: \xi = \lambda - 2 \Delta\, \mathrm{Re}\, g(\lambda)
 
@@ -396,8 +397,9 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
 
 def _edges(noise: float, rho: float) -> list[_Edge]:
     """Edges of the bulks of observed eigenvalues, for a noise variance and width ratio rho: right and left end of the spectrum
-    and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. ``*_s`` are parameters s
-    of edges, ``*_offset`` the same minus ``base_s``, the s of zero eigenvalues.
+    and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. ``*_s`` are values at the
+    edges of s, the parameter of observed eigenvalues x(s), ``*_offset`` the same minus ``base_s``, the value of s where the
+    signal's eigenvalue is 0.
     """
     base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer_s, turn_s, lower_offset, upper_offset = (
@@ -416,9 +418,11 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
 
 
 class _Edge:
-    """Edge of a bulk of eigenvalues: its s, observed eigenvalue x, denoised eigenvalue xi, and the slope of xi inside, at
-    most 1. ``mean`` is the mean eigenvalue ``sqrt(rho)``; ``distances`` are those of w, the inverse Stieltjes transform, to
-    its two poles, ``terms`` those of the poles in ``dx/dw``, ``signs`` whether w moves away from each pole beyond the edge.
+    """Edge of a bulk of eigenvalues. Observed eigenvalues x(s) and denoised ones xi(s) are functions of a parameter s > 0 (its
+    definition is at the top of this file); ``s``, ``x`` and ``xi`` are their values at the edge. ``slope`` is ``d xi / d x`` just
+    inside the bulk, at most 1, ``mean`` the mean eigenvalue ``sqrt(rho)`` of the signal. With w the inverse of the Stieltjes
+    transform, ``distances`` are those of w from the two poles of ``x(w)``, ``terms`` what these poles contribute to ``dx/dw``,
+    ``signs`` +1 where w moves away from a pole beyond the edge.
 
     ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``inner`` ends face the other bulk.
     """
@@ -426,9 +430,9 @@ class _Edge:
     def __init__(
         self, s: float, side: int, noise: float, rho: float, *, inner: bool = False
     ) -> None:
-        """Compute the edge at the parameter s, for a noise variance ``root^2`` and width ratio rho, with
-        ``m = sqrt(1 + s^2)``; ``side`` is 1 for a right end of a bulk and -1 for a left end, ``inner`` marks the two ends at
-        a gap between bulks.
+        """Compute the edge from the value s there of the parameter of eigenvalues x(s), for a noise variance ``root^2`` and width
+        ratio rho, with ``m = sqrt(1 + s^2)``; ``side`` is 1 for a right end of a bulk and -1 for a left end, ``inner`` marks the
+        two ends at a gap between bulks.
         """
         root = math.sqrt(noise)
         m = math.sqrt(1 + s * s)

@@ -47,8 +47,8 @@ def integrals(
 
 def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> Host:
     """Crude posterior means (n, 4) of the latents (a_1, b_1, a_2, b_2) of two layers for ``samples`` (n, 6), by Gauss-Hermite
-    rules near the start (``start_t``, ``start_v``), mean and difference of the logits of the first layer's attention p and r;
-    ``weight`` has the prior's parameters.
+    rules near the start (``start_t``, ``start_v``), mean and difference of the logits of p and r, the diagonal entries of the
+    first layer's attention matrix; ``weight`` has the prior's parameters.
     """
     means = np.empty((len(samples), 4))
     rules = tuple(_hermite(count) for count in (1, 8, 10))

@@ -97,9 +97,9 @@ def _add_point(sums, weight, values):
 
 @_compiled_function
 def _curve_t(log_odds, v):
-    """Mean logit t where attention p, r has ``log((p + r) / (2 - p - r)) = log_odds`` and logits that differ by v: with x = e^t
-    the positive root of ``c_2 x^2 - c_1 x - c_0 = 0``, for ``|log_odds|``; the other sign exchanges t and -t. ``odds`` is
-    exp(-|log_odds|).
+    """Mean logit t of p and r, the diagonal entries of the first layer's attention matrix, where their logits differ by v and
+    ``log((p + r) / (2 - p - r)) = log_odds``: with x = e^t the positive root of ``c_2 x^2 - c_1 x - c_0 = 0``, for
+    ``|log_odds|``; the other sign exchanges t and -t. ``odds`` is exp(-|log_odds|).
     """
     exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
     odds = math.exp(-abs(log_odds))
@@ -146,9 +146,9 @@ def _prior_mean_point(prior, sample):
 @_compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
-    attention p, r: f has the entries a, b (a_1, b_1 less prior means, in prior deviations) and the residuals f_a, f_b of a_2, b_2
-    (less their means given a, b, in deviations), J its derivatives; ``f_a_by_t`` is d f_a / d t, and so on. ``prior`` is a
-    ``Weight``, s = p + r + c - 1 with the skip strength c.
+    p and r, the diagonal entries of the first layer's attention matrix: f has the entries a, b (a_1, b_1 less prior means, in
+    prior deviations) and the residuals f_a, f_b of a_2, b_2 (less their means given a, b, in deviations), J its derivatives;
+    ``f_a_by_t`` is d f_a / d t, and so on. ``prior`` is a ``Weight``, s = p + r + c - 1 with the skip strength c.
     """
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
@@ -184,9 +184,10 @@ def _normal_equations(prior, sample, t, v):
 
 @_compiled_function
 def _minimize_cost(prior, sample, t, v):
-    """Minimize the cost -2 log-weight of ``sample`` over mean t, difference v of the logits of attention p and r by
-    Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a Gaussian ``Frame`` (center, root of the
-    covariance) of its curvature, a little wider, as tails are rarely thinner. ``prior`` is a ``Weight``.
+    """Minimize the cost -2 log-weight of ``sample`` over mean t, difference v of the logits of p and r, the diagonal entries of
+    the first layer's attention matrix, by Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a
+    Gaussian ``Frame`` (center, root of the covariance) of its curvature, a little wider, as tails are rarely thinner. ``prior``
+    is a ``Weight``.
     """
     damping = 1.0
     cost, tt, tv, vv, g_t, g_v = _normal_equations(prior, sample, t, v)
@@ -221,9 +222,10 @@ def _gaussian_frame(t, v, tt, tv, vv):
 @_compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, sums):
     """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in the coordinates of a Gaussian ``frame``
-    (center, root of the covariance) of (t, v), mean and difference of the logits of p and r, into ``sums``; return the logarithm
-    of their unit, and a new frame, from the means and (co)variances tt, tv, vv found for a, b, which are (a_1, b_1) less their
-    prior means, in prior widths. i and j count nodes along the axes, k points, ``prior`` is a ``Weight``.
+    (center, root of the covariance) of (t, v), mean and difference of the logits of p and r (the diagonal entries of the first
+    layer's attention matrix), into ``sums``; return the logarithm of their unit, and a new frame, from the means and
+    (co)variances tt, tv, vv found for a, b, which are (a_1, b_1) less their prior means, in prior widths. i and j count nodes
+    along the axes, k points, ``prior`` is a ``Weight``.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
@@ -300,8 +302,8 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
 @compiled
 def write_crude_means(samples, prior, start_t, start_v, rules, means):
     """Write to ``means`` (n, 4) posterior means of ``samples`` by Gauss-Hermite ``rules`` near (start_t, start_v), (n,), mean and
-    difference of the logits of attention p, r; ``prior`` is a ``Weight``, and the six numbers of a sample are the fields of
-    ``Sample``: prior means of t, v, a_2 and b_2, then what the label says.
+    difference of the logits of p and r, the diagonal entries of the first layer's attention matrix; ``prior`` is a ``Weight``,
+    and the six numbers of a sample are the fields of ``Sample``: prior means of t, v, a_2 and b_2, then what the label says.
     """
     sums = np.empty(15)
     for index in range(len(samples)):
@@ -319,8 +321,9 @@ def write_crude_means(samples, prior, start_t, start_v, rules, means):
 
 @_compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, prior):
-    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, s = p + r + c - 1 with attention p and r, when
-    a_2 = slope_size q need only come within ``slack`` of its mean ``target_a2``; ``prior`` has its variance.
+    """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, when a_2 = slope_size q need only come within
+    ``slack`` of its mean ``target_a2``; ``prior`` has its variance. s = p + r + c - 1, with p and r the diagonal entries of the
+    first layer's attention matrix and c the skip strength.
     """
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
     return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
@@ -328,9 +331,12 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
 
 @_compiled_function
 def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Variation above ``threshold`` of ``_q_log_weight`` (whose arguments ``slope_size``, ``target_a2``, ``slack`` and ``prior``
-    these are) over s = p + r + c - 1 from s_low to s_high; its one maximum is at q = 1 / s^2 = ``best_q``. It is computed and not
-    probed, because where s changes its sign the weight vanishes on a curve between two maxima.
+    """Largest minus smallest value of ``_q_log_weight`` at ``q = 1 / s^2`` for s from s_low to s_high, values below ``threshold``
+    counted as ``threshold``. s is p + r + c - 1, with p and r the diagonal entries of the first layer's attention matrix and c
+    the skip strength. As a function of q, ``_q_log_weight`` rises up to ``best_q`` and falls beyond; ``slope_size`` and the
+    arguments after it are passed to it.
+
+    The difference is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
     least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
     q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
@@ -358,12 +364,13 @@ def _product_range(low, high, factor_low, factor_high):
 
 @_compiled_function
 def _upper_bound(prior, sample, cell, threshold):
-    """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y being t, the mean logit of attention p and r, less its
-    value on the ridge (the curve along which the weight is long), where it exceeds ``threshold``; and by how much it varies with
-    a_2 along either axis. Names in low, high, lower, upper are bounds over the cell: p and r are monotone in both coordinates; s
-    = p + r + c - 1 rises with y and, along b, has its extremes at the ends or where v, the difference of the logits, is nearest
-    to 0. The label fixes a_2 as a multiple of q = 1 / s^2, in which the weight is unimodal; the range of s that is left, with
-    that of p, bounds b_2. ``prior`` is a ``Weight``.
+    """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y being t, the mean logit of p and r (the diagonal
+    entries of the first layer's attention matrix), less its value on the ridge (the curve along which the weight is long); and by
+    how much the bound, where it exceeds ``threshold``, varies with a_2 along either axis. Names in low, high, lower, upper are
+    bounds over the cell: p and r are monotone in both coordinates; s = p + r + c - 1, with the skip strength c, rises with y and,
+    along b, has its extremes at the ends or where v, the difference of the logits, is nearest to 0. The label fixes a_2 as a
+    multiple of q = 1 / s^2, in which the weight has a single maximum; the range of s that is left, with that of p, bounds b_2.
+    ``prior`` is a ``Weight``.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -461,9 +468,9 @@ def _upper_bound(prior, sample, cell, threshold):
 @_compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, values):
     """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
-    half-widths), y being t, the mean logit of attention p and r, less its value on the ridge at the same v, the difference of the
-    logits (the curve along which the weight is long); ``nodes`` are the k points in [-1, 1] along either axis, i and j their
-    indices, ``prior`` is a ``Weight``.
+    half-widths), y being t, the mean logit of p and r (the diagonal entries of the first layer's attention matrix), less its
+    value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; ``nodes`` are the k
+    points in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
     """
     node_count = len(nodes)
     for j in range(node_count):
@@ -575,7 +582,9 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
             log_deficit = _clipped(
                 log_sum - upper_bound - log_area, 0.0, accuracy.negligible
             )
-            variation_limit = largest_variation * (1 + accuracy.allowance * log_deficit)
+            variation_limit = largest_variation * (
+                1 + accuracy.variation_growth * log_deficit
+            )
             larger_variation = max(variation_y, variation_b)
             # a peak between the probes does not show in their variation, but in what the bound allows
             may_hide_peak = upper_bound - peak - accuracy.bound_looseness > max(

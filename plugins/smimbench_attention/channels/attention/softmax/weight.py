@@ -48,7 +48,7 @@ class QuadratureAccuracy(NamedTuple):
     """
 
     # Half-width of the square that is integrated over. Doubled: the first cells are twice as wide, errors up to 1e-4.
-    half_width: float = 7.5  # of the square, in prior widths
+    half_width: float = 7.5
     # Cells along each axis before any is halved. Doubled: the same errors, four times the first work.
     root_cells: int = 4
     # Gauss-Legendre nodes of a cell along each axis. Doubled: errors of 3e-8, twice the time.
@@ -59,20 +59,21 @@ class QuadratureAccuracy(NamedTuple):
     fine_largest_variation: float = 2.0
     # The same for the exact integrals in ``information``. Doubled: single samples are wrong by more than 1e-2.
     crude_largest_variation: float = 8.0
-    # Relative increase of ``largest_variation`` per unit of missing log-share of a cell. Doubled: errors 6e-5, 85% of the time.
-    allowance: float = 0.3  # of variation, for cells of a small share
+    # A cell with a share of at most exp(-x) of the whole integral may vary by ``largest_variation * (1 + variation_growth * x)``.
+    # Doubled: errors 6e-5, 85% of the time.
+    variation_growth: float = 0.3
     # Cells that can hold no more than exp(-negligible) of the total are left out. Doubled: the same errors, 1.7 times the time.
-    negligible: float = 16.0  # minus the logarithm of a share
+    negligible: float = 16.0
     # Excess of a cell's bound over its probes from which it is halved. Doubled: 90% of the time; a narrow peak may be missed.
     bound_looseness: float = 2.0
     # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the longest time.
-    most_cells: int = 2048  # of a sample at one depth
+    most_cells: int = 2048
     # Nodes along each axis of three Gauss-Hermite rules, in ever better frames. Doubled: errors of 2e-6, four times the work.
     hermite_nodes: tuple[int, int, int] = (12, 16, 20)
     # Largest difference of the last two rules, in mean and square, that passes. Doubled: twice the errors where it serves.
     hermite_tolerance: float = 5e-4
     # Scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: known to 1/8 in place of 1/5.
-    scrambles: int = 16  # of the Sobol points
+    scrambles: int = 16
     # One in so many samples of ``information`` is integrated exactly. Doubled: half the time, errors up to sqrt(2) larger.
     samples_per_exact_one: int = 32
 
@@ -82,8 +83,8 @@ ACCURACY = QuadratureAccuracy()
 
 class Weight(NamedTuple):
     """Parameters, common to all samples, of the posterior weight of the first layer's indices (a_1, b_1), the two combinations of
-    its latents on which attention depends; t and v are mean and difference of the logits of attention p and r, ``lift`` the shift
-    of a_2 and b_2 per prior width of a_1 and b_1.
+    its latents on which attention depends; t and v are mean and difference of the logits of p and r, the diagonal entries of the
+    first layer's attention matrix, ``lift`` the shift of a_2 and b_2 per prior width of a_1 and b_1.
     """
 
     beta: float  # inverse temperature
@@ -97,10 +98,10 @@ class Weight(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Data of one sample on which its posterior weight depends: prior means of t and v, mean and difference of the logits of the
-    first layer's attention p and r, and of the second layer's latents a_2 and b_2, what the label says (slope, margin), and the
-    log-odds ``ridge`` of the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of (t, v), along which the weight may be
-    long.
+    """Data of one sample on which its posterior weight depends: prior means of t and v, mean and difference of the logits of p
+    and r, the diagonal entries of the first layer's attention matrix, and of the second layer's latents a_2 and b_2, what the
+    label says (slope, margin), and the log-odds ``ridge`` of the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of
+    (t, v), along which the weight may be long.
 
     ``ridge`` names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be
     long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
@@ -116,8 +117,8 @@ class Sample(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Gaussian frame for integration in (t, v), mean and difference of the logits of the first layer's attention p and r: center
-    t, v, and the lower-triangular root (tt, vt, vv) of the covariance.
+    """Gaussian frame for integration in (t, v), mean and difference of the logits of p and r, the diagonal entries of the first
+    layer's attention matrix: center t, v, and the lower-triangular root (tt, vt, vv) of the covariance.
     """
 
     t: float  # center

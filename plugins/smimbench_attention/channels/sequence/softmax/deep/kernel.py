@@ -19,6 +19,7 @@ from smimbench_attention.channels.sequence.softmax.deep.points import (
     ENERGY,
     FLIPPED,
     GAINS,
+    LARGEST_LOG,
     MINUS,
     OFF_1,
     OFF_2,
@@ -28,7 +29,6 @@ from smimbench_attention.channels.sequence.softmax.deep.points import (
     SHIFT,
     SOLVED,
     STRIDE,
-    TOP,
     WEIGHT,
     WEIGHTED,
     XI,
@@ -50,11 +50,14 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 
 
 @jit
-def _choose_centers(table, sample, prior, gaussians, points, component_sizes, seeds):
+def _choose_centers(
+    table, sample, prior, gaussians, random_numbers, component_sizes, seeds
+):
     """Choose the centers of ``gaussians`` (8, 8, 9) for one ``sample`` among random points of large weight, batches of n points
     from ``first_point`` on, then fit the Gaussians. Rows of ``seeds`` get a center's score (log-weight / 2 plus Gumbel noise),
-    the sign of the outputs u there, and its whitened latents. ``points`` are random numbers for each of the three components of
-    the mixture, ``component_sizes`` their counts; ``prior`` is a ``LatentLaw``, ``table`` work space.
+    the sign of the outputs u there, and its whitened latents. ``random_numbers`` are those of ``draw_points`` for each of the
+    three components of the mixture, ``component_sizes`` the numbers of their points; ``prior`` is a ``LatentLaw``, ``table`` work
+    space.
 
     Without replacement. The square roots of the weights are the odds: bold, but not blind to small modes.
     """
@@ -63,7 +66,7 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
     for center in range(CENTERS):
         seeds[center, 0] = lowest_score
     for component in range(3):
-        gumbel_noise = points[component][
+        gumbel_noise = random_numbers[component][
             0, dimension + prior.tokens + prior.root.shape[0]
         ]
         for first_point in range(0, len(gumbel_noise), BATCH_POINTS):
@@ -76,7 +79,7 @@ def _choose_centers(table, sample, prior, gaussians, points, component_sizes, se
                 sample,
                 prior,
                 gaussians,
-                points[component][0],
+                random_numbers[component][0],
                 component_sizes,
             )
             for point in range(n):
@@ -234,7 +237,11 @@ def _sum_out_signs(table, n, omega, prior):
     A label does not change with these signs, so only the Gaussian prior tells them apart, and they are summed out exactly.
     """
     layers, tokens = omega.shape
-    largest_gain, total_weight, sign_count = table[TOP], table[OFF_1], 1 << layers
+    largest_gain, total_weight, sign_count = (
+        table[LARGEST_LOG],
+        table[OFF_1],
+        1 << layers,
+    )
     if prior.diagonal:  # each layer's sign by itself
         for layer in range(layers):
             flip_probability = table[FLIPPED + layer]
@@ -396,7 +403,7 @@ def _estimate(
     sample,
     prior,
     gaussians,
-    points,
+    random_numbers,
     component_sizes,
     second_moments,
     sums,
@@ -404,9 +411,9 @@ def _estimate(
 ):
     """Estimate the posterior moments of one ``sample`` (outputs u, means omega) by importance sampling, as ratios of ``sums``
     over points, taken n at a time from ``first_point`` on; return the effective number of points. ``estimates`` gets the
-    logarithm of the unit of weights, the partition function in that unit (mass), the error, and means. ``points`` are random
-    numbers for each of the three components of the mixture, of which the second are ``gaussians``, ``component_sizes`` the number
-    of points of each in a scramble (independent set of points).
+    logarithm of the unit of weights, the partition function in that unit (mass), the error, and means. ``random_numbers`` are
+    those of ``draw_points`` for each of the three components of the mixture, of which the second are ``gaussians``,
+    ``component_sizes`` the number of points of each in a scramble (independent set of points).
     """
     omega, log_unit, weight = sample[1], -1e300, table[WEIGHT]
     layers, tokens = omega.shape
@@ -417,8 +424,8 @@ def _estimate(
     for sum_index in range(sum_count):
         fill_row(sums[sum_index], SCRAMBLES, 0.0)
     for component in range(3):
-        for first_point in range(0, points[component].shape[1], BATCH_POINTS):
-            n = min(BATCH_POINTS, points[component].shape[1] - first_point)
+        for first_point in range(0, random_numbers[component].shape[1], BATCH_POINTS):
+            n = min(BATCH_POINTS, random_numbers[component].shape[1] - first_point)
             new_log_unit = log_unit
             draw_points(
                 table,
@@ -428,7 +435,7 @@ def _estimate(
                 sample,
                 prior,
                 gaussians,
-                points[component],
+                random_numbers[component],
                 component_sizes,
             )
             for point in range(n):
@@ -498,15 +505,15 @@ def _estimate(
 
 @jit
 def _estimate_runs(
-    table, sample, prior, gaussians, points, second_moments, sums, estimates
+    table, sample, prior, gaussians, point_set, second_moments, sums, estimates
 ):
     """Estimate the posterior moments of one ``sample`` in independent runs, into the rows of ``estimates``; return the least
-    effective number of points. ``points`` is a pair: the random numbers by component and run, and the number of points by
+    effective number of points. ``point_set`` is a pair: the random numbers by component and run, and the number of points by
     component in a scramble; the other arguments are those of ``_estimate``.
     """
     fewest_points = math.inf
     for run in range(len(estimates)):
-        run_points = points[0][0][run], points[0][1][run], points[0][2][run]
+        run_numbers = (point_set[0][0][run], point_set[0][1][run], point_set[0][2][run])
         fewest_points = min(
             fewest_points,
             _estimate(
@@ -514,8 +521,8 @@ def _estimate_runs(
                 sample,
                 prior,
                 gaussians,
-                run_points,
-                points[1],
+                run_numbers,
+                point_set[1],
                 second_moments,
                 sums,
                 estimates[run],

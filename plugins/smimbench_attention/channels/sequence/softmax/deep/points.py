@@ -26,8 +26,16 @@ BATCH_POINTS, STRIDE = (
 CENTERS = 8
 """Gaussians of a sample. Doubled: a third more time, a tenth less error."""
 
-XI, DZ, Z, SHIFT, WEIGHTED, SPARE = range(0, 48, 8)  # by layer and token
-SOLVED, CENTER = 48, 51  # by token
+# Rows of the table of points. By layer and token: whitened latents (XI), latents less their prior means (DZ), latents (Z), DZ
+# averaged over the signs that no label sees (SHIFT), this times the weight (WEIGHTED), work space (SPARE).
+XI, DZ, Z, SHIFT, WEIGHTED, SPARE = range(0, 48, 8)
+# By token: the last layer's latents that give the label (SOLVED), and their mean given the other layers (CENTER).
+SOLVED, CENTER = 48, 51
+# Half the squared norm of XI (ENERGY); log-density of the point and the label, up to |det B|, for either sign of the outputs
+# (PLUS, MINUS); 1, or 0 where no point could be drawn (EXISTS); logarithm of the weight, later the weight (WEIGHT); entries and
+# determinant of the product of attention matrices (OFF_1, OFF_2, DET), the latter without its last layer (INNER); difference of
+# the two tokens that its last layer sees (SIDE); largest log-density of a component of the mixture (LARGEST_LOG); density of the
+# mixture over its exponential (DENSITY); log-density of the third component (GAP), to be multiplied by FACTOR.
 (
     ENERGY,
     PLUS,
@@ -39,17 +47,14 @@ SOLVED, CENTER = 48, 51  # by token
     DET,
     INNER,
     SIDE,
-    TOP,
+    LARGEST_LOG,
     DENSITY,
     GAP,
     FACTOR,
 ) = range(54, 68)
-NORMAL, FLIPPED, PAIRS, GAINS = (
-    68,
-    76,
-    80,
-    96,
-)  # by Gaussian, layer, pair of layers, signs of all layers
+# Log-density of each Gaussian (NORMAL); probability of each layer's other sign (FLIPPED), covariance of the signs of each pair
+# of layers (PAIRS), and relative weight of each choice of signs for all layers (GAINS).
+NORMAL, FLIPPED, PAIRS, GAINS = 68, 76, 80, 96
 ROWS = 112
 
 SMALLEST_DIVISOR, LEAST_DETERMINANT = (
@@ -290,10 +295,17 @@ def integrand(table, n, sample, prior):
 
 @jit
 def _draw_gaussians(
-    table, first_point, n, points, points_per_center, gaussians, dimension, tokens
+    table,
+    first_point,
+    n,
+    random_numbers,
+    points_per_center,
+    gaussians,
+    dimension,
+    tokens,
 ):
     """Draw n points j of whitened latents (rows XI of ``table``) from ``gaussians``, ``points_per_center`` from each in turn;
-    ``points`` are standard normal numbers, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on.
+    ``random_numbers`` are standard normal, ``dimension`` plus ``tokens`` for each latent vector, used from ``first_point`` on.
     The Gaussians are narrow along the directions that a label fixes, whose part (``projection``) is taken out of a normal vector.
 
     Normal vectors of ``size + tokens`` numbers lose their components along the orthonormal rows that ``_describe_gaussian`` made.
@@ -303,14 +315,14 @@ def _draw_gaussians(
         for coordinate in range(dimension):
             table[XI + coordinate, j] = (
                 gaussian[0, coordinate]
-                + GAUSSIAN_WIDTH * points[coordinate, first_point + j]
+                + GAUSSIAN_WIDTH * random_numbers[coordinate, first_point + j]
             )
         for token in range(tokens):
             projection = 0.0
             for coordinate in range(dimension + tokens):
                 projection += (
                     gaussian[4 + token, coordinate]
-                    * points[coordinate, first_point + j]
+                    * random_numbers[coordinate, first_point + j]
                 )
             for coordinate in range(dimension):
                 table[XI + coordinate, j] -= (
@@ -529,35 +541,50 @@ def _gaussian_log_density(table, n, gaussian, log_density, dimension, tokens):
 
 @jit
 def draw_points(
-    table, component, first_point, n, sample, prior, gaussians, points, component_sizes
+    table,
+    component,
+    first_point,
+    n,
+    sample,
+    prior,
+    gaussians,
+    random_numbers,
+    component_sizes,
 ):
-    """Draw n points of whitened latents from one ``component`` of the mixture (0: prior, 1: ``gaussians``, 2: gaps of tokens) for
-    one ``sample``, into ``table``, with log-weights WEIGHT: integrand over density of the whole mixture, in units of the row TOP.
-    ``points`` (K, count) are normal, then uniform numbers, used from ``first_point`` on; ``component_sizes`` are the numbers of
-    points of the three components, shares their parts of all; k is a coordinate, a layer or a Gaussian, j a point.
+    """Draw n points of the whitened latents of all layers but the last, for one ``sample`` (outputs u, means omega), from one
+    ``component`` of the mixture: 0 is the prior, 1 the ``gaussians``, 2 the prior with the difference (gap) of two tokens chosen
+    as in ``_draw_gaps``. Rows of ``table`` get the points (XI) and the logarithm of their weights (WEIGHT), integrand over
+    density of the whole mixture. Each column of ``random_numbers`` is for one point, beginning with ``first_point``: standard
+    normal numbers for all latents, then a uniform one for each layer but the last. ``component_sizes`` are the numbers of points
+    drawn from the three components; k is a coordinate, a layer or a Gaussian, j a point.
     """
     dimension = prior.root.shape[0] * prior.tokens
     tokens = prior.tokens
     inverse_total = 1.0 / (component_sizes[0] + component_sizes[1] + component_sizes[2])
-    energy, log_unit, density, weight = (
+    energy, largest_log, density, weight = (
         table[ENERGY],
-        table[TOP],
+        table[LARGEST_LOG],
         table[DENSITY],
         table[WEIGHT],
     )
     fill_row(table[EXISTS], n, 1.0)
     for k in range(dimension):
         fill_row(table[XI + k], n, 0.0)
-        add_row(table[XI + k], points[k, first_point:], n, 1.0)
+        add_row(table[XI + k], random_numbers[k, first_point:], n, 1.0)
     for k in range(prior.root.shape[0]):
         fill_row(table[SPARE + k], n, 0.0)
-        add_row(table[SPARE + k], points[dimension + tokens + k, first_point:], n, 1.0)
+        add_row(
+            table[SPARE + k],
+            random_numbers[dimension + tokens + k, first_point:],
+            n,
+            1.0,
+        )
     if component == 1:
         _draw_gaussians(
             table,
             first_point,
             n,
-            points,
+            random_numbers,
             component_sizes[1] // CENTERS,
             gaussians,
             dimension,
@@ -571,24 +598,24 @@ def draw_points(
     if tokens == 2:
         _gap_densities(table, n, sample, prior)
     for j in range(n):
-        log_unit[j] = max(-energy[j], table[GAP, j])
+        largest_log[j] = max(-energy[j], table[GAP, j])
     center_count = CENTERS if component_sizes[1] else 0
     for k in range(center_count):
         log_density = table[NORMAL + k]
         _gaussian_log_density(table, n, gaussians[k], log_density, dimension, tokens)
         for j in range(n):
-            log_unit[j] = max(log_unit[j], log_density[j])
+            largest_log[j] = max(largest_log[j], log_density[j])
     prior_share = component_sizes[0] * inverse_total
     gaussian_share = component_sizes[1] * inverse_total / CENTERS
     gap_share = component_sizes[2] * inverse_total
     for j in range(n):
         density[j] = prior_share * bounded_exp(
-            -energy[j] - log_unit[j]
-        ) + gap_share * table[FACTOR, j] * bounded_exp(table[GAP, j] - log_unit[j])
+            -energy[j] - largest_log[j]
+        ) + gap_share * table[FACTOR, j] * bounded_exp(table[GAP, j] - largest_log[j])
     for k in range(center_count):
         log_density = table[NORMAL + k]
         for j in range(n):
-            density[j] += gaussian_share * bounded_exp(log_density[j] - log_unit[j])
+            density[j] += gaussian_share * bounded_exp(log_density[j] - largest_log[j])
     for j in range(n):
         larger_log = max(table[PLUS, j], table[MINUS, j])
         smaller_log = min(table[PLUS, j], table[MINUS, j])
@@ -596,7 +623,7 @@ def draw_points(
             (1.0 + bounded_exp(smaller_log - larger_log)) / (table[DET, j] * density[j])
         )
         weight[j] = (
-            larger_log - log_unit[j] + log_ratio
+            larger_log - largest_log[j] + log_ratio
             if table[EXISTS, j] > 0.0
             else -math.inf
         )
