@@ -25,6 +25,9 @@ from smimbench.suite.cells import Cell
 
 TRIAL = 0.02
 """Seconds of an iteration, by its matrix products, that a trial is cut down to. Doubled, a dry run takes twice as long."""
+TRIALS = 1.0
+"""Seconds that the trials of a suite share, one at most half of them, besides what algorithms do before they begin. Doubled, a
+dry run takes a second more."""
 LONGEST_TRIAL = 20.0
 """Seconds after which a trial of a plugin is ended from outside; doubled, a dry run of one that hangs takes twice as long."""
 USUAL = 60
@@ -99,12 +102,16 @@ def estimate_cost(
                 [cell_identity.get(field_name) for field_name in GROUP]
             )
             past_runs.setdefault(group_key, []).append(past_run)
-    for group_key, group_cells, problem, algorithm in _cells_by_group(cells):
+    groups = list(_cells_by_group(cells))
+    for group_key, group_cells, problem, algorithm in groups:
         refusal_reason, error = attempt(refusal, algorithm, problem)
         if refusal_reason or error is not None:  # refused cells end at once
             continue
         group_runs = past_runs.get(group_key, [])
-        trial_runs = [] if group_runs else _timed_trial(problem, algorithm, group_cells)
+        trial_runs = []
+        if not group_runs:
+            seconds_of_trial = TRIALS / max(2, len(groups))
+            trial_runs = _timed_trial(problem, algorithm, group_cells, seconds_of_trial)
         usual_iterations = (
             float(np.median([past_run.iterations for past_run in group_runs]))
             if group_runs
@@ -163,10 +170,13 @@ def _cells_by_group(
 
 
 def _timed_trial(
-    problem: Problem, algorithm: Algorithm, group_cells: Sequence[Cell]
+    problem: Problem,
+    algorithm: Algorithm,
+    group_cells: Sequence[Cell],
+    seconds_of_trial: float,
 ) -> list[_PastRun]:
-    """Time some iterations of an algorithm on an instance smaller than those of its cells (runs) (``group_cells``); return
-    nothing if they fail.
+    """Time some iterations of an algorithm, for ``seconds_of_trial`` at most and one iteration at least, on an instance smaller
+    than those of its cells (runs) (``group_cells``); return nothing if they fail.
     """
     cell = max(group_cells, key=lambda cell: cell.alpha)
     dimension = cell.dimension
@@ -178,7 +188,7 @@ def _timed_trial(
         dimension = int(0.7 * dimension)
     # Third-party code may never return, and may compile in its first iteration.
     has_third_party_code = bool(cell.distributions())
-    time_limit = LONGEST_TRIAL / 2 if has_third_party_code else 0.5
+    time_limit = LONGEST_TRIAL / 2 if has_third_party_code else seconds_of_trial
     short_run = cell.run.model_copy(
         update={
             "timeout": time_limit,
@@ -191,9 +201,12 @@ def _timed_trial(
             [trial_cell], 1, 1, limits=Limits(seconds=LONGEST_TRIAL)
         )
     else:
-        # The first run pays for what is compiled or tabulated once.
-        run_cell(trial_cell)
         record = run_cell(trial_cell)
+        timing = record.timing
+        is_long = (timing.first_iteration or 0.0) > 0.1 * (timing.total_seconds or 0.0)
+        if timing.per_iteration is None and is_long:
+            # A first iteration pays for what is compiled or tabulated once.
+            record = run_cell(trial_cell)
     seconds = record.timing.per_iteration or record.timing.first_iteration
     return [_PastRun(cell.alpha, dimension, 1, seconds)] if seconds else []
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,27 @@ def test_cost_grows_with_students_and_epochs(tmp_path, registry):
         > 8 * one
     )
     assert seconds('name = "adam"', "epochs = 500", "batch = 50") > one / 10
+
+
+def test_trials_share_their_time_and_pay_once_for_a_first_iteration(
+    tmp_path, registry, monkeypatch
+):
+    cells = cells_of(tmp_path, registry, "gamp", "adam", "ridge", text=ATTENTION)
+    timings = {
+        "gamp": {"first_iteration": 9.0, "per_iteration": 0.1, "total_seconds": 9.5},
+        "adam": {"first_iteration": 9.0, "per_iteration": None, "total_seconds": 9.5},
+        "ridge": {"first_iteration": 0.1, "per_iteration": None, "total_seconds": 9.5},
+    }
+    trials = []
+
+    def run(cell):
+        trials.append(cell.algorithm["name"])
+        assert cell.run.timeout == cost.TRIALS / 3
+        return SimpleNamespace(timing=SimpleNamespace(**timings[trials[-1]]))
+
+    monkeypatch.setattr(cost, "run_cell", run)
+    assert cost.estimate_cost(cells, 1).cells_from_trials == len(cells)
+    assert trials == ["gamp", "adam", "adam", "ridge"]
 
 
 def test_cost_is_what_the_model_says(tmp_path, registry, monkeypatch):
