@@ -237,10 +237,8 @@ class Registry:
 
     def _is_allowed(self, distribution: str) -> bool:
         """Whether the plugins of a third-party package (``distribution``) may be loaded."""
-        return (
-            self._allowed_distributions is None
-            or distribution in self._allowed_distributions
-        )
+        allowed = self._allowed_distributions
+        return allowed is None or distribution in allowed
 
     def _load(self, plugin: Plugin, import_plugin: Callable[[], ModuleType]) -> None:
         """Import a plugin and register its items; if it fails, record the reason and none of its items."""
@@ -250,11 +248,11 @@ class Registry:
         self.plugins.append(plugin)
         try:
             # Environment variables that a third-party plugin sets are set again in worker processes, which import it too.
-            restores_environment = (
-                self._allowed_distributions is None and plugin.distribution != BUILT_IN
-            )
+            in_main_process = self._allowed_distributions is None
             with restored_process(
-                self.foreign_path, restores_environment=restores_environment
+                self.foreign_path,
+                restores_environment=in_main_process
+                and plugin.distribution != BUILT_IN,
             ):
                 with without_os_exit():
                     module = import_plugin()
@@ -407,10 +405,8 @@ class Registry:
         RegistryError
             Unknown name, a name that two packages claim, or an item that does not belong to the model.
         """
-        named_entries, (_, _, bare_name) = (
-            self.entries_named(name, kind),
-            name.rpartition(":"),
-        )
+        named_entries = self.entries_named(name, kind)
+        bare_name = name.rpartition(":")[2]
         supporting_entries = [
             entry for entry in named_entries if entry.supports_model(model)
         ]
@@ -423,11 +419,9 @@ class Registry:
                 }
             )
             if not named_entries:
-                loading_hint = (
-                    "" if self.paths else " (load your own with --plugins FILE)"
-                )
+                hint = "" if self.paths else " (load your own with --plugins FILE)"
                 raise RegistryError(
-                    f"unknown {kind} {name!r}; {suggestion(bare_name, valid_names)}{loading_hint}"
+                    f"unknown {kind} {name!r}; {suggestion(bare_name, valid_names)}{hint}"
                 )
             raise RegistryError(
                 f"{kind} {name!r} belongs to model {_model_names(named_entries)}, not to {model!r}; "
@@ -438,9 +432,9 @@ class Registry:
             entry for entry in supporting_entries if entry.distribution == BUILT_IN
         ] or supporting_entries
         if len({entry.distribution for entry in supporting_entries}) > 1:
-            choices = (
+            choices = [
                 f"{entry.distribution}:{bare_name}" for entry in supporting_entries
-            )
+            ]
             raise RegistryError(
                 f"{kind} {bare_name!r} is provided by several packages; choose one by writing {' or '.join(choices)}"
             )

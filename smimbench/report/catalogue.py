@@ -18,6 +18,9 @@ from smimbench.suite.document import shipped_suites
 from smimbench.suite.reader import load_suite
 from smimbench.theory.types import NO_THEORY
 
+Document = JsonObject
+"""An item, suite or plugin as ``--json`` prints it."""
+
 _EMPTY = inspect.Parameter.empty
 _INFO = (
     "models", "backends", "dtypes", "version", "reference", "distribution", "derived", "title", "duration",
@@ -25,11 +28,11 @@ _INFO = (
 )  # fmt: skip
 
 
-def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
+def item_documents(kind: str | None) -> dict[str, list[Document]]:
     """Return descriptions of all items of a ``kind`` (given in the plural, such as ``priors``) as JSON objects; None: of all
     kinds, and suites.
     """
-    documents: dict[str, list[JsonObject]] = {}
+    documents: dict[str, list[Document]] = {}
     for kind_name, plural in PLURALS.items():
         if kind in (None, plural):
             entries = get_registry().entries(kind_name)
@@ -41,7 +44,7 @@ def item_documents(kind: str | None) -> dict[str, list[JsonObject]]:
     return documents
 
 
-def _item_document(entry: Entry) -> JsonObject:
+def _item_document(entry: Entry) -> Document:
     """Return the description of an item, as JSON: what it works with (``models``, ``backends``, ``dtypes``), its ``version``,
     ``reference`` and ``distribution`` (package), and the members that are ``derived``.
     """
@@ -60,7 +63,7 @@ def _item_document(entry: Entry) -> JsonObject:
     }
 
 
-def _suite_document(name: str) -> JsonObject:
+def _suite_document(name: str) -> Document:
     """Return the description of a shipped suite, as JSON."""
     try:
         suite = load_suite(name)
@@ -79,9 +82,9 @@ def _suite_document(name: str) -> JsonObject:
     }
 
 
-def info_documents(name: str) -> list[JsonObject]:
+def info_documents(name: str) -> list[Document]:
     """Return full descriptions of all items and suites with a name, which may be of several kinds or models."""
-    documents: list[JsonObject] = []
+    documents: list[Document] = []
     for entry in get_registry().entries_named(name):
         description = _item_document(entry)
         description["parameters"] = _parameters(entry)
@@ -111,7 +114,7 @@ def _theory_documentation(entry: Entry) -> str:
     return documentation(theory_method) or "see its documentation"
 
 
-def _parameters(entry: Entry) -> list[JsonObject]:
+def _parameters(entry: Entry) -> list[Document]:
     """Return name, type and default of every parameter of an item."""
     return [
         {
@@ -134,7 +137,7 @@ def _type_name(annotation: object) -> str:
     )
 
 
-def plugin_documents() -> list[JsonObject]:
+def plugin_documents() -> list[Document]:
     """Return descriptions of all plugins as JSON objects, with status (loaded or not) and errors."""
     return [
         {
@@ -150,7 +153,7 @@ def plugin_documents() -> list[JsonObject]:
     ]
 
 
-def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> None:
+def print_items(console: Console, documents: dict[str, list[Document]]) -> None:
     """Print one table of names and summaries for each kind of item."""
     for kind, items in documents.items():
         console.print(
@@ -160,7 +163,7 @@ def print_items(console: Console, documents: dict[str, list[JsonObject]]) -> Non
     console.print("Details: smimbench info NAME", style="dim")
 
 
-def _models_text(item: JsonObject) -> str:
+def _models_text(item: Document) -> str:
     """Return the names of the models that an item works with."""
     return (
         ""
@@ -169,7 +172,7 @@ def _models_text(item: JsonObject) -> str:
     )
 
 
-def _name_text(item: JsonObject) -> str:
+def _name_text(item: Document) -> str:
     """Return the name of an item, with its package if it does not ship with smimbench."""
     package = item.get("distribution", "smimbench")
     return item["name"] if package == "smimbench" else f"{item['name']} ({package})"
@@ -188,7 +191,7 @@ SUITES = [
 ]
 
 
-def print_info(console: Console, documents: list[JsonObject]) -> None:
+def print_info(console: Console, documents: list[Document]) -> None:
     """Print the full description of each item or suite."""
     for document in documents:
         console.rule(f"{document['kind']} {document['name']}", align="left")
@@ -217,7 +220,7 @@ def print_info(console: Console, documents: list[JsonObject]) -> None:
         console.print()
 
 
-def print_plugins(console: Console, documents: list[JsonObject]) -> None:
+def print_plugins(console: Console, documents: list[Document]) -> None:
     """Print for each plugin whether it was loaded."""
     styles = {"loaded": "green", "failed": "bold red"}
     for document in documents:
@@ -238,7 +241,7 @@ def print_plugins(console: Console, documents: list[JsonObject]) -> None:
 # -- doctor -------------------------------------------------------------------------------------------------------------
 
 
-def diagnose(*, ceilings: bool = False) -> JsonObject:
+def diagnose(*, ceilings: bool = False) -> Document:
     """Describe the installation: versions, BLAS, GPU, peak rates (with ``ceilings``: measured again) and plugins, with
     ``advice``: the command that fixes each problem.
 
@@ -296,7 +299,7 @@ def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
     return rates_by_name
 
 
-def print_diagnosis(console: Console, document: JsonObject) -> None:
+def print_diagnosis(console: Console, document: Document) -> None:
     """Print the diagnosis of the installation that ``diagnose`` made."""
     rate_texts = {
         name: _rates_text(rate_texts)

@@ -490,13 +490,11 @@ class PriorTest(ItemTest):
         """
         super().__init__(problem, clock, seed, share)
         self.is_low_rank = problem.model.rank == "low"
-        self.min_draws, self.max_draws = (
-            (2000, 64_000) if self.is_low_rank else (240, 240)
-        )
+        draw_range = (2000, 64_000) if self.is_low_rank else (240, 240)
+        self.min_draws, self.max_draws = draw_range
         # Values of a discrete prior that are hardly ever confused may be in no draw at all; matrices are of finite size.
-        self.allowance_times_dimension = (
-            3.0 / self.signal_draws if self.is_low_rank else 3.0
-        )
+        times_dimension = 3.0 / self.signal_draws if self.is_low_rank else 3.0
+        self.allowance_times_dimension = times_dimension
 
     def check(self, Qhat: Host, place: str, draw_index: int) -> None:
         """Test the prior, and its map from information Qhat (P, P) to overlap Q and error V, at one Qhat, which ``place``
