@@ -103,15 +103,17 @@ def estimate_cost(
             )
             past_runs.setdefault(group_key, []).append(past_run)
     groups = list(_cells_by_group(cells))
+    seconds_of_trial = TRIALS / max(2, len(groups))
     for group_key, group_cells, problem, algorithm in groups:
         refusal_reason, error = attempt(refusal, algorithm, problem)
         if refusal_reason or error is not None:  # refused cells end at once
             continue
         group_runs = past_runs.get(group_key, [])
-        trial_runs = []
-        if not group_runs:
-            seconds_of_trial = TRIALS / max(2, len(groups))
-            trial_runs = _timed_trial(problem, algorithm, group_cells, seconds_of_trial)
+        trial_runs = (
+            []
+            if group_runs
+            else _timed_trial(problem, algorithm, group_cells, seconds_of_trial)
+        )
         usual_iterations = (
             float(np.median([past_run.iterations for past_run in group_runs]))
             if group_runs

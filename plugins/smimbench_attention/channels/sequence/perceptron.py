@@ -156,7 +156,7 @@ class _SignChannel(Channel):
         """Sign channel ``zeta -> y(A zeta)`` for latents ``z = A zeta`` that are correlated over tokens, with the mixing matrix A
         (M, M).
         """
-        return MixedSigns(self, A) if self.tokens == 2 else MixedChannel(self, A)
+        return (MixedSigns if self.tokens == 2 else MixedChannel)(self, A)
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted mean labels, summed over tokens, at overlap Q and error V, (..., 1, 1), by predictor,
@@ -299,8 +299,6 @@ PANEL_NODES = (10, 8)
 1e-11 (1e-8 where tokens are correlated by 0.99) to rounding, at four times the time."""
 LARGEST_DEVIATION = 1e8
 """Standard deviation of a margin beyond which the information is a power law; its error is the inverse. Doubled, as long."""
-CERTAIN_MARGIN = 9.0
-"""Margin beyond which a sign is certain to 1e-18. Doubled: no change."""
 
 
 class MixedSigns(MixedChannel):
@@ -310,110 +308,75 @@ class MixedSigns(MixedChannel):
         """Information ``E sum_y P(y) sum_c (d log P(y) / d omega_c)^2`` (..., 1, 1) of the labels about the whitened latents at
         overlap Q and error V, (..., 1, 1), on the host.
         """
-        Q, V = np.broadcast_arrays(
-            np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
-        )
-        fine_value, coarse_value = (
-            np.reshape(
-                [
-                    self._information_at(q, v, node_count)
-                    for q, v in zip(Q.ravel().tolist(), V.ravel().tolist())
-                ],
-                Q.shape,
-            )
-            for node_count in PANEL_NODES
-        )
-        error = np.abs(fine_value - coarse_value) + 1e-12 * fine_value
-        return Uncertain(fine_value, error, "quadrature")
+        information = np.vectorize(self._information_at, otypes=[float])
+        value, coarse_value = (information(Q, V, count) for count in PANEL_NODES)
+        error = np.abs(value - coarse_value) + 1e-12 * value
+        return Uncertain(value, error, "quadrature")
 
     def _information_at(self, q: float, v: float, node_count: int) -> float:
         """Information at overlap q and error v, by so many nodes in each panel of a margin. ``deviations`` are those of the two
         latents about their means, with noise, and ``spreads`` those of the margins, the means over ``deviations``.
         """
-        from scipy.special import ndtr
-
         noise = self.channel.noise
-        covariance = self.mixing @ self.mixing.T
-        # Far out labels of narrow posteriors are independent, and their share is that of the width.
+        # Labels of narrow posteriors are in doubt one at a time, and their share is that of the width.
         safe_v = max(v, q / LARGEST_DEVIATION**2 - noise, 1e-300)
-        deviations = np.sqrt(safe_v * np.diag(covariance) + noise)
-        spreads = np.sqrt(q * np.diag(covariance)) / deviations
-        posterior_correlation = safe_v * covariance[0, 1] / math.prod(deviations)
-        prior_correlation = covariance[0, 1] / math.sqrt(math.prod(np.diag(covariance)))
-        margins, weights = _margin_grid(spreads, prior_correlation, node_count)
         mean_square = 0.0
-        # Both labels may be exchanged: the first token's is positive.
-        for sign in (1, -1):
-            u_1, u_2 = margins[0], sign * margins[1]
-            correlation = sign * posterior_correlation
+        # Unequal labels are equal ones of a token that is turned round, and both signs of equal labels tell the same.
+        for mixing in (self.mixing, self.mixing * [[1.0], [-1.0]]):
+            covariance = mixing @ mixing.T
+            variances = np.diag(covariance)
+            deviations = np.sqrt(safe_v * variances + noise)
+            spreads = np.sqrt(max(q, 1e-200) * variances) / deviations
+            (t_1, weights_1), (t_2, weights_2) = (
+                _normal_nodes(spread, node_count) for spread in spreads
+            )
+            t_1 = t_1[:, None]
+            correlation = covariance[0, 1] / math.sqrt(math.prod(variances))
             width = math.sqrt(1 - correlation**2)
-            probability = _both_positive(u_1, u_2, correlation)
-            slope_1 = (
-                normal_density(u_1)
-                * ndtr((u_2 - correlation * u_1) / width)
-                / deviations[0]
+            density = normal_density(t_1) * normal_density(
+                (t_2 - correlation * t_1) / width
             )
-            slope_2 = (
-                sign
-                * normal_density(u_2)
-                * ndtr((u_1 - correlation * u_2) / width)
-                / deviations[1]
+            probability, slopes = _both_positive(
+                spreads[0] * t_1,
+                spreads[1] * t_2,
+                safe_v * covariance[0, 1] / math.prod(deviations),
             )
-            squared_slope = (
-                covariance[0, 0] * slope_1**2
-                + 2 * covariance[0, 1] * slope_1 * slope_2
-                + covariance[1, 1] * slope_2**2
-            )
+            scores = np.tensordot(mixing.T / deviations, slopes, 1)
             # A label that is less likely adds its probability times 50 at most.
-            is_likely = probability > 1e-13
-            mean_square += 2 * float(
-                np.sum((weights * squared_slope)[is_likely] / probability[is_likely])
+            squares = np.sum(scores**2, axis=0) / np.maximum(probability, 1e-13)
+            mean_square += (
+                2 / width * float(weights_1 @ (density * squares) @ weights_2)
             )
         return mean_square * math.sqrt((safe_v + noise) / max(v + noise, 1e-300))
 
 
-def _margin_grid(
-    spreads: Host, correlation: float, node_count: int
-) -> tuple[tuple[Host, Host], Host]:
-    """Margins of two tokens and their weights under a normal law of standard deviations ``spreads`` and this ``correlation``,
-    where a sign is in doubt: panels of so many nodes, which double in length away from zero.
+def _normal_nodes(spread: float, node_count: int) -> tuple[Host, Host]:
+    """Nodes t and weights for means over a margin ``spread t``, where t is normal and the sign of the margin is in doubt at the
+    scale 1: panels of so many nodes, which double in length away from zero.
     """
     panel_nodes, panel_weights = gauss_legendre(node_count, 0.0, 1.0)
-    margins, standard_margins, axis_weights = [], [], []
-    for spread in spreads:
-        # In units of the margin where it is wide, else of its spread.
-        width = max(spread, 1.0)
-        ends = [0.0, 1.0, 2.0, 3.5, 6.0, CERTAIN_MARGIN]
-        while ends[-1] < CERTAIN_MARGIN * width:
-            ends.append(2 * ends[-1])
-        all_ends = np.array([*(-end for end in ends[:0:-1]), *ends])
-        lengths = np.diff(all_ends)[:, None]
-        nodes = (all_ends[:-1, None] + lengths * panel_nodes).ravel()
-        margins.append(nodes * min(spread, 1.0))
-        standard_margins.append(nodes / width)
-        axis_weights.append((lengths * panel_weights).ravel() / width)
-    u_1, u_2 = np.meshgrid(*margins, indexing="ij")
-    t_1, t_2 = np.meshgrid(*standard_margins, indexing="ij")
-    residual = (t_2 - correlation * t_1) / math.sqrt(1 - correlation**2)
-    density = normal_density(t_1) * normal_density(residual)
-    weights = np.outer(*axis_weights) * density / math.sqrt(1 - correlation**2)
-    in_doubt = np.minimum(np.abs(u_1), np.abs(u_2)) < CERTAIN_MARGIN
-    mask = in_doubt & (weights > 1e-25)
-    return (u_1[mask], u_2[mask]), weights[mask]
+    width = max(spread, 1.0)
+    outer_ends = 9.0 * 2.0 ** np.arange(1 + math.log2(width))
+    positive_ends = np.array([0.0, 1.0, 2.0, 3.5, 6.0, *outer_ends]) / width
+    ends = np.unique([positive_ends, -positive_ends])
+    lengths = np.diff(ends)[:, None]
+    nodes = ends[:-1, None] + lengths * panel_nodes
+    return nodes.ravel(), (lengths * panel_weights).ravel()
 
 
-def _both_positive(u_1: Host, u_2: Host, correlation: float) -> Host:
-    """Probability ``Phi2(u_1, u_2)`` that two normal numbers of means u_1 and u_2, variance 1 and this ``correlation`` are
-    positive, from Owen's T function.
+def _both_positive(u_1: Host, u_2: Host, correlation: float) -> tuple[Host, Host]:
+    """Probability ``Phi2(u_1, u_2)`` that two normal numbers of means u_1 and u_2, not 0, variance 1 and this ``correlation`` are
+    positive, from Owen's T function, and its derivatives in the two means (2, ...).
     """
     from scipy.special import ndtr, owens_t
 
     width = math.sqrt(1 - correlation**2)
-    u_1, u_2 = (np.where(u == 0, 1e-200, u) for u in (u_1, u_2))
-    sectors = owens_t(u_1, (u_2 / u_1 - correlation) / width) + owens_t(
-        u_2, (u_1 / u_2 - correlation) / width
-    )
-    return np.asarray((ndtr(u_1) + ndtr(u_2)) / 2 - sectors - (u_1 * u_2 < 0) / 2)
+    probability, slopes = (np.sign(u_1 * u_2) - 1) / 4, []
+    for u, other_u in ((u_1, u_2), (u_2, u_1)):
+        other_margin = (other_u - correlation * u) / width
+        probability = probability + ndtr(u) / 2 - owens_t(u, other_margin / u)
+        slopes.append(normal_density(u) * ndtr(other_margin))
+    return probability, np.stack(slopes)
 
 
 def hazard(u: Array, xp: ModuleType) -> tuple[Array, Array]:

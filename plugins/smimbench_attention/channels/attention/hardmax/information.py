@@ -44,6 +44,7 @@ SCRAMBLES = 16
 # Most tokens whose posterior is integrated; the patterns and their cost grow threefold with each. Doubled: never done.
 EXACT = 5
 SHIPPED_ESTIMATES = Path(__file__).with_name("estimates.json")
+"""Of each number of tokens the number of ``samples`` and ``estimates`` (NODES, SCRAMBLES), by tools/hardmax_estimates.py."""
 
 
 def small_error_constant(tokens: int) -> float:
@@ -104,8 +105,8 @@ def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
     """Chebyshev polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information`` of T = ``tokens`` tokens, fitted to
     estimates at nodes of s, each from so many ``samples``, which are read where they are shipped.
     """
-    shipped = _shipped_estimates().get(str(tokens))
-    if shipped is not None and shipped["samples"] == samples:
+    shipped = json.loads(SHIPPED_ESTIMATES.read_text()).get(str(tokens), {})
+    if shipped.get("samples") == samples:
         values = np.array(shipped["estimates"])
     else:
         values = np.stack(
@@ -113,18 +114,9 @@ def _polynomials(tokens: int, samples: int) -> ChebyshevFit:
         )
     standard_error = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
     known = [0, NODES - 1] if tokens <= EXACT else [0]
-    standard_error[known] = 0
     standard_error[known] = 1e-3 * standard_error[standard_error > 0].min()
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
     return chebyshev_fit(lobatto_points(NODES), values, standard_error, DEGREE, 1e-4)
-
-
-@cache
-def _shipped_estimates() -> Any:
-    """Estimates that ``tools/hardmax_estimates.py`` made: of each number of tokens the number of ``samples`` and ``estimates``
-    (NODES, SCRAMBLES).
-    """
-    return json.loads(SHIPPED_ESTIMATES.read_text(encoding="utf-8"))
 
 
 def node_estimates(tokens: int, samples: int, index: int) -> Array:
