@@ -9,6 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import array_api_compat
@@ -58,16 +59,15 @@ class AttentionChannel(Channel):
         """Factors ``sqrt(1 + delta_ab)`` (C,) that turn the latents z of all pairs of tokens into attention logits h, as an array
         like ``like``.
         """
-        return array_like(site_scales(self.tokens, self.symmetric), like)
+        scales = site_scales(self.tokens, self.symmetric)
+        return shared_constants(scales, like, like.dtype)
 
     def _logit_matrix(self, z: Array) -> Array:
         """Assemble the symmetric matrix h (..., T, T) of attention logits from the latents z (..., C) of one component, one per
         pair of tokens; ``entry_to_site`` is the pair's index for each entry of the flattened matrix.
         """
         xp = namespace(z)
-        entry_to_site = xp.asarray(
-            entry_sites(self.tokens), device=array_api_compat.device(z)
-        )
+        entry_to_site = shared_constants(entry_sites(self.tokens), z, xp.int64)
         return xp.reshape(
             xp.take(z * self._scales(z), entry_to_site, axis=-1),
             (*z.shape[:-1], self.tokens, self.tokens),
@@ -84,12 +84,10 @@ class AttentionChannel(Channel):
         symmetric_gradient = xp.reshape(
             symmetric_gradient, (*symmetric_gradient.shape[:-2], self.tokens**2)
         )
-        site_to_entry = xp.asarray(
-            site_entries(self.tokens), device=array_api_compat.device(gradient)
-        )
+        site_to_entry = shared_constants(site_entries(self.tokens), gradient, xp.int64)
         # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
-        return xp.take(symmetric_gradient, site_to_entry, axis=-1) * array_like(
-            site_values(self.tokens, math.sqrt(0.5), 1.0), gradient
+        return xp.take(symmetric_gradient, site_to_entry, axis=-1) * shared_constants(
+            site_values(self.tokens, math.sqrt(0.5), 1.0), gradient, gradient.dtype
         )
 
 
@@ -178,6 +176,21 @@ def array_like(values: object, like: Array) -> Array:
     """Array of the numbers ``values`` with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def shared_constants(values: tuple[float, ...], like: Array, dtype: object) -> Array:
+    """Array of this ``dtype`` of the constants ``values`` with the namespace and device of ``like``, made once and shared by all
+    calls: not to be written to.
+    """
+    return _constants(values, namespace(like), dtype, array_api_compat.device(like))
+
+
+@functools.lru_cache(maxsize=256)
+def _constants(
+    values: tuple[float, ...], xp: ModuleType, dtype: object, device: object
+) -> Array:
+    """Array of the constants ``values`` in the library ``xp``, of this ``dtype`` on this ``device``."""
+    return xp.asarray(values, dtype=dtype, device=device)
 
 
 def identity_like(size: int, like: Array) -> Array:

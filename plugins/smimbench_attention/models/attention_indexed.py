@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -492,11 +492,13 @@ class AttentionIndexed(TokenModel):
 
         return z, pull
 
+    @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(
         self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
         """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales ``1 / sqrt(d (1 +
-        delta_ab))`` of the sites in ``dimension`` d, and a mask that is 1 for sites a = b; arrays of the library ``xp``.
+        delta_ab))`` of the sites in ``dimension`` d, and a mask that is 1 for sites a = b; arrays of the library ``xp``, shared
+        by all calls.
         """
         scale_and_mask = (
             site_values(self.tokens, *diagonal_and_rest, self.symmetric)
@@ -513,11 +515,12 @@ class AttentionIndexed(TokenModel):
             is_diagonal_site,
         )
 
+    @lru_cache(maxsize=64)  # noqa: B019
     def _sites_of_entries(
         self, xp: ModuleType, dtype: object, device: object
     ) -> tuple[Array, Array]:
         """Site of every entry (a, b) of the T x T gradient matrix G of token pairs, and the factors that turn gradients in the
-        latents z at the sites into entries of G; arrays of the library ``xp``.
+        latents z at the sites into entries of G; arrays of the library ``xp``, shared by all calls.
         """
         if self.symmetric:
             sites = entry_sites(self.tokens)
