@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from numbers import Integral, Real
 
 import numpy as np
@@ -79,11 +80,17 @@ def describe_nonfinite(array: Host) -> str:
 
 def dtype_name(array: Array) -> str:
     """Name of an array's data type, such as ``"float64"``, or ``"masked array"`` for NumPy's masked arrays."""
-    return (
-        "masked array"
-        if np.ma.isMaskedArray(array)
-        else str(array.dtype).rpartition(".")[2]
-    )
+    if np.ma.isMaskedArray(array):
+        return "masked array"
+    return _name(type(array.dtype).__module__, array.dtype)
+
+
+@cache
+def _name(module: str, dtype: object) -> str:
+    """Name of a data type of any library, without that of the library; NumPy takes microseconds to compose it. Some libraries
+    refuse to compare their data types with those of others, so ``module``, that of the type, tells them apart first.
+    """
+    return str(dtype).rpartition(".")[2]
 
 
 def is_real(array: Array) -> bool:

@@ -192,14 +192,21 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         failed_metrics = {} if failed_metrics is None else failed_metrics
-        metrics = trajectory_metrics(self.problem.model.name)
-        for metric_name in failed_metrics:
-            metrics.pop(metric_name, None)
+        metrics = {
+            metric_name: metric
+            for metric_name, metric in self._trajectory_metrics.items()
+            if metric_name not in failed_metrics
+        }
         metric_values, reasons = self._measure_metrics(
             metrics, estimate, self.claims(estimate)
         )
         failed_metrics |= reasons
         return metric_values
+
+    @functools.cached_property
+    def _trajectory_metrics(self) -> dict[str, Metric]:
+        """The metrics that are measured at every recorded iteration, by name."""
+        return trajectory_metrics(self.problem.model.name)
 
     def _measure_metrics(
         self, metrics: dict[str, Metric], estimate: Array, claims: Claims

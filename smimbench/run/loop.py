@@ -495,12 +495,13 @@ class Readings:
             damping=info.damping,
             **host_readings,
         )
-        # Python's max() would ignore a NaN.
-        integration_errors = [
-            self._largest_integration_error,
-            *host_readings.get("integration_error", ()),
-        ]
-        self._largest_integration_error = float(np.max(integration_errors))
+        if "integration_error" in host_readings:
+            # Python's max() would ignore a NaN.
+            integration_errors = [
+                self._largest_integration_error,
+                *host_readings["integration_error"],
+            ]
+            self._largest_integration_error = float(np.max(integration_errors))
         self.divergence = self._divergence(residual, host_readings)
         return self.latest
 
@@ -511,7 +512,10 @@ class Readings:
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
         for reading_name in ("predicted_overlap", "self_overlap", "squared_step"):
-            if not np.isfinite(readings.get(reading_name, 0.0)).all():
+            if (
+                reading_name in readings
+                and not np.isfinite(readings[reading_name]).all()
+            ):
                 return f"{reading_name} is not a finite number"
         overlap = readings.get("self_overlap", self.second)
         if (overlap > 1e3 * self.second).any():
