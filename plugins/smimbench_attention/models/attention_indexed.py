@@ -469,15 +469,16 @@ class AttentionIndexed(TokenModel):
             entry_gradients = xp.reshape(
                 entry_gradients, (factor_count, n, self.tokens, self.tokens)
             )
-            projected_gradient = [xp.matmul(entry_gradients, projected_tokens[-1, ...])]
-            if not self.symmetric:
-                projected_gradient.append(
-                    xp.matmul(
-                        xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
-                    )
+            projected_gradient = xp.matmul(entry_gradients, projected_tokens[-1, ...])
+            if self.symmetric:
+                projected_gradient = projected_gradient[None, ...]
+            else:
+                key_gradient = xp.matmul(
+                    xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
                 )
+                projected_gradient = xp.stack([projected_gradient, key_gradient])
             projected_gradient = xp.reshape(
-                xp.permute_dims(xp.stack(projected_gradient), (2, 3, 0, 1, 4)),
+                xp.permute_dims(projected_gradient, (2, 3, 0, 1, 4)),
                 (-1, block_count * factor_count * width),
             )
             gradient = xp.reshape(

@@ -662,17 +662,18 @@ class Wishart(ProductPrior):
     def factor(self) -> Factor:  # type: ignore[override]
         """Factor W of ``S = W W^T / sqrt(width D)`` for gradient methods; its width defaults to r."""
         return Factor(
-            self._draw_factor,
-            _compose,
-            _pullback,
-            lambda factor: 1 / _normalization(factor),
-            gaussian=True,
+            self._draw_factor, _compose, _pullback, _gram_scale, gaussian=True
         )
 
 
 def _normalization(factor: Array) -> float:
     """Normalization ``sqrt(width D)`` of the product of a factor (..., D, width) with itself."""
     return math.sqrt(math.prod(factor.shape[-2:]))
+
+
+def _gram_scale(factor: Array) -> float:
+    """Scale ``1 / sqrt(width D)`` between the product of a factor with itself and the signal."""
+    return 1 / _normalization(factor)
 
 
 def _compose(factor: Array) -> Array:

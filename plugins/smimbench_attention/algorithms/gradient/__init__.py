@@ -345,9 +345,9 @@ class Descent(Algorithm):
         )
         factor_change = factor - state.factor
         student_axes = (component_axes[0] - 1, *component_axes)
-        squared_change = xp.mean(factor_change * factor_change, axis=student_axes)
+        squared_change = xp.sum(factor_change * factor_change, axis=student_axes)
         relative_change = xp.sqrt(
-            squared_change / xp.mean(factor * factor, axis=student_axes)
+            squared_change / xp.sum(factor * factor, axis=student_axes)
         )
         # Where labels do not determine the scale, that of the factor is meaningless.
         estimate = self.estimate(next_state)

@@ -158,8 +158,9 @@ def latent_gradient(
 
 def factor_of(problem: Problem) -> Factor:
     """Factorization of the signal, as declared by the prior, whose factor gradient descent optimizes."""
-    assert problem.prior.factor is not None
-    return problem.prior.factor
+    factorization = problem.prior.factor
+    assert factorization is not None
+    return factorization
 
 
 def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
