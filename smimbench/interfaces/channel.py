@@ -133,9 +133,10 @@ class Channel(Item):
     """Independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V vanishes, where all
     components share them. Derived: the limit is looked at numerically."""
 
-    vjp: Callable[[Array, Array], Array] | None = None
+    vjp: Callable[..., Array] | None = None
     """``vjp(z, cotangent)``: gradient (n, P, C) of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``. Derived:
-    finite differences where the label is smooth; gradient methods refuse otherwise."""
+    finite differences where the label is smooth; gradient methods refuse otherwise. Where it has an argument ``output``, it may
+    be given ``predict(z)``, if that is known."""
 
     predict: Callable[[Array], Array] | None = None
     """``predict(z)``: ``E[observable(y) | z]`` of a noisy label. Derived: the noiseless label, or the mean of draws of a noisy

@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.backend import namespace, sample_chunks
 from smimbench.derive import MixedChannel, gives_probabilities, observable, predict
-from smimbench.interfaces import Array, Channel, Factor
+from smimbench.interfaces import Array, Channel, Factor, takes
 from smimbench.problem import Problem
 from smimbench.registry import RegistryError, build, get_registry
 
@@ -84,11 +84,15 @@ def loss_gradient(
         the shape of the axes of students.
         """
         output = predict(differentiable_channel, z)
-        output = xp.reshape(output, (*students, -1, *output.shape[1:]))
-        losses, cotangent = loss_and_derivative(xp, loss, output, targets[chunk, ...])
+        losses, cotangent = loss_and_derivative(
+            xp,
+            loss,
+            xp.reshape(output, (*students, -1, *output.shape[1:])),
+            targets[chunk, ...],
+        )
         label_shape = cotangent.shape[len(students) + 1 :]
         cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
-        return losses, latent_derivatives(differentiable_channel, z, cotangent)
+        return losses, latent_derivatives(differentiable_channel, z, cotangent, output)
 
     return latent_gradient(problem, inputs, factor, loss_of_chunk, signal)
 
@@ -163,12 +167,17 @@ def factor_of(problem: Problem) -> Factor:
     return factorization
 
 
-def latent_derivatives(channel: Channel, z: Array, cotangent: Array) -> Array:
+def latent_derivatives(
+    channel: Channel, z: Array, cotangent: Array, output: Array | None = None
+) -> Array:
     """Derivatives of a loss in the latents z, from ``cotangent``, its derivative in the channel's output, by the channel's
-    ``vjp`` (vector-Jacobian product), which must exist.
+    ``vjp`` (vector-Jacobian product), which must exist. It is given the ``output``, if that is known, where it asks for it.
     """
-    assert channel.vjp is not None
-    return channel.vjp(z, cotangent)
+    vjp = channel.vjp
+    assert vjp is not None
+    if output is not None and takes(vjp, "output"):
+        return vjp(z, cotangent, output=output)
+    return vjp(z, cotangent)
 
 
 def loss_and_derivative(

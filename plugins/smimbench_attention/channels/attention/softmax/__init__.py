@@ -151,20 +151,20 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         check_latents(z, 1, self.sites)
         return log_softmax(self.beta * self._logit_matrix(z[..., 0, :]))
 
-    def vjp(self, z: Array, cotangent: Array) -> Array:
+    def vjp(self, z: Array, cotangent: Array, output: Array | None = None) -> Array:
         r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to the latents z (..., n, 1, C); ``cotangent``
         (..., n, T, T) is the derivative of a loss with respect to the probabilities.
 
         With p the probabilities, ``A_ab = beta p_ab (G_ab - sum_b' G_ab' p_ab')`` and
         ``gradient_ab = sqrt(1 + delta_ab) (A_ab + (1 - delta_ab) A_ba)``.
 
-        ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
+        ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities;
+        ``output`` are the probabilities p, if they are known.
         """
         if separate_channel := self._separate_channel:
             return separate_channel.vjp(z, cotangent)
-        logit_gradient = softmax_vjp(
-            self.observable(self.forward(z)), cotangent, self.beta
-        )
+        probabilities = self.predict(z) if output is None else output
+        logit_gradient = softmax_vjp(probabilities, cotangent, self.beta)
         return self._latent_gradient(logit_gradient)[..., None, :]
 
     @property
