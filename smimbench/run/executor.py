@@ -210,6 +210,10 @@ class Executor:
                 if ended_task is not None and ended_task.may_retry:
                     waiting_tasks.appendleft(ended_task.task)
                 elif ended_task is not None:
+                    # The process is not to wait while the caller stores the outcome; where tasks run one by one, as timed ones
+                    # do, nothing disturbs them.
+                    if self._max_workers > 1 and not limits.is_over:
+                        self._assign_tasks(waiting_tasks, may_begin)
                     yield ended_task
                 self._enforce_limits(limits)
                 on_progress(

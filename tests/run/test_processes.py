@@ -8,6 +8,7 @@ import pytest
 
 from smimbench.run.campaign import run_cells
 from smimbench.run.executor import Limits
+from smimbench.run.processes import ClaimFiles, run_in_processes
 from smimbench.run.store import Store
 from tests.helpers import SUITE, call_outside, write_suite
 from tests.records import numbers
@@ -44,6 +45,16 @@ def test_one_process_outlives_every_end(tmp_path, registry):
     alone = run_cells(cells[-1:], Store(tmp_path / "alone"))
     assert numbers(found["quiet"].document) == numbers(alone[0].document)
     assert len(Store(tmp_path / "results").load()) == len(cells)
+
+
+def test_the_next_cell_begins_before_a_record_is_stored(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "quiet")[:3]
+    for workers, begun_before_the_first_record in ((2, 3), (1, 1)):
+        claims = ClaimFiles(tmp_path / str(workers))
+        records = run_in_processes(cells, workers, 1, claims=claims)
+        next(records)
+        assert len(list(claims.folder.iterdir())) == begun_before_the_first_record
+        records.close()
 
 
 def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
