@@ -96,8 +96,8 @@ def _bulks(root: Host, rho: float) -> _WishartBulks:
 
     def r(s: Host) -> tuple[Host, Host]:
         """Function ``r(s) = s (1 + a/m)`` and its derivative, with ``m = sqrt(1 + s^2)`` and ``a = rho^{-1/2}``."""
-        _, m, _, r_value = _curves(s, 0.0, rho)
-        return r_value, 1 + a / m**3
+        m = np.sqrt(1 + s * s)
+        return s * (1 + a / m), 1 + a / m**3
 
     def q(offset: Host) -> tuple[Host, Host]:
         """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + offset``, with ``m = sqrt(1 + s^2)`` and ``a =
@@ -153,7 +153,7 @@ def _newton(
         value, derivative = function(x)
         newton_step = (value - target) / np.where(derivative == 0, np.inf, derivative)
         x = x - newton_step
-        if np.all(np.abs(newton_step) <= 4e-16 * np.abs(x)):
+        if (np.abs(newton_step) <= 4e-16 * np.abs(x)).all():
             break
     return x
 
