@@ -23,7 +23,7 @@ import smimbench
 from smimbench.backend import get_backend
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES, SEEDS, DRAWS, STEPS = (50, 100, 200), 8, 32, 60
+SIZES, SEEDS, DRAWS, STEPS = (50, 100, 200), 8, 16, 60
 NOISE = 0.02
 """Noise of a step, ``rate d^2 / batch``, the same at all sizes."""
 
@@ -115,6 +115,13 @@ def errors_of_draws(setting: dict[str, Any], d: int) -> np.ndarray:
     return errors[:, 1:, 0, 0, 0]
 
 
+def largest(measured: np.ndarray, predicted: np.ndarray, error: np.ndarray) -> str:
+    """Return the largest relative deviation along a path and z there, chance alone."""
+    step = int(np.argmax(np.abs(measured / predicted - 1)))
+    deviation = measured[step] - predicted[step]
+    return f"{100 * deviation / predicted[step]:+.1f}% ({deviation / error[step]:+.1f})"
+
+
 def compare(folder: Path) -> list[str]:
     """Run what is missing in the folder, and return the rows of the table."""
     rows = []
@@ -129,33 +136,29 @@ def compare(folder: Path) -> list[str]:
                 if f"{kind}-{d}" not in stored:
                     stored[f"{kind}-{d}"] = errors_of(setting, d).tolist()
                     file.write_text(json.dumps(stored))
-        scores, means = [], {}
+        deviations, means, variances = [], {}, {}
         for d in SIZES:
-            statistics = []
             for kind in ("runs", "draws"):
                 errors = np.array(stored[f"{kind}-{d}"])
                 means[kind, d] = errors.mean(axis=0)
-                statistics.append(errors.var(axis=0, ddof=1) / len(errors))
-                means[f"{kind} variance", d] = statistics[-1]
-            z = (means["runs", d] - means["draws", d]) / np.sqrt(sum(statistics))
-            scores.append(z)
+                variances[kind, d] = errors.var(axis=0, ddof=1) / len(errors)
+            error = np.sqrt(variances["runs", d] + variances["draws", d])
+            deviations.append(largest(means["runs", d], means["draws", d], error))
         half, full = SIZES[-2:]
-        limits = {
-            kind: 2 * means[kind, full] - means[kind, half]
-            for kind in ("runs", "draws")
-        }
+        limits = [
+            2 * means[kind, full] - means[kind, half] for kind in ("runs", "draws")
+        ]
         variance = sum(
-            4 * means[f"{kind} variance", full] + means[f"{kind} variance", half]
+            4 * variances[kind, full] + variances[kind, half]
             for kind in ("runs", "draws")
         )
-        extrapolated = (limits["runs"] - limits["draws"]) / np.sqrt(variance)
-        largest = [f"{np.abs(z).max():.1f}" for z in [*scores, extrapolated]]
+        deviations.append(largest(*limits, np.sqrt(variance)))
         channel = setting["channel"]
         name = channel if isinstance(channel, str) else channel["name"]
         words = f"{name}, T = {setting['tokens']}, {setting['loss']}"
         numbers = f"{setting['rho']} | {setting['width']} | {setting['decay']} | {setting['schedule']}"
         last = f"{means['runs', full][-1]:.4f} | {means['draws', full][-1]:.4f}"
-        rows.append(f"| {words} | {numbers} | {last} | {' | '.join(largest)} |")
+        rows.append(f"| {words} | {numbers} | {last} | {' | '.join(deviations)} |")
     return rows
 
 
@@ -178,7 +181,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = compare(folder)
     head = "| labels, tokens, loss | rho | width / d | decay | schedule | runs, d = 200, end | draws |"
-    head += "".join(f" d = {d}: largest \\|z\\| |" for d in SIZES) + " extrapolated |"
+    head += (
+        "".join(f" d = {d}: largest deviation (z) |" for d in SIZES) + " extrapolated |"
+    )
     text = [
         "# Learning dynamics: runs of online SGD against theory",
         "",
@@ -186,6 +191,7 @@ def main() -> None:
         "",
         f"Six random settings, {SEEDS} runs and {DRAWS} draws at each of three sizes, mean squared errors at {len(MOMENTS)}",
         f"of {STEPS} steps; the noise of a step, rate d² / batch, is {NOISE} at all sizes.",
+        "z counts chance alone; the stated error of a prediction has 5 / d of the mean squared error besides: 10%, 5% and 2.5%.",
         "",
         head,
         "|" + "---|" * 11,

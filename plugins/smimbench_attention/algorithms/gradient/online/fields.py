@@ -119,17 +119,24 @@ class _IntegrationPoints(NamedTuple):
 
 
 def gradient_averages(
-    problem: Problem, loss: str, teacher_overlaps: Host, point_count: int | None = None
+    problem: Problem,
+    loss: str,
+    teacher_overlaps: Host,
+    point_count: int | None = None,
+    set_count: int | None = None,
 ) -> Callable[[Host, Host], GradientAverages]:
     """Build the function that maps overlaps (student with teacher, student with itself) to the mean gradient of a batch and its
-    mean square, for the ``teacher_overlaps`` T (starts, P, P), with ``point_count`` integration points per latent.
+    mean square, for the ``teacher_overlaps`` T (starts, P, P), with ``point_count`` integration points per latent in each of
+    ``set_count`` independent sets.
 
     Parameters
     ----------
-    teacher_overlaps : array (starts, P, P)
+    teacher_overlaps : array (starts, P, P) or (sets, starts, P, P)
         ``T`` of every start.
     point_count : int, optional
         Points of each set per latent; default: ``ACCURACY.points``.
+    set_count : int, optional
+        Sets of points; default: as many as ``evaluation_count`` says.
 
     Returns
     -------
@@ -139,9 +146,10 @@ def gradient_averages(
     """
     label_noise = additive_noise(problem) if loss == "squared" else None
     if label_noise is None:
-        return _SampledFields(
-            problem, loss, teacher_overlaps, point_count or ACCURACY.points
+        point_sets = _points_of_fields(
+            problem, point_count or ACCURACY.points, set_count
         )
+        return _SampledFields(problem, loss, teacher_overlaps, point_sets)
     sites, identity = problem.model.sites, np.eye(teacher_overlaps.shape[-1])
     label_second_moment = teacher_overlaps + float(label_noise.mean()) * identity
     gradient_per_latent = 2.0 * sites * identity
@@ -183,17 +191,25 @@ class _SampledFields:
     """
 
     def __init__(
-        self, problem: Problem, loss: str, teacher_overlaps: Host, point_count: int
+        self,
+        problem: Problem,
+        loss: str,
+        teacher_overlaps: Host,
+        point_sets: list[_IntegrationPoints],
     ) -> None:
-        """Draw ``point_count`` points per latent and mean labels at them once, for the teacher overlaps T (starts, P, P), of
-        root and inverse root ``T^(1/2)`` and ``T^(-1/2)``.
+        """Compute mean labels once, at the points of every set, for the teacher overlaps T (starts, P, P), the same in all sets
+        or with these as first axis, of root and inverse root ``T^(1/2)`` and ``T^(-1/2)``.
         """
         self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse_root = _root_and_pseudo_inverse(teacher_overlaps)
         self.sets = []
-        for set_index, point_set in enumerate(_points_of_fields(problem, point_count)):
-            mean_labels, noise_vectors = self._labels(point_set, set_index)
+        roots_of_sets = np.broadcast_to(
+            self.root, (len(point_sets), *self.root.shape[-3:])
+        )
+        for set_index, point_set in enumerate(point_sets):
+            root = roots_of_sets[set_index]
+            mean_labels, noise_vectors = self._labels(point_set, set_index, root)
             self.sets.append((point_set, mean_labels, noise_vectors))
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
@@ -270,10 +286,11 @@ class _SampledFields:
         return g @ (white_fields * weight_of_row).T, mean_square
 
     def _labels(
-        self, points: _IntegrationPoints, set_index: int
+        self, points: _IntegrationPoints, set_index: int, root: Host
     ) -> tuple[Host, Host | None]:
-        """Mean labels (starts, points, ...) at one set of points, and random vectors with the covariance of the label noise, None
-        without noise; ``label_deviation`` is the difference of labels from ``reference_labels``, one draw of them.
+        """Mean labels (starts, points, ...) at one set of points, for the ``root`` of the teacher's overlaps, and random vectors
+        with the covariance of the label noise, None without noise; ``label_deviation`` is the difference of labels from
+        ``reference_labels``, one draw of them.
 
         Labels are those of the first copy of the points.
         """
@@ -281,7 +298,7 @@ class _SampledFields:
             : len(points.white_fields) // points.mirrored_copies
         ]
         teacher_latents = np.einsum(
-            "kij,njc->knic", self.root, unmirrored_fields[:, : self.P]
+            "kij,njc->knic", root, unmirrored_fields[:, : self.P]
         )
         flat_latents = teacher_latents.reshape(-1, self.P, self.C)
         rng = monte_carlo_rng("online descent: noise", set_index)
@@ -344,10 +361,11 @@ def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
 
 
 def _points_of_fields(
-    problem: Problem, points_per_latent: int
+    problem: Problem, points_per_latent: int, set_count: int | None = None
 ) -> list[_IntegrationPoints]:
     """Sets of integration points for the white fields of P components at C sites: two Gauss rules, or several scrambled Sobol
-    sets whose points are mirrored in the student's own fields. ``points_per_latent`` is their number per latent.
+    sets whose points are mirrored in the student's own fields. ``points_per_latent`` is their number per latent,
+    ``set_count`` asks for another number of sets, of Gauss rules for the finer one as often.
     """
     P, C = problem.components, problem.model.sites
     point_counts, point_sets = _point_counts(problem, points_per_latent), []
@@ -362,9 +380,11 @@ def _points_of_fields(
             point_sets.append(
                 _IntegrationPoints(white_fields, point_weights / point_weights.sum(), 1)
             )
-        return point_sets
+        return [point_sets[-1]] * set_count if set_count else point_sets
     # The student's own fields are mirrored: where there is no overlap, points of symmetric labels make none.
     mirror_signs = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
+    if set_count:
+        point_counts = point_counts[:1] * set_count
     for scramble, point_count in enumerate(point_counts):
         sobol_points = normal_points(
             2 * P * C, point_count // 2, "online descent", scramble
