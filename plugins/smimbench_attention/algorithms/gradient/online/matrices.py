@@ -217,17 +217,17 @@ def draw_matrix_paths(
     for step in range(total_steps + 1):
         students = np.stack([factorization.compose(factor) for factor in factors])
         cross = inner_products(students, teachers)
-        own = inner_products(students, students)
-        is_bounded = np.abs(own).max(axis=(1, 2)) <= DIVERGED_OVERLAP
+        self_overlap = inner_products(students, students)
+        is_bounded = np.abs(self_overlap).max(axis=(1, 2)) <= DIVERGED_OVERLAP
         if is_bounded.mean() < 0.5:
             raise OverlapsDiverge("the student grows without bound")
         if step in recorded_steps:
             cross_overlaps.append(cross)
-            student_overlaps.append(own)
+            student_overlaps.append(self_overlap)
             traces.append(np.trace(students, axis1=-2, axis2=-1) / dimension)
         if step == total_steps:
             break
-        means = averages(cross[:, None], own[:, None])
+        means = averages(cross[:, None], self_overlap[:, None])
         noise_roots = symmetric_root(means.square[:, 0])
         rate = algorithm.learning_rate_at(step, total_steps)
         for draw, rng in enumerate(generators):
@@ -252,10 +252,12 @@ def draw_matrix_paths(
     return MatrixPath(overlap_path, np.stack(traces, axis=1))
 
 
-def inner_products(left: Host, right: Host) -> Host:
+def inner_products(matrices: Host, other_matrices: Host) -> Host:
     """Overlaps ``tr(A_p B_q^T) / D`` (draws, P, P) of the matrices A and B of every draw, (draws, P, D, D) each."""
-    draw_count, P, D = left.shape[:3]
-    rows, columns = (matrix.reshape(draw_count, P, -1) for matrix in (left, right))
+    draw_count, P, D = matrices.shape[:3]
+    rows, columns = (
+        matrix.reshape(draw_count, P, -1) for matrix in (matrices, other_matrices)
+    )
     return np.asarray(rows @ np.swapaxes(columns, 1, 2) / D)
 
 
