@@ -177,6 +177,10 @@ def test_what_has_no_theory() -> None:
     conditions = Conditions(dimension=40)
     assert "annealed" in str(matrix_theory(algorithm, hardmax, 1.0, conditions))
     assert "dimension" in str(matrix_theory(algorithm, LINEAR, 1.0, Conditions()))
+    two_layers = attention(2, {"name": "softmax", "layers": 2})
+    assert "several matrices" in str(
+        SETTINGS["muon"][1].theory(two_layers, 1.0, conditions)
+    )
     long_run = Sgd(online=True, steps=10**7, learning_rate=1e-3, batch=10)
     assert "fewer steps" in str(matrix_theory(long_run, LINEAR, 1.0, conditions))
     wild = Sgd(online=True, steps=50, learning_rate=1.0, batch=10)

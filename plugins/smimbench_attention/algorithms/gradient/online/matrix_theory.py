@@ -72,6 +72,9 @@ def matrix_theory(
         return "descent replaces hardmax by an annealed softmax, for which there is no theory"
     if algorithm.spherical:
         return "descent of matrices on a sphere has no theory"
+    follows_gradient = getattr(algorithm, "direction_kind", None) == "gradient"
+    if problem.components > 1 and not follows_gradient:
+        return "of several matrices theory exists for sgd only"
     if conditions.dimension is None:
         return "the number of steps is counted in samples / D^2: theory needs the dimension D of the runs"
     D, steps, batch_size = (
@@ -96,7 +99,7 @@ def matrix_theory(
         )
         overlaps = path.overlaps
         mean_errors = _squared_errors(overlaps).mean(axis=0)
-        if getattr(algorithm, "direction_kind", None) == "gradient":
+        if follows_gradient:
             with_half_the_noise, without_noise = (
                 draw_matrix_paths(
                     problem, algorithm, loss, recorded_steps, batch, D, DRAWS[0]
