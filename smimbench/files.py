@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import json
 import os
@@ -211,21 +210,9 @@ def read_text(path: Path) -> str:
     OSError
         If it cannot be read.
     ValueError
-        If it is in another encoding, which the message names as far as it shows.
+        If it is in another encoding; the message names the first byte that shows it.
     """
     data = path.read_bytes()
-    byte_order_marks = {
-        codecs.BOM_UTF32_LE: "UTF-32",
-        codecs.BOM_UTF16_LE: "UTF-16",
-        codecs.BOM_UTF16_BE: "UTF-16",
-    }
-    encoding = next(
-        (name for mark, name in byte_order_marks.items() if data.startswith(mark)), None
-    )
-    if encoding is None and b"\0" in data:
-        encoding = "UTF-16 without a byte order mark, or not text,"
-    if encoding is not None:
-        raise ValueError(f"the file is {encoding} and must be UTF-8; save it as UTF-8")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -373,24 +360,6 @@ def restored_process(
         if restores_environment and dict(os.environ) != environment_before:
             os.environ.clear()
             os.environ.update(environment_before)
-
-
-@contextlib.contextmanager
-def without_os_exit() -> Iterator[None]:
-    """Context in which a call of ``os._exit``, as by a plugin during import, raises SystemExit instead of ending the process."""
-    original_os_exit, process_id, is_importing = os._exit, os.getpid(), True
-
-    def raise_system_exit(status: int = 0) -> None:
-        """Raise SystemExit with this exit status in this process while a plugin is imported; otherwise end the process."""
-        if is_importing and os.getpid() == process_id:
-            raise SystemExit(f"os._exit({status})")
-        original_os_exit(status)
-
-    os._exit = raise_system_exit  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit, is_importing = original_os_exit, False
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,17 +30,11 @@ from smimbench.files import (
     name_and_version,
     restored_process,
     suggestion,
-    without_os_exit,
 )
 from smimbench.interfaces import Capabilities, Item, Metric, ProblemLike
 from smimbench.interfaces.item import defines_member, describe_members, with_defaults
 from smimbench.registry.items import BASES, algorithm_class, contract_violation
-from smimbench.registry.source import (
-    DROP_IN_PREFIX,
-    imported_files,
-    renamed_module_advice,
-    source_of,
-)
+from smimbench.registry.source import DROP_IN_PREFIX, imported_files, source_of
 
 KINDS = tuple(BASES)
 PLURALS = {kind: f"{kind.removesuffix('s')}s" for kind in KINDS}
@@ -254,8 +248,7 @@ class Registry:
                 restores_environment=in_main_process
                 and plugin.distribution != BUILT_IN,
             ):
-                with without_os_exit():
-                    module = import_plugin()
+                module = import_plugin()
                 _require_hooks(module)
                 plugins_before = self._manager.get_plugins()
                 self._manager.register(
@@ -274,9 +267,7 @@ class Registry:
         except BaseException as error:
             plugin.failed = True
             reason = error_line(error).removeprefix("RegistryError: ")
-            plugin.problems.append(
-                renamed_module_advice(error, PLURALS.values()) or reason
-            )
+            plugin.problems.append(reason)
             self._entries = [
                 entry for entry in self._entries if entry not in plugin.entries
             ]

@@ -9,7 +9,6 @@ import inspect
 import io
 import sys
 import tokenize
-from collections.abc import Iterable
 from pathlib import Path
 
 HASH_DIGITS = 12
@@ -97,21 +96,6 @@ def _package_files(folder: Path) -> set[Path]:
         for path in folder.rglob("*")
         if path.suffix in (".py", ".so", ".pyd") and path.is_file()
     }
-
-
-def renamed_module_advice(error: BaseException, plurals: Iterable[str]) -> str | None:
-    """Return advice if an import failed because smimbench 0.2 renamed the module; None for any other error. ``plurals`` are
-    those of the kinds of items.
-    """
-    module = error.name if isinstance(error, ModuleNotFoundError) else None
-    for plural in plurals:
-        if module == f"smimbench_{plural}":
-            new_module = f"smimbench_attention.{plural}"
-            return (
-                f"it was written for smimbench 0.1: {module} is now {new_module}; "
-                "install a newer version, or change its imports"
-            )
-    return None
 
 
 def imported_files(path: Path) -> set[Path]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import math
-import os
 import re
-import sys
 import textwrap
 import warnings
 import zlib
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import printable, restored_working_folder
+from smimbench.files import printable
 from smimbench.interfaces.item import GREEK
 from smimbench.registry.registry import BUILT_IN, get_registry
 
@@ -78,15 +75,6 @@ def plain_matplotlib() -> Iterator[None]:
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    spec = importlib.util.find_spec("matplotlib")
-    if "matplotlib" not in sys.modules and spec and spec.origin:
-        # Its import fails where it cannot read the name of a backend or a file, which it looks for in the working folder first.
-        backend = os.environ.pop("MPLBACKEND", None)
-        with restored_working_folder():
-            os.chdir(Path(spec.origin).with_name("mpl-data"))
-            import matplotlib
-        if backend is not None:
-            os.environ["MPLBACKEND"] = backend
     import matplotlib
 
     # To set a backend, even the default one, would close figures of a notebook.
@@ -257,10 +245,6 @@ def floor_ticks(axis: Axis, floor: float) -> None:
     labels = [f"{tick:g}" for tick in ticks]
     axis.set_ticks(ticks, [f"≤ {labels[0]}", *labels[1:]])
     axis.set_minor_locator(NullLocator())
-
-
-LEGEND_GRAY = "0.35"
-"""Color of a legend entry whose lines or marks have several colors."""
 
 
 def add_legend_and_note(

