@@ -21,6 +21,7 @@ from smimbench.cli.options import (
 )
 from smimbench.cli.results import draw_figures
 from smimbench.cli.run import show_cost
+from smimbench.files import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,15 +134,16 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
 
     if not request.name:
         raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
-    for shipped_figure in figure_list():
-        if shipped_figure["name"] == request.name and "no_numbers" in shipped_figure:
-            raise click.UsageError(
-                f"{request.name} has no numbers to compare with: {shipped_figure['no_numbers']}"
-            )
-    suite = request.suite()
-    if suite.figure is None:
+    figures = {figure["name"]: figure for figure in figure_list()}
+    if "no_numbers" in figures.get(request.name, {}):
         raise click.UsageError(
-            f"{request.name} is not a figure of a paper; 'smimbench reproduce --list' shows them"
+            f"{request.name} has no numbers to compare with: {figures[request.name]['no_numbers']}"
+        )
+    is_figure = request.name in figures or Path(request.name).exists()
+    suite = request.suite() if is_figure else None
+    if suite is None or suite.figure is None:
+        raise click.UsageError(
+            f"{request.name} is not a figure of a paper; {suggestion(request.name, figures)}"
         )
     figure = suite.figure
     if quick:

@@ -115,8 +115,7 @@ def _why_no_results(request: Request, results: Results) -> str:
     ]
     if other_options:
         reasons.append(f"there are some with {', or with '.join(other_options)}")
-    command = " ".join(filter(None, ("smimbench run", request.name, options)))
-    return f"{'; '.join(reasons)}; run '{command}' first"
+    return f"{'; '.join(reasons)}; run '{request.command_line('run')}' first"
 
 
 def load_stored_table(
@@ -318,19 +317,28 @@ def _verdict_paragraphs(
 
 
 def _exit_code(table: ResultsTable) -> int:
-    """Return the exit code for a results table: ``NOT_OK`` if a cell failed or is missing, or an error is below the Bayes-optimal
-    one.
+    """Return the exit code for a results table: ``NOT_OK`` if a cell failed or is missing, a metric has no value at all, or an
+    error is below the Bayes-optimal one.
     """
-    statuses = {status for status, count in table.status_counts.items() if count} - {
-        "skipped"
-    }
+    statuses = {status for status, count in table.status_counts.items() if count}
     contenders = itertools.chain(*(verdict.contenders for verdict in table.verdicts))
-    is_wrong = any(contender.below_optimum for contender in contenders)
-    return (
-        NOT_OK
-        if statuses != {"ok"} or is_wrong or table.missing or table.left_out
-        else OK
+    is_wrong = (
+        statuses - {"skipped"} != {"ok"}
+        or any(contender.below_optimum for contender in contenders)
+        or _empty_metric_lines(table.rows)
     )
+    return NOT_OK if is_wrong or table.missing or table.left_out else OK
+
+
+def _empty_metric_lines(rows: Sequence[Row]) -> list[str]:
+    """Say why metrics have no value in any row, one line each."""
+    measured = {row.metric for row in rows if row.estimate.mean is not None}
+    reasons = {row.metric: row.runs.blank for row in rows if row.runs.blank}
+    return [
+        f"{metric} has no value in any run: {reason}"
+        for metric, (reason, *_) in reasons.items()
+        if metric not in measured
+    ]
 
 
 NOTE_LINES = 2
@@ -346,7 +354,7 @@ def _remarks(
     from smimbench.report.wording import note
 
     rows = table.rows
-    remarks = _failure_reasons(rows)
+    remarks = _failure_reasons(rows) + _empty_metric_lines(rows)
     if len(remarks) > REASONS:
         hidden_count = len(remarks) - REASONS
         remarks[REASONS:] = [f"... and {hidden_count} more reasons (--json has all)"]

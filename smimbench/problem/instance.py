@@ -140,31 +140,10 @@ class Instance:
 
     @functools.cached_property
     def remarks(self) -> list[str]:
-        """Warnings about training inputs whose mean is not 0 or whose variance is not 1; means over samples are compared with
-        these within ``allowed_deviation``.
-        """
-        numbers_per_sample = math.prod(self.inputs.shape[1:])
-        sample_rows = np.asarray(
-            to_host(self.inputs[: max(1, HOST_BLOCK // numbers_per_sample)]),
-            dtype=float,
-        ).reshape(-1, numbers_per_sample)
-        if len(sample_rows) < 2:
-            return []
-        chance_factor = quantile(
-            1 - FALSE_ALARM_PROBABILITY, len(sample_rows) - 1
-        ) / math.sqrt(len(sample_rows))
-        for token_powers, expected_mean in ((sample_rows, 0.0), (sample_rows**2, 1.0)):
-            # Samples are independent; tokens and features need not be.
-            sample_means = token_powers.mean(axis=1)
-            allowed_deviation = ALLOWED_DEVIATION + chance_factor * sample_means.std(
-                ddof=1
-            )
-            if abs(sample_means.mean() - expected_mean) > allowed_deviation:
-                return [
-                    f"inputs {self.problem.inputs.name!r}: mean {sample_rows.mean():#.2g}, "
-                    f"variance {sample_rows.var():#.2g}; theory expects 0 and 1"
-                ]
-        return []
+        """Warnings about training inputs whose mean is not 0 or whose variance is not 1."""
+        block_size = max(1, HOST_BLOCK // math.prod(self.inputs.shape[1:]))
+        remark = unscaled_tokens(to_host(self.inputs[:block_size]))
+        return [f"inputs {self.problem.inputs.name!r}: {remark}"] if remark else []
 
     def checksum(self) -> tuple[float, ...]:
         """Compute checksums of teacher, labels and inputs, to detect whether an algorithm changed them."""
@@ -223,7 +202,11 @@ class Instance:
                     raise TypeError(
                         f"measure must return a list of numbers, got {short_repr(values)}"
                     )
-                metric_values[metric_name] = [float(value) for value in values]
+                numbers = [float(value) for value in values]
+                is_undefined = any(map(math.isnan, numbers))
+                if is_undefined and np.isfinite(to_host(estimate)).all():
+                    raise ValueError("measure returned NaN for a finite estimate")
+                metric_values[metric_name] = numbers
             except NotMeasured as reason:
                 reasons[metric_name] = printable(reason)
             except (
@@ -306,6 +289,25 @@ class Instance:
         return Claims(
             V, teacher, aligned_estimate, alignment_matrix @ V @ alignment_matrix.T
         )
+
+
+def unscaled_tokens(tokens: Host) -> str:
+    """Describe tokens (n, T, D) of independent samples whose mean is not 0 or whose variance is not 1; empty if they are, within
+    ``allowed_deviation``.
+    """
+    sample_rows = np.asarray(tokens, dtype=float).reshape(len(tokens), -1)
+    if len(sample_rows) < 2:
+        return ""
+    chance_factor = quantile(
+        1 - FALSE_ALARM_PROBABILITY, len(sample_rows) - 1
+    ) / math.sqrt(len(sample_rows))
+    for token_powers, expected_mean in ((sample_rows, 0.0), (sample_rows**2, 1.0)):
+        # Samples are independent; tokens and features need not be.
+        sample_means = token_powers.mean(axis=1)
+        allowed_deviation = ALLOWED_DEVIATION + chance_factor * sample_means.std(ddof=1)
+        if abs(sample_means.mean() - expected_mean) > allowed_deviation:
+            return f"mean {sample_rows.mean():#.2g}, variance {sample_rows.var():#.2g}; theory expects 0 and 1"
+    return ""
 
 
 def fill_with_tokens(

@@ -14,7 +14,7 @@ import pydantic
 import tomli_w
 
 from smimbench.derive import why_theory_only
-from smimbench.files import JsonObject, printable, suggestion
+from smimbench.files import JsonObject, printable, suggestion, unless
 from smimbench.problem.problem import (
     ItemError,
     Problem,
@@ -105,8 +105,18 @@ def load_suite(
         for plugin in get_registry().add(plugin_path):
             if plugin.failed:
                 raise RegistryError(*plugin_warnings([plugin]))
-    path = find_suite(str(name))
-    return parse_suite(path, suite_text(path), overrides, only)
+    path, overrides, only = find_suite(str(name)), [*overrides], [*only]
+    text = suite_text(path)
+    try:
+        return parse_suite(path, text, overrides, only)
+    except SuiteError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        for assignment in overrides if reason != str(error) else ():
+            others = [other for other in overrides if other != assignment]
+            if unless(SuiteError, parse_suite, path, text, others, only):
+                option = f"--set {assignment}".replace("--set algorithms+=", "--add ")
+                raise SuiteError(option, "", reason) from None
+        raise
 
 
 def parse_suite(
@@ -189,6 +199,13 @@ def _validated(tables: JsonObject, file: str) -> Document:
         if first_error["type"] == "extra_forbidden":
             *table, name = first_error["loc"]
             message = unknown_key(str(name), table_at(table).model_fields)
+            homes = [
+                key
+                for key, field in Document.model_fields.items()
+                if name in getattr(field.annotation, "model_fields", ())
+            ]
+            if not table and homes:
+                message = f"unknown key, did you mean '{homes[0]}.{name}'?"
             if name == "extends":
                 message = "must be written above the first table of the suite"
         raise SuiteError(file, key, message) from None

@@ -58,6 +58,32 @@ def test_each_settings_has_figures_and_a_run_file_of_its_own(twice, capsys):
     assert len(records_in(own)) == 16  # the records of both
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    {
+        ("--set", "algorithms.adam.stps=3"): "--set algorithms.adam.stps=3: algorithms[1].stps: unknown key",
+        ("--add", "adamm"): "--add adamm: algorithms[2].name: unknown algorithm 'adamm'",
+        ("--set", "grid.seed=1", "--set", "metrics=['mse']"): "--set metrics=['mse']: metrics: unknown key, did you mean 'run.",
+        ("--set", "grid.seed=1", "--only", "alpha=7"): "--only: alpha=7: the suite has no such alpha",
+    }.items(),
+)  # fmt: skip
+def test_a_mistake_in_an_option_names_the_option(tmp_path, capsys, options, words):
+    suite = write_suite(tmp_path)
+    assert words in refusal(capsys, "run", suite, *options)
+    write_suite(tmp_path, SUITE.replace("steps", "stps"))
+    err = refusal(capsys, "run", suite, "--set", "grid.seed=1")
+    assert err.startswith(f"smimbench: {suite}: algorithms[1].stps")
+
+
+def test_the_command_to_run_first_has_the_same_options(tmp_path, capsys):
+    suite, results, plugin = write_suite(tmp_path), tmp_path / "r", tmp_path / "own.py"
+    plugin.write_text(CHANNEL)
+    options = ["--results", results, "--set", "grid.seed=1", "--plugins", plugin]
+    err = refusal(capsys, "show", suite, *options)
+    command = " ".join(map(str, ["smimbench run", suite, *options]))
+    assert f"run '{command}' first" in err
+
+
 def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
     for options in (["grid.seed=7", "grid.seeds=1"], ["grid.seeds=1", "grid.seed=7"]):

@@ -47,7 +47,7 @@ REFUSED = [
     *((f"list --plugins {path}", "neither a file that ends in .py nor a folder") for path in ("{suite}", "{tmp}/empty")),
     ("run {tmp}/code.py", "is a Python file, not a suite; load it with --plugins"),
     ("show {tmp}/empty", "no readable run.json"),
-    ("show {suite} --results {tmp}/nothing", "run 'smimbench run {suite}' first"),
+    ("show {suite} --results {tmp}/nothing", "run 'smimbench run {suite} --results {tmp}/nothing' first"),
     ("compare {results} {folder}", "not a results folder (it has no readable run.json), and there are no packed results there"),
     ("score {suite} --estimate {tmp}/other.npz", "other.npz"),
     ("run {tmp}/theory_only.toml", "algorithms: the suite has no algorithm"),

@@ -11,7 +11,7 @@ from smimbench import load_suite
 from smimbench.report.published import figure_list, stored_comparison
 from smimbench.suite import SuiteError
 from smimbench.suite.document import shipped_figures
-from tests.helpers import LINE, ROOT, call, flat, output
+from tests.helpers import LINE, ROOT, call, flat, output, refusal
 
 SECTIONS = re.findall(
     "^## (.+)$", (ROOT / "docs" / "corrections.md").read_text(), re.MULTILINE
@@ -41,6 +41,13 @@ band     = 0.001
 {more}
 """
 GAMP = '[[algorithms]]\nname = "gamp"'
+
+
+def test_an_unknown_figure_is_told_the_names_of_figures(capsys):
+    err = refusal(capsys, "reproduce", "fig1")
+    assert "fig1 is not a figure of a paper; choose from 2410.18858-fig1" in err
+    err = refusal(capsys, "reproduce", "2410.18858-fig2")
+    assert err.endswith("did you mean '2410.18858-fig1'?\n")
 
 
 def errors(alpha, noise=0.2, tokens=2):
@@ -300,7 +307,7 @@ def test_a_bad_table_is_one_line(capsys, tmp_path, text, said):
     [
         ("", "--list"),
         ("quickstart", "not a figure of a paper"),
-        ("2502", "neither a file nor"),
+        ("2502", "not a figure of a paper"),
     ],
 )
 def test_what_is_no_figure_is_refused(capsys, name, said):

@@ -146,6 +146,28 @@ def test_a_metric_that_leaves_costs_its_own_values_alone(tmp_path, share, capsys
     assert rows[0]["blank"] == ["SystemExit: 3"]
 
 
+@pytest.mark.parametrize("in_trajectory", [True, False])
+def test_a_metric_that_is_no_number_says_so_and_costs_the_exit_code(
+    tmp_path, share, capsys, in_trajectory
+):
+    text = METRIC.replace("VERSION", "1").replace(
+        "        inner =", "        return [float('nan')]\n        inner ="
+    )
+    if not in_trajectory:
+        text = text.replace(
+            "    def measure", "    in_trajectory = False\n\n    def measure", 1
+        )
+    share.write_text(text)
+    suite = write_suite(tmp_path, SUITE)
+    options = ("--plugins", share, "--results", tmp_path / "r", "--no-figure")
+    code, text, _ = call(
+        capsys, "run", suite, *options, "--set", 'run.metrics=["share"]'
+    )
+    assert code == 1
+    assert "8 ok" in text
+    assert "share has no value in any run: ValueError: measure returned NaN" in text
+
+
 def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION)
     err = refusal(capsys, "run", suite, "--set", 'run.metrics=["mse", "overlp"]')

@@ -18,7 +18,15 @@ from smimbench_attention.priors.gaussian import Gaussian
 from smimbench_attention.priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info, ParameterError
-from smimbench.interfaces import Algorithm, Channel, Law, NotMeasured, Overlap, Prior
+from smimbench.interfaces import (
+    Algorithm,
+    Channel,
+    Inputs,
+    Law,
+    NotMeasured,
+    Overlap,
+    Prior,
+)
 from smimbench.testing import all_checks, check
 from tests.channels.attention.test_attention_hardmax import ratio_posterior
 
@@ -41,6 +49,19 @@ class OneDirection(Prior):
             raise ParameterError("components", "must be 1 for this prior")
         estimate = np.tanh(Qhat * R)
         return Denoised(estimate, np.reshape(np.mean(1 - estimate**2), (1, 1)))
+
+
+class Scaled(Inputs):
+    """Signs that are shifted or too long; no theory is claimed for them."""
+
+    name, version, reference, capabilities = "scaled", 1, "tests", LOW
+
+    def __init__(self, shift: float = 0.0, variance: float = 1.0):
+        self.shift, self.variance = shift, variance
+
+    def draw(self, rng, n, tokens, dimension):
+        signs = rng.choice([-1.0, 1.0], (n, tokens, dimension))
+        return self.shift + self.variance**0.5 * signs
 
 
 def failures(item, *only):
@@ -319,6 +340,10 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (WorkedOver(wrong="writes"), {"purity": "forward: labels writes into its arguments"}, ()),
     (WorkedOver(wrong="wide"), {"dtypes": "forward: labels must be float32 like its inputs, got float64", "namespace": ""}, ()),
     (WorkedOver(), {"bad_parameters": "noise = -1 is accepted"}, ("likelihood",)),
+    # inputs
+    (Scaled(), {}, ("covariance", "gaussianity")),
+    (Scaled(variance=2.0), {"covariance": "variance 2.0; theory expects 0 and 1"}, ("shapes",)),
+    (Scaled(shift=3**0.5), {"covariance": "mean 1.7, variance 1.0; theory expects 0 and 1"}, ("shapes",)),
     # priors
     (OneDirection(), {}, ("shapes", "nishimori")),
     (OneDirection(transposed=True), {"shapes": "sample must have shape (1, 12), got (12, 1)"}, ()),
