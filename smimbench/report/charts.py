@@ -191,8 +191,10 @@ def draw(
         FigureCanvasAgg(figure)
     all_axes = arrange_panels(figure, chart.title, len(chart.panels), width)
     dashes: dict[str, Dashes] = {}
+    title_words = chart.title.split(", ") if len(chart.panels) > 1 else []
     for axes, panel in zip(all_axes, chart.panels):
-        _draw_panel(axes, panel, dashes)
+        words = [word for word in panel.title.split(", ") if word not in title_words]
+        _draw_panel(axes, replace(panel, title=", ".join(words)), dashes)
     add_legend_and_note(figure, _legend_entries(chart, all_axes), chart.note)
     make_room_for_labels(figure)
     return figure

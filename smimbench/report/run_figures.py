@@ -18,7 +18,7 @@ from smimbench.registry.registry import (
 )
 from smimbench.report.charts import Chart, CsvRow, Dashes, Kind, Panel, Series
 from smimbench.report.columns import FEW
-from smimbench.report.figures import PANELS, PREDICTED, problem_titles
+from smimbench.report.figures import PANELS, PREDICTED, figure_title, problem_titles
 from smimbench.report.row import ZERO, component_word, dimension_letter_of, grouped
 from smimbench.report.rows import (
     Pair,
@@ -168,7 +168,7 @@ def clock_chart(results: Results, name: str, metric: str, clock: str) -> Chart |
         "than four runs; dashed: predicted."
     )
     note = (note + omission_note).strip()
-    return Chart(name, results.suite.title, panels, note, caption)
+    return Chart(name, figure_title(results.suite), panels, note, caption)
 
 
 def _runs_by_place(results: Results, metric: str, clock: str) -> dict[Place, list[Run]]:
@@ -418,7 +418,7 @@ def spectrum_chart(results: Results) -> Chart | None:
     places, omission_note = places_to_draw(pairs_by_place)
     note = "Bars: nonzero eigenvalues of the estimates of all runs; lines: theory."
     panels = [_spectrum_panel(results, pairs_by_place[place]) for place in places]
-    return Chart("spectrum", results.suite.title, panels, note + omission_note)
+    return Chart("spectrum", figure_title(results.suite), panels, note + omission_note)
 
 
 def _pairs_with_spectra(results: Results) -> list[Pair]:

@@ -215,3 +215,17 @@ dimension = [20]
     assert (
         math_text(first.title).replace("\N{NO-BREAK SPACE}", " ") == "mine ($ρ$ = 0.3)"
     )
+
+
+def test_panels_do_not_repeat_the_title_above_them():
+    panels = [
+        Panel(f"Linear labels, T = 2, Δ = {noise}", "x", "y", []) for noise in (1, 2)
+    ]
+    chart = Chart("chart", "Linear labels, T = 2", panels)
+    for several, titles in (
+        (chart, ["$Δ$ = 1", "$Δ$ = 2"]),
+        (replace(chart, panels=panels[:1]), ["Linear labels, $T$ = 2, $Δ$ = 1"]),
+        (chart.without_title(), [f"Linear labels, $T$ = 2, $Δ$ = {i}" for i in (1, 2)]),
+    ):
+        drawn = [axes.get_title().replace("\n", " ") for axes in draw(several).axes]
+        assert [title.replace("\N{NO-BREAK SPACE}", " ") for title in drawn] == titles
