@@ -458,7 +458,7 @@ def plot(
     from smimbench.report import charts
     from smimbench.report.figures import metric_chart
     from smimbench.report.run_figures import clock_chart, learning_curve_questions
-    from smimbench.report.theory_lines import chart_questions, drawn_ratios
+    from smimbench.report.theory_lines import chart_questions
 
     suite, store = _open_suite(suite, results)
     if metric not in suite.run.metrics:
@@ -470,8 +470,7 @@ def plot(
     stored_results, solver = _load_and_solve(suite, store, backends)
     rows, answers = stored_results.rows, stored_results.answers
     if against == "alpha":
-        used_ratios = drawn_ratios(suite, rows)
-        solver.answer(chart_questions(suite, answers, used_ratios, (metric,)))
+        solver.answer(chart_questions(suite, answers, (metric,), rows))
         chart = metric_chart(suite, rows, answers, metric)
     else:
         solver.answer(learning_curve_questions(stored_results))

@@ -134,19 +134,13 @@ def missing(key: str, keys: Iterable[object]) -> str:
 
 
 def documentation(item: Any) -> str:
-    """Return the docstring of an item, a class or function, from its source if ``python -OO`` has removed it.
-
-    A dataclass without a docstring has its signature there, which says nothing of what it is.
+    """Return the docstring of an item, a class or function; that of a dataclass without one is its signature, which says nothing
+    of what it is.
     """
-    import ast
     import inspect
-    import textwrap
 
     text = item.__doc__ or ""
-    if not text or text.startswith(f"{item.__name__}("):
-        tree, _ = attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(item))))
-        text = (ast.get_docstring(tree.body[0]) if tree else None) or ""
-    return inspect.cleandoc(text)
+    return "" if text.startswith(f"{item.__name__}(") else inspect.cleandoc(text)
 
 
 def name_and_version(package: Distribution | None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console
+    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
     from smimbench.cli.options import Request
@@ -51,78 +53,24 @@ class RunCallbacks(NamedTuple):
     on_wait: Callable[[str], None]
 
 
-class _ProgressLines(contextlib.AbstractContextManager["_ProgressLines"]):
-    """Progress display for files and pipes: a line about a task after ``delay`` seconds and whenever its time has doubled;
-    nothing if ``delay`` is None.
+class _Display(contextlib.AbstractContextManager["_Display"]):
+    """Progress of tasks, by key: a bar for each on a terminal; in a file or pipe a line after ``delay`` seconds and whenever the
+    time of the task has doubled. Nothing is shown if ``delay`` is None.
     """
 
     def __init__(self, delay: float | None) -> None:
-        """Keep the ``delay`` in seconds until the first line about a task; None prints nothing."""
-        self._delay = delay
+        """Prepare the bars of a terminal, or keep the ``delay`` in seconds until the first line about a task."""
+        console = make_console(to_stderr=True)
+        has_bars = console.is_terminal and delay is not None
+        self.bars = _bars_on(console) if has_bars else None
+        self._delay = math.inf if delay is None else delay
         self._due: dict[str, float] = {}
-
-    def __exit__(self, *error: object) -> None:
-        """Leave the printed lines as they are."""
-
-    def show(
-        self,
-        task_key: str,
-        name: str,
-        count_text: str,
-        seconds: float = 0.0,
-        **numbers: object,
-    ) -> None:
-        """Print how long the task of this key has been running, in seconds, and how far it is (``count_text``), with its name."""
-        if self._delay is None or seconds < self._due.get(task_key, self._delay):
-            return
-        self._due[task_key] = 2 * seconds
-        print_message(f"running for {_duration_text(seconds)}: {name}: {count_text}")
-
-    def keep_only(self, task_keys: Iterable[str]) -> None:
-        """Leave the lines on tasks that have ended (those not in ``task_keys``) as they are."""
-
-
-class _ProgressBars:
-    """Progress display for terminals: a bar per task, by key; on a narrow terminal, names are shortened to fit."""
-
-    def __init__(self, console: Console) -> None:
-        """Prepare the progress bars on the console of a terminal."""
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.table import Column
-
-        def text_column(field: str, relative_width: int | None = None) -> TextColumn:
-            """Make a column that shows a field of the task on one line, with a width relative to other columns."""
-            column = Column(no_wrap=True, overflow="ellipsis", ratio=relative_width)
-            return TextColumn(f"{{task.{field}}}", table_column=column)
-
-        self._display = Progress(
-            SpinnerColumn(),
-            text_column("description", 3),
-            BarColumn(16),
-            text_column("fields[count]"),
-            TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=console,
-            transient=True,
-            expand=True,
-        )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> _ProgressBars:
-        """Start to show the bars."""
-        self._display.start()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        """Remove the bars."""
-        self._display.stop()
+        """Remove the bars; printed lines stay."""
+        if self.bars is not None:
+            self.bars.stop()
 
     def show(
         self,
@@ -130,18 +78,24 @@ class _ProgressBars:
         name: str,
         count_text: str,
         seconds: float = 0.0,
-        *,
         completed: float = 0,
         total: int | None = None,
     ) -> None:
-        """Add or update the progress bar of a task (``task_key``), with its name, progress (``count_text``) and seconds; it
-        pulses if the total is unknown.
+        """Show how long the task of this key has been running, in seconds, and how far it is (``count_text``), with its name; a
+        bar pulses if the total is unknown.
         """
+        if self.bars is None:
+            if seconds >= self._due.get(task_key, self._delay):
+                self._due[task_key] = 2 * seconds
+                time_text = _duration_text(seconds)
+                print_message(f"running for {time_text}: {name}: {count_text}")
+            return
+        self.bars.start()
         if task_key not in self._tasks:
-            self._tasks[task_key] = self._display.add_task(name, count=count_text)
+            self._tasks[task_key] = self.bars.add_task(name, count=count_text)
         if total is None:
             count_text = f"{count_text}, {_duration_text(seconds)}"
-        self._display.update(
+        self.bars.update(
             self._tasks[task_key],
             description=name,
             completed=completed,
@@ -152,16 +106,38 @@ class _ProgressBars:
     def keep_only(self, task_keys: Iterable[str]) -> None:
         """Remove the bars of all tasks but these (``task_keys``)."""
         for task_key in self._tasks.keys() - set(task_keys):
-            self._display.remove_task(self._tasks.pop(task_key))
-            self._display.refresh()
+            assert self.bars is not None
+            self.bars.remove_task(self._tasks.pop(task_key))
+            self.bars.refresh()
 
 
-def _choose_display(delay: float | None) -> _ProgressBars | _ProgressLines:
-    """Choose the progress display: bars on a terminal, otherwise a line every ``delay`` seconds; None shows nothing."""
-    console = make_console(to_stderr=True)
-    if console.is_terminal and delay is not None:
-        return _ProgressBars(console)
-    return _ProgressLines(delay)
+def _bars_on(console: Console) -> Bars:
+    """Make progress bars on the console of a terminal; on a narrow one, names are shortened to fit."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Column
+
+    one_line = Column(no_wrap=True, overflow="ellipsis")
+    return Progress(
+        SpinnerColumn(),
+        TextColumn(
+            "{task.description}",
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=3),
+        ),
+        BarColumn(16),
+        TextColumn("{task.fields[count]}", table_column=one_line),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        expand=True,
+    )
 
 
 def run_with_progress(campaign: Campaign, request: Request) -> None:
@@ -176,7 +152,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     """Show the progress of a campaign, its slow cells, and why cells fail; nothing if ``silent``."""
     suite_name, cell_count = campaign.suite.name, len(campaign.cells_to_run)
     console = make_console(to_stderr=True)
-    display = _choose_display(None if silent else LONG_WAIT)
+    display = _Display(None if silent else LONG_WAIT)
     reported_failures: set[tuple[str, str]] = set()
     begin_time, finished_count = time.monotonic(), 0
 
@@ -215,7 +191,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
                 _cell_key(task), _cell_name(task), _iterations(task), task.seconds
             )
 
-    if isinstance(display, _ProgressLines) and cell_count and not silent:
+    if display.bars is None and cell_count and not silent:
         local_workers_text = f"{campaign.workers} at a time"
         workers_text = f"on {campaign.dask}" if campaign.dask else local_workers_text
         cells_text = "1 cell" if cell_count == 1 else f"{cell_count} cells"
@@ -271,16 +247,15 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         self._plans = [
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None
         ]
-        self._display: _ProgressBars | _ProgressLines = _ProgressLines(None)
+        self._display = _Display(None)
         self._begin_time = self._solved_curves = 0.0
 
     def __enter__(self) -> TheorySolver:
         """Start to show progress, and return this solver."""
-        self._display = _choose_display(self._patience)
+        self._display = _Display(self._patience)
         self._begin_time, self._solved_curves = time.monotonic(), 0.0
         if self._plans:
             self._show(0, "theory")
-        self._display.__enter__()
         return self.solver
 
     def __exit__(
@@ -294,7 +269,7 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
         from smimbench.run.answers import Answers
 
         self._display.__exit__(kind, error, traceback)
-        self._display = _ProgressLines(None)
+        self._display = _Display(None)
         if isinstance(error, KeyboardInterrupt):
             point_count, threshold_count, node_count = stored_counts(
                 self._suite, self._alphas, Answers(self._folder)
@@ -344,7 +319,7 @@ def _position_text(progress: Progress) -> str:
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
     """Yield the charts, showing how many have been drawn; nothing if ``silent``."""
     begin_time, chart_count = time.monotonic(), len(charts)
-    with _choose_display(None if silent else LONG_WAIT) as display:
+    with _Display(None if silent else LONG_WAIT) as display:
         for index, chart in enumerate(charts):
             name, count_text = f"figure {chart.name}", f"{index + 1} of {chart_count}"
             seconds = time.monotonic() - begin_time

@@ -198,10 +198,9 @@ def _solve_and_draw(
                     f"{theory.label}: theory could not be solved: {theory.unsolved}"
                 )
         solver.answer(table_questions(results))
-        metrics = {line.curve.metric for line in lines if line.is_curve}
+        metrics = [line.curve.metric for line in lines if line.is_curve]
         if metrics:
-            drawn = drawn_suite, solver.answers, alphas_by_problem, list(metrics)
-            solver.answer(chart_questions(*drawn))
+            solver.answer(chart_questions(drawn_suite, solver.answers, metrics))
     rows, status_counts = results.rows, results.counts
     our_lines = [
         our_points(line, answers, rows, sorted(alphas_by_problem[line.plans[0].label]))

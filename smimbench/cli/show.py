@@ -159,7 +159,7 @@ def theory(
         with_checks,
         with_predictions,
     )
-    from smimbench.report.theory_lines import chart_questions, drawn_ratios
+    from smimbench.report.theory_lines import chart_questions
     from smimbench.run.store import settings_folder
 
     items = {"model": model, "channel": channel, "prior": prior, "inputs": inputs}
@@ -205,11 +205,9 @@ def theory(
     if all_solved:
         _solve_theory_of_runs(request, suite)
     if figure and all_solved:
-        drawn_alphas = drawn_ratios(suite, (), ratios)
+        metrics = theory_metrics(suite)
         with progress:
-            solver.answer(
-                chart_questions(suite, answers, drawn_alphas, theory_metrics(suite))
-            )
+            solver.answer(chart_questions(suite, answers, metrics, (), ratios))
     elif figure:
         request.remark(
             "no figure, because a problem is not solved; --only problem=LABEL draws the others"

@@ -116,8 +116,7 @@ def _verify_folder(
     from smimbench.report.packed import packed_under, read_packed, verified_files
     from smimbench.report.results import Results
     from smimbench.report.stored_table import TABLE, verified_table
-    from smimbench.run.answers import Answers
-    from smimbench.run.store import Store, settings_folder, theory_folder, trials_of
+    from smimbench.run.store import Store, settings_folder, trials_of
     from smimbench.run.verification import (
         run_json_differences,
         verify_choices,
@@ -136,9 +135,7 @@ def _verify_folder(
         record_files.disagreements += document_errors
     else:
         record_files.missing += document_errors
-    prediction_errors = suite.needs_prediction_errors
-    answers = Answers(theory_folder(store), prediction_errors=prediction_errors)
-    results = Results(suite, store, (), answers)
+    results = Results(suite, store)
     verifications |= _verify_scores(results)
     trial_files = verify_files(trials_of(store))
     stored_choices = trials_of(store).folder.glob("choices/[!.]*.json")
@@ -170,7 +167,7 @@ def _verify_folder(
     _ = results.rows  # so that all theory that they need has been asked for
     record_files.missing += [
         f"{file} is missing; 'smimbench theory' solves it"
-        for file in answers.missing_files
+        for file in results.answers.missing_files
     ]
     _add_missing(record_files, results)
     return verifications | _recompute(results, recomputation)

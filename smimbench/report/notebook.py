@@ -24,11 +24,7 @@ from smimbench.report.row import component_word, row_of
 from smimbench.report.row_document import RowDocument
 from smimbench.report.tables import CONTENDER as RANKING
 from smimbench.report.text_files import flat_rows
-from smimbench.report.theory_lines import (
-    chart_questions,
-    drawn_ratios,
-    named_thresholds,
-)
+from smimbench.report.theory_lines import chart_questions, named_thresholds
 from smimbench.report.verdict import Verdict, verdicts
 from smimbench.report.wording import contender_line, note, verdict_line
 from smimbench.run.record import Record
@@ -391,11 +387,7 @@ class Theory:
                 "no problem's theory was solved, so there is nothing to draw"
             )
         answers = self.answer(())
-        self.answer(
-            chart_questions(
-                suite, answers, drawn_ratios(suite, (), self.alphas), (metric,)
-            )
-        )
+        self.answer(chart_questions(suite, answers, (metric,), (), self.alphas))
         chart = metric_chart(suite, [], answers, metric, self.alphas)
         assert chart is not None
         return show(chart, width, title, output)

@@ -30,7 +30,7 @@ from smimbench.problem.problem import Specification
 from smimbench.report import stored_table
 from smimbench.report.results import Results, ResultsTable, is_packed
 from smimbench.report.row import grouped, place
-from smimbench.run.answers import Answers, answer_name
+from smimbench.run.answers import answer_name
 from smimbench.run.record import (
     LongTrajectory,
     OpenModel,
@@ -44,7 +44,7 @@ from smimbench.run.record import (
     one_line_json,
     with_digest,
 )
-from smimbench.run.store import Store, scores_of
+from smimbench.run.store import Store, scores_of, theory_folder
 from smimbench.run.tuning import read_choice, searches
 from smimbench.run.verification import OTHER_TEXT, Verification
 from smimbench.suite import SuiteError
@@ -306,19 +306,11 @@ def unpacked(
     )
     with tempfile.TemporaryDirectory(prefix="smimbench-") as temporary:
         store = Store(Path(temporary) / suite.name)
-        answers = Answers(
-            Path(temporary) / "theory", prediction_errors=suite.needs_prediction_errors
-        )
         with _as_suite_errors(path):
             check_model(_Pack, pack, "packed results of smimbench")
-            _write_files(pack, store, Path(temporary) / "theory")
-            results = Results(
-                suite.with_choices(shared.get("choices", [])),
-                store,
-                (),
-                answers,
-                any_code=any_code,
-            )
+            _write_files(pack, store)
+            suite = suite.with_choices(shared.get("choices", []))
+            results = Results(suite, store, any_code=any_code)
             scores = scores_of(store)
             scores.load()
             for complaint in (*store.complaints, *scores.complaints):
@@ -330,10 +322,8 @@ def unpacked(
         yield results
 
 
-def _write_files(pack: JsonObject, store: Store, theory_folder: Path) -> None:
-    """Write the records, ``run.json`` and theory of packed results (``pack``) as the files of a results folder and of
-    ``theory_folder``.
-    """
+def _write_files(pack: JsonObject, store: Store) -> None:
+    """Write the records, ``run.json`` and theory of packed results (``pack``) as the files of a results folder."""
     text_by_path = {store.folder / "run.json": indented_json(with_digest(pack["run"]))}
     for records, folder in (
         (pack["records"], store.folder),
@@ -345,10 +335,9 @@ def _write_files(pack: JsonObject, store: Store, theory_folder: Path) -> None:
             text_by_path[folder / f"{stem}.json"] = indented_json(record)
     for kind, answers in pack["theory"].items():
         for answer in answers:
-            text_by_path[
-                theory_folder
-                / answer_name(kind, canonical_json(answer["problem"]), answer["alpha"])
-            ] = one_line_json(answer)
+            problem_json = canonical_json(answer["problem"])
+            name = answer_name(kind, problem_json, answer["alpha"])
+            text_by_path[theory_folder(store) / name] = one_line_json(answer)
     for path, text in text_by_path.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

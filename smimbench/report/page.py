@@ -122,7 +122,7 @@ def render_page(
         extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "extrapolated ± error", "predicted",
                                  "z score", "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=results.counts,
-        missing=results.missing({cell.backend for cell, _ in results.pairs}),
+        missing=table.missing,
         reasons=[*sorted(failure_reasons), *missing_values(rows)],
         timing_note="" if all_trusted else "Times are untrusted: cells may have run in parallel.",
         columns=columns_document(),

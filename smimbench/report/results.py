@@ -240,11 +240,6 @@ class Results:
         """Numbers of stored cells that other versions of an item computed; no table includes them."""
         return other_versions(self.cells, self.records.values())
 
-    def missing(self, backends: Iterable[str]) -> int:
-        """Count the cells on these backends that have no record."""
-        cell_count = sum(len(self.suite.cells(backend)) for backend in backends)
-        return cell_count - len(self.pairs)
-
     @property
     def table(self) -> ResultsTable:
         """The results table of all rows."""

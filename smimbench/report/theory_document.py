@@ -26,7 +26,7 @@ from smimbench.report.rows import (
     sample_ratio,
 )
 from smimbench.report.run_figures import learning_curve_questions
-from smimbench.report.theory_lines import chart_questions, drawn_ratios
+from smimbench.report.theory_lines import chart_questions
 from smimbench.run.answers import THEORY_ERRORS, Answers, StoredCounts
 from smimbench.run.external import GridPoint, stored_scores
 from smimbench.run.loop import Status
@@ -476,7 +476,6 @@ def figure_questions(results: Results) -> Iterator[Question]:
     """Yield the theory questions that figures need answered besides those of tables; later questions may depend on the answers to
     earlier ones.
     """
-    suite = results.suite
-    used = drawn_ratios(suite, results.rows)
-    yield from chart_questions(suite, results.answers, used, suite.run.metrics)
+    suite, metrics = results.suite, results.suite.run.metrics
+    yield from chart_questions(suite, results.answers, metrics, results.rows)
     yield from learning_curve_questions(results)

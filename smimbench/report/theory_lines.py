@@ -14,7 +14,7 @@ from smimbench.run.answers import stored_or_none
 from smimbench.theory.types import LineQuestion, PointsQuestion, ThresholdsQuestion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from smimbench.interfaces import Host, Metric
     from smimbench.problem.problem import Problem
@@ -113,35 +113,26 @@ def has_fine_lines(problem: Problem) -> bool:
     return problem.components > 1 or is_cheap(problem)
 
 
-def drawn_ratios(
-    suite: Suite, rows: Sequence[Row], alphas: Sequence[float] | None = None
-) -> dict[str, set[float]]:
-    """Return, for each problem label, the sample ratios at which a figure shows theory: those of its ``rows``, and ``alphas``
-    (default: the suite's).
+def chart_questions(
+    suite: Suite,
+    answers: Answers,
+    metrics: Sequence[str],
+    rows: Sequence[Row] = (),
+    alphas: Sequence[float] | None = None,
+) -> Iterator[Question]:
+    """Yield the theory questions that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered, at the sample ratios
+    of the ``rows`` and at ``alphas`` (default: the suite's).
+
+    Parameters
+    ----------
+    answers : Answers
+        Those to the questions before: lines are dense near thresholds, and drawn through points where there is no line.
     """
     alphas_by_problem = {plan.label: set(alphas or plan.alphas) for plan in suite.plans}
     for row in largest_dimension_rows(
         row for row in rows if row.estimate.mean is not None
     ):
         alphas_by_problem[row.place.problem].add(row.place.alpha)
-    return alphas_by_problem
-
-
-def chart_questions(
-    suite: Suite,
-    answers: Answers,
-    alphas_by_problem: Mapping[str, Iterable[float]],
-    metrics: Sequence[str],
-) -> Iterator[Question]:
-    """Yield the theory questions that ``metric_chart``, ``phase_chart`` and ``theory_lines`` need answered.
-
-    Parameters
-    ----------
-    answers : Answers
-        Those to the questions before: lines are dense near thresholds, and drawn through points where there is no line.
-    alphas_by_problem : mapping
-        Sample ratios that are drawn, by label of the problem.
-    """
     for plan in suite.chosen_plans:
         problem = plan.problem
         if problem.no_theory is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
 import traceback
@@ -120,9 +119,9 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 remarks.append(f"{warning.category.__name__}: {warning_text}")
             outcome["warnings"] = _without_repeats(remarks)
             return record(outcome)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # the algorithm or a plugin may raise anything
-            if is_user_interrupt(error):
-                raise
             failed_tries += 1
             traceback_text = printable(
                 "".join(traceback.format_exception(error)), LONGEST
@@ -159,14 +158,6 @@ def task_handler(
         return record.document
 
     return answer
-
-
-def is_user_interrupt(error: BaseException) -> bool:
-    """Whether an interrupt (``error``) is the user's Ctrl-C; in workers, which ignore Ctrl-C, a plugin has raised it."""
-    return (
-        isinstance(error, KeyboardInterrupt)
-        and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    )
 
 
 def lost_record(

@@ -2,30 +2,16 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from smimbench.cli import cli
-from tests.helpers import ROOT, environment, silent
+from tests.helpers import ROOT, silent
 
 
 @pytest.fixture(autouse=True)
 def _width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def test_sentences_are_there_without_docstrings():
-    """``python -OO`` removes docstrings, and a dataclass puts its signature in their place."""
-    for arguments in (("list", "channels"), ("--help",)):
-        shown = [
-            subprocess.run([sys.executable, *mode, "-m", "smimbench", *arguments], capture_output=True, text=True,
-                           env=environment(), check=True).stdout
-            for mode in ([], ["-OO"])
-        ]  # fmt: skip
-        assert shown[0] == shown[1]
-        assert "tokens: 'int'" not in shown[1]
 
 
 def test_the_first_page(capsys, snapshot):

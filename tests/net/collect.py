@@ -319,7 +319,7 @@ def reference_figure(name, results):
     from smimbench import load_suite
     from smimbench.report.figures import metric_chart
     from smimbench.report.packed import read_packed
-    from smimbench.report.theory_lines import chart_questions, drawn_ratios
+    from smimbench.report.theory_lines import chart_questions
     from smimbench.run.theory_solver import TheorySolver
 
     table, shared, _ = read_packed(PACKED / f"{name}.json")
@@ -336,8 +336,7 @@ def reference_figure(name, results):
             )
         ]
     metric, solver = suite.run.metrics[0], TheorySolver(results / "theory")
-    ratios = drawn_ratios(suite, rows)
-    answers = solver.answer(chart_questions(suite, solver.answers, ratios, (metric,)))
+    answers = solver.answer(chart_questions(suite, solver.answers, (metric,), rows))
     drawn = metric_chart(suite, rows, answers, metric)
     assert drawn is not None
     return drawn_of(drawn.rows)

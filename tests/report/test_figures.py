@@ -17,7 +17,7 @@ from smimbench.report.figures import metric_chart, theory_charts, varied_paramet
 from smimbench.report.results import Results
 from smimbench.report.run_figures import seconds_chart
 from smimbench.report.style import COLORS, looks
-from smimbench.report.theory_lines import Line, chart_questions, drawn_ratios, smooth
+from smimbench.report.theory_lines import Line, chart_questions, smooth
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
@@ -200,7 +200,7 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
     suite = loaded(tmp_path, text)
     solver = TheorySolver()
     metrics, answers = ("overlap", "generalization_error_bayes"), solver.answers
-    solver.answer(chart_questions(suite, answers, drawn_ratios(suite, ()), metrics))
+    solver.answer(chart_questions(suite, answers, metrics))
     for metric in metrics:
         found = metric_chart(suite, [], answers, metric).rows
         lines = {}

@@ -45,9 +45,7 @@ def test_slow_theory_is_a_curve_through_points_that_has_no_gaps():
     assert error.value == pytest.approx(exact, abs=5e-3)
     (question,) = [
         question
-        for question in chart_questions(
-            suite, answers, {plan.label: plan.alphas}, (metric,)
-        )
+        for question in chart_questions(suite, answers, (metric,))
         if isinstance(question, PointsQuestion)
         and len(question.alphas) > len(plan.alphas)
     ]
@@ -67,9 +65,7 @@ def test_errors_of_prediction_are_drawn_as_densely_as_the_error_and_without_gaps
     assert len(prediction.alpha) >= len(error.alpha)
     assert np.diff(prediction.alpha).max() < 2 * np.diff(error.alpha).max()
     assert prediction.alpha[[0, -1]] == pytest.approx(error.alpha[[0, -1]], rel=1e-3)
-    questions = list(
-        chart_questions(suite, answers, {plan.label: plan.alphas}, (metric, "mse"))
-    )
+    questions = list(chart_questions(suite, answers, (metric, "mse")))
     (nodes,) = [
         question.alphas
         for question in questions
