@@ -1,150 +1,161 @@
-"""The table of a GPU: rows of gpu-scale in every precision, with machine and versions, as Markdown on standard output.
+"""Times of an iteration of GAMP on a GPU, against what its products and its memory allow, and against this processor.
 
-    python tests/gpu/table.py RESULTS [PROBE.json]      # a folder made by `smimbench run gpu-scale --timing --results RESULTS`
-    python tests/gpu/table.py RESULTS PROBE.json --into results/reference/gpu-scale
-
-``--into`` copies the records there too, with the table as its README. Shares are those of the ceilings that were measured on the
-same machine: of the rate of large matrix products, or of reading memory, whichever bounds an iteration. The share of the
-eigendecomposition is its time alone (probe.py) over the time of an iteration.
+Prints a table in Markdown, row by row. Shares are those of the rate of a large matrix product and of the rate of reading a large
+array, both measured before, that the operations and bytes of an iteration need at least; ``eigh`` is the time of one
+eigendecomposition, in iterations. The processor runs the same iterations with all its cores where they take less than a minute.
+There the two mean squared errors have to agree, or the exit code is 1.
 """
 
 import argparse
-import json
-import shutil
+import itertools
+import statistics
 import sys
-from pathlib import Path
+import time
 
-from smimbench.backend.machine import peak_fraction
-from smimbench.backend.namespaces.cupy import describe_gpu
+import numpy as np
 
-COLUMNS = (
-    "problem",
-    "alpha",
-    "D",
-    "dtype",
-    "status",
-    "iterations",
-    "mse",
-    "per iteration",
-    "share of peak",
-    "eigh",
-    "memory",
-)
+from smimbench.backend import BackendError, get_backend
+from smimbench.backend.machine import blas_threads, machine_info, usable_cores, versions
+from smimbench.problem import Problem
+from smimbench.registry.registry import get_registry
+
+SIZES = (100, 200, 500, 1000, 2000, 4000)
+STEPS = 4
+LARGEST_ON_HOST = 3e12
+"""Operations of an iteration up to which the host runs it, too: a minute of one core for all steps. Doubled: twice the time."""
+ALLOWED_DIFFERENCES = {"float64": 1e-8, "mixed": 1e-6, "float32": 1e-2}
+"""Largest relative difference of two mean squared errors."""
+COLUMNS = ["problem", "D", "dtype", "n", "ms", "products", "reading", "eigh", "memory"]
+COLUMNS += ["host ms", "ratio", "difference"]
 
 
-def records(folder):
-    """All records of trusted times on a device, in the order of problem and precision."""
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        document = json.loads(path.read_text())
-        record = document.get("record", document)
-        if "cell" in record and record.get("timing", {}).get("trusted"):
-            found.append(record)
-    return sorted(
-        found,
-        key=lambda r: (
-            r["problem"],
-            r["cell"]["alpha"],
-            r["cell"].get("dtype", "float64"),
-        ),
+def problems():
+    """Names of problems, problems, their sample ratios, and their dimensions over the size of a row."""
+    for channel, tokens in (("softmax", 2), ("hardmax", 3)):
+        model = {"name": "attention-indexed", "tokens": tokens}
+        problem = Problem(model, channel, {"name": "wishart", "rho": 0.5})
+        yield f"{channel}, {tokens} tokens", problem, 0.05, 1
+    model = {"name": "sequence-multi-index", "tokens": 2}
+    problem = Problem(model, {"name": "softmax", "layers": 2}, "gaussian")
+    yield "two layers", problem, 1.2, 10
+
+
+def seconds_of(backend, operation, repeats):
+    """Median time of an operation after a first one, which pays for kernels and plans."""
+    operation()
+    times = []
+    for _ in range(repeats):
+        stop = backend.stopwatch()
+        operation()
+        times.append(stop().seconds)
+    return statistics.median(times)
+
+
+def rates(backend, largest_size):
+    """Operations per second of a large product in the backend's precision, and bytes per second of reading."""
+    xp, size = backend.xp, min(8192, 4 * largest_size)
+    matrix = xp.ones((size, size), dtype=getattr(xp, backend.dtype))
+    seconds = seconds_of(backend, lambda: matrix @ matrix, 5)
+    vector = xp.ones((32 * size * size // 4,))
+    reading = seconds_of(backend, lambda: xp.sum(vector), 5)
+    return 2 * size**3 / seconds, 8 * vector.shape[0] / reading
+
+
+def eigendecomposition(backend, dimension):
+    """Seconds of the eigendecomposition of a symmetric matrix."""
+    draws = np.random.default_rng(0).standard_normal((dimension, dimension))
+    matrix = backend.asarray(draws + draws.T)
+    return seconds_of(backend, lambda: backend.xp.linalg.eigh(matrix), 1)
+
+
+def iterations(problem, instance, backend):
+    """Seconds and cost of an iteration, and the mean squared error after all of them."""
+    data = instance.data(backend)
+    gamp = get_registry().get("algorithm", "gamp").item()
+    states = [gamp.init(problem, data, np.random.default_rng(0))]
+    step = lambda: states.append(gamp.step(problem, data, states.pop())[0])  # noqa: E731
+    seconds = seconds_of(backend, step, STEPS - 1)
+    cost = gamp.plan(data).cost(problem, data)
+    return seconds, cost, instance.metrics(gamp.estimate(states[0]))["mse"]
+
+
+def row(problem, alpha, dimension, dtype, device, peaks):
+    """Entries of one row, and whether device and host agree where both ran."""
+    samples = problem.model.sample_count(alpha, dimension)
+    operations = problem.model.cost(samples, dimension, problem.components).flops
+    on_host = operations <= LARGEST_ON_HOST
+    instance = problem.instance(
+        alpha, dimension, dtype=dtype, device=None if on_host else device
     )
-
-
-def row(record, probe):
-    """One line of the table."""
-    cell, timing = record["cell"], record["timing"]
-    dtype, seconds = cell.get("dtype", "float64"), timing.get("per_iteration")
-    share = None
-    if seconds and timing.get("cost") and timing.get("ceilings"):
-        share = peak_fraction(
-            seconds,
-            timing["cost"],
-            timing["ceilings"],
-            dtype,
-            tf32=cell.get("tf32", False),
-        )
-    alone = probe.get(
-        f"eigh {cell['dimension']} {'float32' if dtype == 'float32' else 'float64'} s"
-    )
-    extensive = cell["problem"]["model"]["name"] == "attention-indexed"
-    memory = timing.get("device_peak_memory")
-    return [
-        record["problem"],
-        f"{cell['alpha']:g}",
-        str(cell["dimension"]),
-        dtype,
-        record["status"],
-        str(record.get("iterations", "")),
-        ", ".join(f"{value:.6g}" for value in record["metrics"].get("mse", [])),
-        f"{1e3 * seconds:.1f} ms" if seconds else "",
-        f"{share.value:.0%} {'of products' if share.bound == 'products' else 'of reading'}"
-        if share
-        else "",
-        f"{alone / seconds:.0%}" if alone and seconds and extensive else "",
+    device.release()
+    seconds, cost, errors = iterations(problem, instance, device)
+    product_rate, read_rate = peaks
+    memory, eigh = device.peak_memory(), ""
+    if problem.model.rank == "extensive":
+        eigh = f"{eigendecomposition(device, dimension) / seconds:.0%}"
+    entries = [
+        str(samples),
+        f"{1e3 * seconds:.1f}",
+        f"{cost.flops / product_rate / seconds:.0%}",
+        f"{cost.bytes / read_rate / seconds:.0%}",
+        eigh,
         f"{memory / 2**30:.1f} GiB" if memory else "",
     ]
-
-
-def document(found, probe):
-    """The page: machine, versions, ceilings, table, probe."""
-    machine, versions = found[0]["machine"], found[0]["versions"]
-    ceilings = found[0]["timing"].get("ceilings") or {}
-    lines = [
-        "# gpu-scale",
-        "",
-        *(f"- device: {device}" for device in describe_gpu()["devices"]),
-    ]
-    lines += [f"- {key}: {value}" for key, value in {**machine, **versions}.items()]
-    lines += [
-        f"- ceiling {key}: {value / 1e12:.2f} T{'B' if key == 'bandwidth' else 'FLOP'}/s"
-        for key, value in ceilings.items()
-    ]
-    lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(row(record, probe)) + " |" for record in found]
-    if any(
-        r["cell"].get("dtype") == "float32" and r["status"] == "not-converged"
-        for r in found
-    ):
-        lines += [
-            "",
-            "Two layers in float32 end `not-converged`: their labels are rounded to 24 bits, and a noiseless label is then ",
-        ]
-        lines[-1] += (
-            "no longer that of any signal. Mixed precision keeps the labels in float64."
-        )
-    if probe:
-        lines += [
-            "",
-            "| probe | |",
-            "|---|---|",
-            *(f"| {name} | {value:.4g} |" for name, value in probe.items()),
-        ]
-    return "\n".join(lines) + "\n"
+    if not on_host:
+        return [*entries, "", "", ""], True
+    host_seconds, _, host_errors = iterations(
+        problem, instance, get_backend("numpy", dtype)
+    )
+    difference = max(
+        abs(error / host_error - 1)
+        for error, host_error in zip(errors, host_errors, strict=True)
+    )
+    agree = difference <= ALLOWED_DIFFERENCES[dtype]
+    entries += [f"{1e3 * host_seconds:.1f}", f"{host_seconds / seconds:.1f}"]
+    return [*entries, f"{difference:.0e}" + ("" if agree else " FAILED")], agree
 
 
 def main():
-    """Print the table; 1 where there is nothing to show."""
+    """Print the table; return the number of rows where device and host differ, or that could not be computed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("probe", type=Path, nargs="?")
-    parser.add_argument("--into", type=Path)
+    parser.add_argument("--backend", default="cupy")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--seconds", type=float, default=460.0)
     options = parser.parse_args()
-    found = records(options.results)
-    if not found:
-        print(f"{options.results}: no record with trusted times", file=sys.stderr)
-        return 1
-    measured = (
-        options.probe is not None
-        and options.probe.exists()
-        and options.probe.stat().st_size > 0
-    )
-    page = document(found, json.loads(options.probe.read_text()) if measured else {})
-    print(page, end="")
-    if options.into is not None:
-        shutil.copytree(options.results, options.into, dirs_exist_ok=True)
-        (options.into / "README.md").write_text(page)
-    return 0
+    begin, failures, last_seconds = time.monotonic(), 0, {}
+    try:
+        devices = {d: get_backend(options.backend, d) for d in ALLOWED_DIFFERENCES}
+    except BackendError as error:
+        sys.exit(str(error))
+    print(f"- device: {devices['float64'].processor}")
+    print(f"- host: {machine_info()['processor']}, {usable_cores()} threads")
+    print(f"- versions: {versions()}")
+    peaks = {d: rates(devices[d], max(options.sizes)) for d in ALLOWED_DIFFERENCES}
+    for dtype, (product_rate, read_rate) in peaks.items():
+        print(
+            f"- {dtype}: {product_rate / 1e12:.2f} TFLOP/s, {read_rate / 1e9:.0f} GB/s"
+        )
+    print("\n| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    cases = itertools.product(sorted(options.sizes), problems(), ALLOWED_DIFFERENCES)
+    for size, (name, problem, alpha, factor), dtype in cases:
+        start, case = time.monotonic(), [name, str(factor * size), dtype]
+        # the work of a row grows by the cube of its size at most
+        last_size, seconds = last_seconds.get((name, dtype), (size, 0.0))
+        if start - begin + seconds * (size / last_size) ** 3 > options.seconds:
+            print("| " + " | ".join([*case, "no time left"]) + " |")
+            continue
+        try:
+            with blas_threads(usable_cores()):
+                entries, agree = row(
+                    problem, alpha, factor * size, dtype, devices[dtype], peaks[dtype]
+                )
+        except Exception as error:  # the other rows tell something, too
+            entries, agree = [f"FAILED: {type(error).__name__}: {error}"], False
+        failures += not agree
+        print("| " + " | ".join([*case, *entries]) + " |", flush=True)
+        last_seconds[name, dtype] = size, time.monotonic() - start
+    return failures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(min(main(), 1))
