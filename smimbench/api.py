@@ -120,7 +120,8 @@ def tune(
             campaign = plan_campaign(
                 suite, trials, (backend,), cells=cells, workers=workers
             )
-            total, record_numbers = len(campaign.cells_to_run), itertools.count(1)
+            total = len(campaign.cells_to_run)
+            record_numbers = itertools.count(1)
             campaign.run(
                 lambda record: show_progress(
                     f"tuning {suite.name}", next(record_numbers), total
@@ -288,10 +289,8 @@ def theory(
             Path(f"{suite_name}.toml"), suite_text, [*settings, *overrides]
         )
     elif item_parameters:
-        parameter_name, arguments = (
-            next(iter(item_parameters)),
-            list(signature(theory).parameters),
-        )
+        parameter_name = next(iter(item_parameters))
+        arguments = list(signature(theory).parameters)
         raise ValueError(
             f"theory of a suite takes no argument {parameter_name!r}; {suggestion(parameter_name, arguments)}"
         )

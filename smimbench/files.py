@@ -210,7 +210,8 @@ def read_text(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
         raise ValueError(
             f"line {line} has the byte 0x{byte:02x}, which is not UTF-8; save the file as UTF-8"
         ) from None
@@ -342,7 +343,8 @@ def restored_process(
     """Context that moves a plugin's additions to ``sys.path`` to its end, adds them to ``foreign_path``, and undoes its changes
     to environment variables if ``restores_environment``.
     """
-    environment_before, path_before = dict(os.environ), list(sys.path)
+    environment_before = dict(os.environ)
+    path_before = list(sys.path)
     try:
         yield
     finally:

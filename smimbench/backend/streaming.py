@@ -267,11 +267,9 @@ class Prefetch:
         """Prepare to read from ``length`` samples, with functions that begin a transfer to the device (``begin_transfer``)
         and wait for it (``await_transfer``).
         """
-        self._length, self._begin_transfer, self._await_transfer = (
-            length,
-            begin_transfer,
-            await_transfer,
-        )
+        self._length = length
+        self._begin_transfer = begin_transfer
+        self._await_transfer = await_transfer
         self._prefetched: tuple[tuple[int, int], tuple[Array, object]] | None = None
         self._first_stop = 0
 

@@ -321,7 +321,8 @@ def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart
     begin_time, chart_count = time.monotonic(), len(charts)
     with _Display(None if silent else LONG_WAIT) as display:
         for index, chart in enumerate(charts):
-            name, count_text = f"figure {chart.name}", f"{index + 1} of {chart_count}"
+            name = f"figure {chart.name}"
+            count_text = f"{index + 1} of {chart_count}"
             seconds = time.monotonic() - begin_time
             display.show(
                 "figures", name, count_text, seconds, completed=index, total=chart_count

@@ -328,10 +328,8 @@ def _report_shard(campaign: Campaign, shard_part: Shard, request: Request) -> in
     status_counts = Counter(
         record.status.value for record in records if record.key in keys
     )
-    missing_count, shard_name = (
-        campaign.count_missing(),
-        f"{shard_part.number}/{shard_part.count}",
-    )
+    missing_count = campaign.count_missing()
+    shard_name = f"{shard_part.number}/{shard_part.count}"
     if request.as_json:
         print_json(
             {

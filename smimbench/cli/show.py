@@ -642,10 +642,8 @@ def compare(
     ):
         console.print(message, soft_wrap=True)
     if fail_over is not None:
-        worse_count, criterion = (
-            len(worse_rows) - len(unmatched_changes),
-            f"worse by more than {fail_over:g}%",
-        )
+        worse_count = len(worse_rows) - len(unmatched_changes)
+        criterion = f"worse by more than {fail_over:g}%"
         console.print(
             f"{worse_count} of {len(changes) - len(unmatched_changes)} rows are {criterion}",
             style="red" if worse_count else "green",

@@ -220,10 +220,8 @@ class Instance:
         """Compute the overlap matrices (P, P) of teacher with teacher, estimate with teacher, and estimate with itself,
         before the estimate is aligned.
         """
-        teacher, inner_product = (
-            _teacher_on_device_of(self, estimate),
-            self.problem.model.inner,
-        )
+        teacher = _teacher_on_device_of(self, estimate)
+        inner_product = self.problem.model.inner
         signal_pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
         return Overlaps(
             *(

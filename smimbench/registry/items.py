@@ -297,7 +297,8 @@ def explain_validation(error: pydantic.ValidationError) -> tuple[str, str]:
             else f".{key_or_position}"
         )
     suite_key = suite_key[1:]
-    error_type, message = deepest_error["type"], str(deepest_error["msg"])
+    error_type = deepest_error["type"]
+    message = str(deepest_error["msg"])
     if error_type == "missing":
         return suite_key, missing(str(deepest_error["loc"][-1]), deepest_error["input"])
     if error_type == "value_error":

@@ -50,8 +50,10 @@ def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
     ScaffoldError
     """
     _require_valid_name(kind, name)
-    python_name, item_name = name.replace("-", "_"), name.replace("_", "-")
-    module, distribution = f"smimbench_{python_name}", f"smimbench-{item_name}"
+    python_name = name.replace("-", "_")
+    item_name = name.replace("_", "-")
+    module = f"smimbench_{python_name}"
+    distribution = f"smimbench-{item_name}"
     folder = output if output is not None else Path(distribution)
     if folder.exists() or folder.is_symlink():
         raise ScaffoldError(
@@ -86,10 +88,8 @@ def write_package(kind: str, name: str, output: Path | None) -> NewPackage:
         "commands": "\n".join(commands),
     }
     template_folder = importlib.resources.files("smimbench.registry") / "templates"
-    kind_templates, common_templates = (
-        template_folder / kind,
-        template_folder / "common",
-    )
+    kind_templates = template_folder / kind
+    common_templates = template_folder / "common"
     template_values["advice"] = _fill_template(
         kind_templates / "advice.md.tmpl", template_values
     ).strip()

@@ -106,7 +106,8 @@ def imported_files(path: Path) -> set[Path]:
         file = unread_files.pop()
         files.add(file)
         for name in _imported_names(file.read_bytes()) if file.suffix == ".py" else ():
-            package_folder, module_file = path.parent / name, path.parent / f"{name}.py"
+            package_folder = path.parent / name
+            module_file = path.parent / f"{name}.py"
             if (package_folder / "__init__.py").is_file():
                 unread_files |= _package_files(package_folder) - files
             elif module_file.is_file():

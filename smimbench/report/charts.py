@@ -357,12 +357,14 @@ def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
     lower end of the axis, which are not drawn yet.
     """
     columns, color, below = series.columns, series.color, np.array([])
-    x, y = series.numbers(panel.x_column), series.numbers(panel.y_column)
+    x = series.numbers(panel.x_column)
+    y = series.numbers(panel.y_column)
     label = math_text(series.name) or "_"
     style = {"color": color, "label": label, **series.style}
     lower = upper = y
     if "low" in columns:
-        lower, upper = series.numbers("low"), series.numbers("high")
+        lower = series.numbers("low")
+        upper = series.numbers("high")
     elif "error" in columns:
         errors = np.nan_to_num(series.numbers("error"))
         lower, upper = y - errors, y + errors

@@ -114,7 +114,8 @@ class RowChange(RowEntry):
 
     def document(self) -> JsonObject:
         """Return the change as a JSON object."""
-        row, judgment = self.row.document(), asdict(self.judgment)
+        row = self.row.document()
+        judgment = asdict(self.judgment)
         document = {key: row[key] for key in SHARED_KEYS}
         baseline = self.baseline.document() if self.baseline else {}
         candidate = self.candidate.document() if self.candidate else {}
@@ -272,10 +273,8 @@ def _judge_means(baseline: Row, candidate: Row) -> Judgment:
         return Judgment(LOST_ESTIMATE)
     old_values, new_values = baseline.estimate.values, candidate.estimate.values
     shared_names = shared_instances(old_values, new_values)
-    old_mean, new_mean = (
-        _mean_on(shared_names, baseline),
-        _mean_on(shared_names, candidate),
-    )
+    old_mean = _mean_on(shared_names, baseline)
+    new_mean = _mean_on(shared_names, candidate)
     if math.isclose(old_mean, new_mean, rel_tol=ROUNDING, abs_tol=0.0):
         return Judgment("unchanged", percent=0.0, z=0.0)
     metric = find_metric(candidate.metric)

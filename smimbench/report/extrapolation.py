@@ -153,10 +153,8 @@ def _series_key(row: Row) -> tuple[object, ...]:
     row_place, problem = row.place, row.identity.problem
     input_spec, problem_label = problem.get("inputs", {}), row_place.problem
     if "features" in input_spec:  # one problem at every dimension
-        problem, problem_label = (
-            {**problem, "inputs": {**input_spec, "features": None}},
-            "",
-        )
+        problem = {**problem, "inputs": {**input_spec, "features": None}}
+        problem_label = ""
     setup = canonical_json([problem_label, problem, row.identity.algorithm])
     grid_point = (
         row_place.algorithm,

@@ -319,7 +319,8 @@ def _run_marks(rows: Sequence[Row], look: Look, constant_columns: CsvRow) -> Ser
             not row.runs.status_counts.keys() <= {"ok", "skipped"} for row in rows
         ],
     }
-    name, style = constant_columns["algorithm"], {"marker": look.marker, "s": 18}
+    name = constant_columns["algorithm"]
+    style = {"marker": look.marker, "s": 18}
     return Series(name, columns, constant_columns, "marks", look.color, style, name)
 
 
@@ -343,16 +344,15 @@ def _prediction_series(
     if is_optimal or not predictions:
         return []
     points = [predictions[alpha] for alpha in sorted(predictions)]
-    line, algorithm = (
-        Line(*np.array(points, dtype=float).T),
-        constant_columns["algorithm"],
-    )
+    line = Line(*np.array(points, dtype=float).T)
+    algorithm = constant_columns["algorithm"]
     series = theory_series(
         smooth(line, ()), PREDICTED, color, "--", constant_columns, algorithm
     )
     if series.kind == "marks":
         return [series]
-    columns, style = line._asdict(), {"marker": marker, "s": 6, "zorder": 2}
+    columns = line._asdict()
+    style = {"marker": marker, "s": 6, "zorder": 2}
     marks = Series("", columns, constant_columns, "marks", color, style, algorithm)
     return [replace(series, constant_columns=None), marks]
 
@@ -378,10 +378,8 @@ def _published_marks(
             "error": [reference.tolerance] * len(reference.alpha),
         }
         constant_columns = {**about, "what": "reference", "algorithm": reference.label}
-        name, style = (
-            reference.label.removesuffix(suffix),
-            {"marker": marker, "s": 25, "zorder": 1},
-        )
+        name = reference.label.removesuffix(suffix)
+        style = {"marker": marker, "s": 25, "zorder": 1}
         series.append(Series(name, columns, constant_columns, "marks", color, style))
     return series
 

@@ -272,7 +272,8 @@ def with_unique_labels(rows: Iterable[Row]) -> list[Row]:
                 canonical_json(spec)
             ] = _flattened(spec)
         for row_index, row in enumerate(rows):
-            label, spec = getattr(row.place, item), getattr(row.identity, item)
+            label = getattr(row.place, item)
+            spec = getattr(row.identity, item)
             if len(specs_by_label[label]) > 1:
                 labels = {
                     "problem": row.place.problem,
@@ -351,7 +352,8 @@ def find_optima(pairs: Sequence[Pair], suite: Suite, answers: Answers) -> Optima
         if "source" not in cell.algorithm and not used_fresh_samples(record)
     ]
     for place_pairs in grouped(shipped_runs, lambda pair: pair[0].place).values():
-        cell, records = place_pairs[0][0], [record for _, record in place_pairs]
+        cell = place_pairs[0][0]
+        records = [record for _, record in place_pairs]
         problem_references = references.setdefault((cell.problem_label, cell.alpha), [])
         has_other_reference = any(
             reference.algorithm != cell.algorithm_label
@@ -442,7 +444,8 @@ def _fitted_optima(references: Sequence[OptimalRuns]) -> dict[int, Optimum]:
     )
     run_counts = [len(reference.instance_errors) for reference in references]
     limits = np.array([reference.limit for reference in references]).T
-    optimal_errors, standard_errors = np.empty_like(limits), np.empty_like(limits)
+    optimal_errors = np.empty_like(limits)
+    standard_errors = np.empty_like(limits)
     is_mean_of_runs = len(references) == 1
     for component, limit in enumerate(limits):
         run_errors = [

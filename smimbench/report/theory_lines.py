@@ -93,7 +93,8 @@ def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> Li
         first, last = lowest / 1.3, highest * 1.3
     else:
         margin = 0.05 * (highest - lowest) or 0.2 * highest
-        first, last = max(lowest - margin, lowest / 2), highest + margin
+        first = max(lowest - margin, lowest / 2)
+        last = highest + margin
     marks = threshold_marks(answers.thresholds_or_empty(problem))
     recovery_alphas = [mark.alpha for mark in marks if "recovery" in mark.name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
@@ -211,10 +212,8 @@ def theory_lines(
     }
     branches_differ = False
     for alpha, branches in points.items():
-        drawn_points, branches_differed_before = (
-            {optimum_legend: branches[0]},
-            branches_differ,
-        )
+        drawn_points = {optimum_legend: branches[0]}
+        branches_differed_before = branches_differ
         uninformed = [point for point in branches if point.branch == "uninformed"]
         branches_differ = bool(uninformed) and uninformed[0] is not branches[0]
         if (
@@ -223,7 +222,8 @@ def theory_lines(
             drawn_points[UNINFORMED] = [*uninformed, branches[0]][0]
         for name, point in drawn_points.items():
             values, errors = _theory_of(metric, problem, point)
-            value, error = values[component_index], errors[component_index]
+            value = values[component_index]
+            error = errors[component_index]
             if value is not None:
                 points_by_line[name].append((alpha, value, error or 0.0))
     lines = {}

@@ -165,11 +165,9 @@ def _threshold_lines(
     """Make the lines on the thresholds of a problem, with the reason where a threshold does not exist; ``is_single`` says
     whether the signal has one component.
     """
-    weak, perfect, late = (
-        thresholds.weak_recovery,
-        thresholds.perfect_recovery,
-        thresholds.late_recovery,
-    )
+    weak = thresholds.weak_recovery
+    perfect = thresholds.perfect_recovery
+    late = thresholds.late_recovery
     weak_text, recovery = (
         f"alpha = {_with_error(threshold, 7)}" if threshold else ""
         for threshold in (weak, late or perfect)
@@ -341,10 +339,8 @@ def _resolution_text(checks: Sequence[Check]) -> str:
         )
     stopped_alphas = [f"{check.alpha:.5g}" for check in checks if check.stopped]
     if stopped_alphas:
-        distinct_alphas, draw_limit = (
-            dict.fromkeys(stopped_alphas),
-            f"{SECONDS:g} s or {MAX_DRAWS:,} draws",
-        )
+        distinct_alphas = dict.fromkeys(stopped_alphas)
+        draw_limit = f"{SECONDS:g} s or {MAX_DRAWS:,} draws"
         sentences.append(
             f"At alpha = {', '.join(distinct_alphas)} the draws stopped at {draw_limit}, before the precision of --resolve was "
             f"reached"

@@ -73,7 +73,8 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
         BLAS threads.
     """
     # Durations come from the timer: the clock of the system may be set meanwhile.
-    start_date, timer_start = time.time(), time.perf_counter()
+    start_date = time.time()
+    timer_start = time.perf_counter()
     backend = partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     failed_tries, seconds_of_failed_tries = 0, 0.0
     machine.reset_peak_memory()

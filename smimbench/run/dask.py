@@ -63,13 +63,12 @@ def on_dask(
         raise BackendError(
             f"dask: no scheduler answers at {address} ({error_line(error)})"
         )
-    cluster_monitor, run_id = _ClusterMonitor(client, address), uuid.uuid4().hex
+    cluster_monitor = _ClusterMonitor(client, address)
+    run_id = uuid.uuid4().hex
     finished_futures: queue.Queue[Any] = queue.Queue()
     running_cells: dict[Any, tuple[Cell, int]] = {}
-    client_version, plugin_paths = (
-        machine.versions().get("smimbench"),
-        get_registry().paths,
-    )
+    client_version = machine.versions().get("smimbench")
+    plugin_paths = get_registry().paths
 
     def send(cell: Cell, attempt: int) -> None:
         """Submit a cell (run) to the cluster for the given attempt, counted from 1."""

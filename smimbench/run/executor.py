@@ -624,7 +624,8 @@ def _take_over_pipes() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
     """Return the pipes of tasks and answers, and redirect printed output to the file that the parent reads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
-    task_pipe, answer_pipe = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    task_pipe = os.fdopen(os.dup(0), "rb")
+    answer_pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()

@@ -198,7 +198,8 @@ def _blank_data(data: Data) -> Data:
         fill_value = xp.full((), math.nan if is_floating else 0, **matching(array))
         return xp.broadcast_to(fill_value, array.shape)
 
-    inputs, labels = blank_like(data.inputs), blank_like(data.labels)
+    inputs = blank_like(data.inputs)
+    labels = blank_like(data.labels)
     return replace(data, inputs=inputs, labels=labels)
 
 
@@ -241,12 +242,10 @@ class LoopRun:
         """Run the algorithm on the ``data`` of an instance from its initial state to the end, with random numbers of ``rng``
         and the tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
         """
-        self._problem, self._algorithm, self._settings, self._backend = (
-            problem,
-            algorithm,
-            run_options,
-            backend,
-        )
+        self._problem = problem
+        self._algorithm = algorithm
+        self._settings = run_options
+        self._backend = backend
         self.clock = Clock(seconds_of_start)
         self.durations: list[float] = []
         self.plan, self._data = self.clock.time(
@@ -261,10 +260,8 @@ class LoopRun:
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._trajectory = Trajectory(instance)
         self.warnings: list[str] = []
-        self.status, self.reason = (
-            Status.NOT_CONVERGED,
-            f"{self._last_iteration} iterations reached",
-        )
+        self.status = Status.NOT_CONVERGED
+        self.reason = f"{self._last_iteration} iterations reached"
         self.iterations, self.broken_claim = 0, False
         self.restarts, self.lost_seconds = 0, 0.0
         self.restart_reason: str | None = None
@@ -312,11 +309,9 @@ class LoopRun:
 
     def _process_step(self, info: Info) -> None:
         """Record a step and its report (``info``), and decide whether the run ends."""
-        run_options, iteration, planned_steps = (
-            self._settings,
-            self.iterations,
-            self._planned_steps,
-        )
+        run_options = self._settings
+        iteration = self.iterations
+        planned_steps = self._planned_steps
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
             self.warnings.append(warning)
@@ -385,29 +380,25 @@ class LoopRun:
         """
         algorithm, metric_spreads = self._algorithm, {}
         if not self._trajectory.is_finite:
-            self.status, self.reason = (
-                Status.DIVERGED,
-                "the estimate is not made of finite numbers",
-            )
+            self.status = Status.DIVERGED
+            self.reason = "the estimate is not made of finite numbers"
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
             if complaint := self._rule.complaint():
                 self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
             elif self._planned_steps is None and (
                 settled_reason := self._rule.settled()
             ):
-                self.status, self.reason = (
-                    Status.OK,
-                    f"{settled_reason}, after {self._last_iteration} iterations",
+                self.status = Status.OK
+                self.reason = (
+                    f"{settled_reason}, after {self._last_iteration} iterations"
                 )
                 metric_spreads = self._trajectory.metric_spreads()
         findings, remarks = _findings(algorithm, self._state)
         self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
-        self.metrics, self.blank, self.trajectory = (
-            self._trajectory.metrics,
-            self._trajectory.failed_metrics,
-            self._trajectory.trajectory,
-        )
+        self.metrics = self._trajectory.metrics
+        self.blank = self._trajectory.failed_metrics
+        self.trajectory = self._trajectory.trajectory
         self.V = None
         if (variance := algorithm.variance) is not None:
             self.V = self.clock.time(lambda: variance(self._state), self._backend)

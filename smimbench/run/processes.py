@@ -88,10 +88,8 @@ def run_in_processes(
             and unfinished_keys
             and unfinished_keys == claims.owner_of_other_claims.keys()
         ):
-            previous_owners, claim_owners = (
-                claim_owners,
-                set(claims.owner_of_other_claims.values()),
-            )
+            previous_owners = claim_owners
+            claim_owners = set(claims.owner_of_other_claims.values())
             if claim_owners != previous_owners:
                 on_wait(
                     f"waiting: all remaining cells are claimed by {', '.join(sorted(claim_owners))}"

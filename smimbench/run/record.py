@@ -497,16 +497,12 @@ def differences(
     """Yield the differences, in words, between two JSON documents, a stored and a repeated one, up to a relative or
     ``absolute`` tolerance of numbers.
     """
-    stored_leaves, repeated_leaves = (
-        dict(_paths_and_leaves(stored_document)),
-        dict(_paths_and_leaves(repeated_document)),
-    )
+    stored_leaves = dict(_paths_and_leaves(stored_document))
+    repeated_leaves = dict(_paths_and_leaves(repeated_document))
     absolute_tolerance = tolerance if absolute is None else absolute
     for leaf_path in {**stored_leaves, **repeated_leaves}:
-        stored_leaf, repeated_leaf = (
-            stored_leaves.get(leaf_path),
-            repeated_leaves.get(leaf_path),
-        )
+        stored_leaf = stored_leaves.get(leaf_path)
+        repeated_leaf = repeated_leaves.get(leaf_path)
         leaves_agree = stored_leaf == repeated_leaf
         if isinstance(stored_leaf, float) and isinstance(repeated_leaf, float):
             are_nan = math.isnan(stored_leaf) and math.isnan(repeated_leaf)

@@ -92,7 +92,8 @@ class Store:
         if trajectory and len(trajectory["iteration"]) > LONG:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **_columns_from_lists(trajectory))
-            npz_bytes, file_name = buffer.getvalue(), f"{record.file_stem}.npz"
+            npz_bytes = buffer.getvalue()
+            file_name = f"{record.file_stem}.npz"
             write_atomically(self.folder / file_name, npz_bytes)
             document["trajectory"] = {
                 "file": file_name,

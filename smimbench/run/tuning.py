@@ -285,7 +285,8 @@ def search_all(
         out, or a run has no estimate); the number of ``runs``; which trial was ``chosen`` (None: all failed); the ``algorithm``
         that it makes.
     """
-    trial_store, selected_searches = trials_of(store), require_selected_searches(suite)
+    trial_store = trials_of(store)
+    selected_searches = require_selected_searches(suite)
     if retry_statuses:
         stored_records = trial_store.load().items()
         trial_store.retire(

@@ -334,10 +334,8 @@ def _require_same_version(
     """Raise RegistryError unless the installed item of this kind (``installed_spec``) has the version and code that the cell
     (run) was defined with (``required_spec``).
     """
-    required_version, installed_version = (
-        _version_text(required_spec),
-        _version_text(installed_spec),
-    )
+    required_version = _version_text(required_spec)
+    installed_version = _version_text(installed_spec)
     if installed_version != required_version:
         raise RegistryError(
             f"{kind} {required_spec['name']!r} is {installed_version} here, but the cell needs {required_version}; "

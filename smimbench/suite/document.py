@@ -36,6 +36,9 @@ DEFAULT_TOKENS = 2
 NOMINAL_DIMENSION = 100
 """Dimension in the suite of a problem given by options, which only theory is computed for; theory does not depend on it."""
 
+RESERVED = ("theory", "tuning")
+"""Folders under ``--results`` that do not hold the records of a suite; no suite may have their names."""
+
 
 def shipped_suites() -> dict[str, Path]:
     """Names and paths of the suites shipped with smimbench."""
@@ -77,6 +80,19 @@ def find_suite(name: str) -> Path:
     )
 
 
+def require_name(path: Path) -> None:
+    """Raise SuiteError unless the name of a suite can also be the name of its folder of results."""
+    name = path.stem
+    is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
+    if not is_folder_name or name in RESERVED:
+        reserved_text = ", ".join(map(repr, RESERVED))
+        raise SuiteError(
+            str(path),
+            "",
+            f"the folder of results is named after the suite, so its name must not start with a dot or be one of {reserved_text}",
+        )
+
+
 def suite_text(path: Path) -> str:
     """Read the text of a suite file; SuiteError if it cannot be read."""
     try:
@@ -111,7 +127,8 @@ def merge_with_base(
     """
     if "extends" not in suite_document:
         return suite_document
-    file, base_name = str(path), suite_document.pop("extends")
+    file = str(path)
+    base_name = suite_document.pop("extends")
     extending_paths = (*extending_paths, path.resolve())
     if not isinstance(base_name, str) or not base_name:
         raise SuiteError(

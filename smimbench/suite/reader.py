@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +49,7 @@ from smimbench.suite.document import (
     find_suite,
     merge_with_base,
     parse_toml,
+    require_name,
     suite_text,
 )
 from smimbench.suite.schema import (
@@ -66,9 +66,6 @@ from smimbench.suite.schema import (
 )
 
 T = TypeVar("T", ReferenceTable, OptimumTable)
-
-RESERVED = ("theory", "tuning")
-"""Folders under ``--results`` that do not hold the records of a suite; no suite may have their names."""
 
 LEFT_OUT = "left out"
 """First words of a remark on an item that cannot be built."""
@@ -105,7 +102,9 @@ def load_suite(
         for plugin in get_registry().add(plugin_path):
             if plugin.failed:
                 raise RegistryError(*plugin_warnings([plugin]))
-    path, overrides, only = find_suite(str(name)), [*overrides], [*only]
+    path = find_suite(str(name))
+    overrides = [*overrides]
+    only = [*only]
     text = suite_text(path)
     try:
         return parse_suite(path, text, overrides, only)
@@ -134,7 +133,7 @@ def parse_suite(
     ``Suite.remarks``.
     """
     file = str(path)
-    _require_name(path)
+    require_name(path)
     try:
         tables = parse_toml(file, text)
         if "extends" in tables:
@@ -174,19 +173,6 @@ def parse_suite(
         raise SuiteError(
             file, "", f"this is not valid TOML: {printable(error, 200)}"
         ) from None
-
-
-def _require_name(path: Path) -> None:
-    """Raise SuiteError unless the name of a suite can also be the name of its folder of results."""
-    name = path.stem
-    is_folder_name = re.fullmatch(r"[^.][^/\\]*", name) and printable(name) == name
-    if not is_folder_name or name in RESERVED:
-        reserved_text = ", ".join(map(repr, RESERVED))
-        raise SuiteError(
-            str(path),
-            "",
-            f"the folder of results is named after the suite, so its name must not start with a dot or be one of {reserved_text}",
-        )
 
 
 def _validated(tables: JsonObject, file: str) -> Document:
@@ -426,7 +412,8 @@ class _Reader:
             )
         for (kind, name), values in parameter_axes.items():
             require_distinct(values, self.file, f"{key}.{kind}.{name}")
-        dimensions, replicate_counts = grid.dimension or (), grid.seeds or ()
+        dimensions = grid.dimension or ()
+        replicate_counts = grid.seeds or ()
         for combination in itertools.product(*parameter_axes.values()):
             chosen_tables = {
                 kind: dict(parameters) for kind, parameters in tables.items()

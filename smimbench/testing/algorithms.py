@@ -242,7 +242,8 @@ def data_unchanged(context: CheckContext, small: SmallProblem) -> None:
     ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
     """
     instance = small.instance
-    inputs, labels = np.array(instance.inputs), np.array(instance.labels)
+    inputs = np.array(instance.inputs)
+    labels = np.array(instance.labels)
     small.estimate(replace(small.data(), inputs=inputs, labels=labels), context.rng(11))
     for name, array, original in (
         ("inputs", inputs, instance.inputs),

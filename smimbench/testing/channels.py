@@ -51,7 +51,8 @@ def draw_samples(
     """Draw n samples: covariance V (P, P), prior means omega (n, P, C), latents ``z ~ N(omega, V)`` and their labels y. The
     integers ``key`` seed them. ``context`` holds the channel under test.
     """
-    P, rng = int(context.item.components), context.rng(*key)
+    P = int(context.item.components)
+    rng = context.rng(*key)
     V = ERROR * (0.3 + 0.7 * np.eye(P))  # components are correlated
     omega = math.sqrt(OVERLAP) * rng.standard_normal((n, P, model.sites))
     z = omega + np.linalg.cholesky(V) @ rng.standard_normal(omega.shape)
@@ -226,10 +227,8 @@ def shapes(context: CheckContext, model: Model, channel: Channel) -> None:
         except ValueError as error:
             raise CheckFailed(str(error)) from None
         for field_name in ("mean", "covariance", "second_moment"):
-            field_array, name = (
-                getattr(posterior, field_name),
-                f"posterior: {field_name} ({model.name})",
-            )
+            field_array = getattr(posterior, field_name)
+            name = f"posterior: {field_name} ({model.name})"
             expect_array(name, field_array, field_array.shape, "float64", omega)
         error_estimate, covariance = posterior.error, posterior.covariance
         if not isinstance(error_estimate, float) or not 0 <= error_estimate < math.inf:

@@ -127,10 +127,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         """Signal handler that raises ``_TimeIsUp``; ``signal_number`` is the signal and ``frame`` the interrupted one."""
         raise _TimeIsUp
 
-    start_time, outer_handler = (
-        time.monotonic(),
-        signal.signal(signal.SIGALRM, raise_at_limit),
-    )
+    start_time = time.monotonic()
+    outer_handler = signal.signal(signal.SIGALRM, raise_at_limit)
     outer_remaining, outer_interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield

@@ -152,7 +152,8 @@ def transpose(context: CheckContext, model: Model) -> None:
         S, other_S = (
             np.asarray(model.draw_noise(context.rng(14, k), P, D)) for k in (0, 1)
         )
-        latents, other_latents = model.forward(X, S), model.forward(X, other_S)
+        latents = model.forward(X, S)
+        other_latents = model.forward(X, other_S)
         inner_product = np.sum(g * latents)
         transposed_product = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(
@@ -252,7 +253,8 @@ def align(context: CheckContext, model: Model) -> None:
     without symmetry. ``context`` holds the model under test.
     """
     S = signal(model, 3, 30, context.rng(51))
-    sign_flips, permutation = np.diag([1.0, -1.0, -1.0]), np.eye(3)[[2, 0, 1]]
+    sign_flips = np.diag([1.0, -1.0, -1.0])
+    permutation = np.eye(3)[[2, 0, 1]]
     transformations = {
         "none": np.eye(3),
         "signs": sign_flips,

@@ -55,7 +55,8 @@ def observation(
     """Draw a noisy observation ``R = S + Qhat^(-1/2) Z`` of a signal S of P components in this dimension, with noise Z, and
     return R and the precision Qhat; the check's ``context`` and ``seed`` fix the random numbers.
     """
-    Qhat, rng = information_matrix(P, 1.3), context.rng(seed)
+    Qhat = information_matrix(P, 1.3)
+    rng = context.rng(seed)
     signal = np.asarray(
         context.completed_item(model).sample(rng, P, dimension), dtype=float
     )
@@ -135,7 +136,8 @@ def shapes(context: CheckContext, model: Model, prior: Prior, P: int) -> None:
     R, Qhat = observation(context, model, P, 2)
     denoised = prior.denoise(R, Qhat)
     Qhat_batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
-    overlap_batch, overlap = prior.overlap(Qhat_batch), prior.overlap(Qhat_batch[1])
+    overlap_batch = prior.overlap(Qhat_batch)
+    overlap = prior.overlap(Qhat_batch[1])
     for name, prior_array, shape in (
         ("sample", signal, signal_shape),
         ("mean", np.asarray(prior.mean(P, D)), signal_shape),

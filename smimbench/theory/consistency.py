@@ -36,7 +36,8 @@ from smimbench.theory.item_tests import (
 )
 from smimbench.theory.types import NEGLIGIBLE
 
-TESTED_KNOWN_SHARES, TESTED_QHAT_FACTORS = (0.3, 0.8, 0.999), (0.5, 5.0, 500.0)
+TESTED_KNOWN_SHARES = (0.3, 0.8, 0.999)
+TESTED_QHAT_FACTORS = (0.5, 5.0, 500.0)
 """Where items are tested: the known share of the second moment for channels, Qhat in units of the prior's inverse variance for
 priors. Little, much and nearly all; any such numbers do."""
 REPORTED_SECONDS, REPORTED_POINTS = 4.0, 16
@@ -87,10 +88,8 @@ def require_consistent(
         _require_prior(prior_test, components or problem.components)
     if "channel" in kinds:
         require_likelihood(problem, seed)
-        second_moment, channel_test = (
-            prior_moments(problem)[0],
-            ChannelTest(problem, clock, seed),
-        )
+        second_moment = prior_moments(problem)[0]
+        channel_test = ChannelTest(problem, clock, seed)
         for draw_index, known_share in enumerate(TESTED_KNOWN_SHARES):
             channel_test.check(
                 known_share * second_moment,
@@ -147,10 +146,8 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
             - log_likelihood_at_z
         )
         likelihood_ratios = np.exp(np.minimum(log_ratio, 700))
-        mean_ratio, mean_ratio_error = (
-            float(likelihood_ratios.mean()),
-            standard_error_of(likelihood_ratios),
-        )
+        mean_ratio = float(likelihood_ratios.mean())
+        mean_ratio_error = standard_error_of(likelihood_ratios)
         tolerance = SUSPECT_Z * mean_ratio_error + ROUNDING
         lower_bound = 1 - tolerance if np.isfinite(log_ratio).all() else 0.0
         is_certain = effective_sample_size(likelihood_ratios) >= FEWEST_EFFECTIVE
@@ -247,7 +244,8 @@ def require_consistent_at(
     if not item_tests or not points:
         return
     second_moment, prior_mean_overlap = prior_moments(problem)
-    second_moments, start_time = np.diagonal(second_moment), clock()
+    second_moments = np.diagonal(second_moment)
+    start_time = clock()
     # The order is random, so that a slow item is tested along the whole curve, too.
     random_order = monte_carlo_rng("consistency: points").permutation(len(points))
     for index in random_order[:REPORTED_POINTS].tolist():

@@ -180,10 +180,8 @@ class Recursion:
             ):
                 return solution
             image, information = self.image(log_qhat)
-            relative_error, residual = (
-                _relative_error_of(information),
-                distance(solution.qhat, exponential(image)),
-            )
+            relative_error = _relative_error_of(information)
+            residual = distance(solution.qhat, exponential(image))
             solution = solution._replace(
                 relative_error=relative_error,
                 residual=residual,
@@ -249,18 +247,16 @@ class Recursion:
                 break
             image, information = self.image(log_qhat, rough=offset is not None)
             image = image if offset is None else image + offset
-            relative_error, method = (
+            relative_error = (
                 _relative_error_of(information)
                 if stated_error is None
-                else stated_error,
-                information.method,
+                else stated_error
             )
+            method = information.method
             if not relative_error < 0.5 and (unknown_shares < 1e-3).all():
-                relative_error, residual, method = (
-                    1.0,
-                    1.0,
-                    f"{method}, {BELOW_RESOLUTION}",
-                )
+                relative_error = 1.0
+                residual = 1.0
+                method = f"{method}, {BELOW_RESOLUTION}"
                 break
             step = image - log_qhat
             residual = distance(exponential(log_qhat), exponential(image))
@@ -283,10 +279,8 @@ class Recursion:
             if residual > 2 * smallest_residual:
                 last_points, last_steps = [], []  # forget the history, which misleads
             smallest_residual = min(smallest_residual, residual)
-            last_points, last_steps = (
-                [*last_points[-3:], log_qhat],
-                [*last_steps[-3:], step],
-            )
+            last_points = [*last_points[-3:], log_qhat]
+            last_steps = [*last_steps[-3:], step]
             log_qhat = image
             if len(last_steps) > 1:
                 step_changes = np.stack(
@@ -399,10 +393,8 @@ class CoupledCurve(Curve):
         first.
         """
         uninformed = self.solve(alpha)
-        (
-            (uninformed_prediction, uninformed_point),
-            (informed_prediction, informed_point),
-        ) = (uninformed, self.solve(alpha, "informed", uninformed))
+        uninformed_prediction, uninformed_point = uninformed
+        informed_prediction, informed_point = self.solve(alpha, "informed", uninformed)
         if (
             UNFINISHED in informed_prediction.method
             and UNFINISHED not in uninformed_prediction.method
@@ -442,11 +434,9 @@ class CoupledCurve(Curve):
         from near the signal. An informed solve may end at the fixed point of the ``other_branch``, the uninformed one; perfect
         recovery is returned where it is stable.
         """
-        problem, perfect_threshold, is_uninformed = (
-            self.problem,
-            self.perfect,
-            branch == "uninformed",
-        )
+        problem = self.problem
+        perfect_threshold = self.perfect
+        is_uninformed = branch == "uninformed"
         if is_uninformed:
             information, perturbation = self._from_prior_mean
             start_qhat = (

@@ -184,10 +184,8 @@ class Curve(ABC):
         )
         if self.is_same_prediction(uninformed_prediction, informed_prediction):
             return 0.0, 0.0
-        (uninformed, uninformed_error), (informed, informed_error) = (
-            self.free_entropy(uninformed_prediction),
-            self.free_entropy(informed_prediction),
-        )
+        uninformed, uninformed_error = self.free_entropy(uninformed_prediction)
+        informed, informed_error = self.free_entropy(informed_prediction)
         return informed - uninformed, uninformed_error + informed_error
 
     def transition(
@@ -215,14 +213,12 @@ class Curve(ABC):
         if not is_informed_optimal.any():
             return None
         first_informed = int(np.argmax(is_informed_optimal))
-        lower_alpha, upper_alpha = (
-            (
-                float(inner_alphas[first_informed - 1])
-                if first_informed
-                else informed_start.value
-            ),
-            float(inner_alphas[first_informed]),
+        lower_alpha = (
+            float(inner_alphas[first_informed - 1])
+            if first_informed
+            else informed_start.value
         )
+        upper_alpha = float(inner_alphas[first_informed])
         for _ in range(40):
             midpoint = (lower_alpha + upper_alpha) / 2
             lower_alpha, upper_alpha = (
@@ -334,10 +330,8 @@ class Potential:
             end_position = float(
                 np.interp(negative_log_target, negative_log_V, position)
             )
-            fine_sum, coarse_sum = (
-                fine_sum + fine_integral(end_position),
-                coarse_sum + coarse_integral(end_position),
-            )
+            fine_sum = fine_sum + fine_integral(end_position)
+            coarse_sum = coarse_sum + coarse_integral(end_position)
         label_term, prior_term, alpha_error_term = fine_sum
         free_entropy, coarse_free_entropy = (
             0.5 * (alpha * integral_sums[0] - integral_sums[1])
@@ -539,7 +533,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
         component_weights = np.clip(
             component_weights * ratios / ratios.max(), 1e-6, 1.0
         )
-    at_larger_error, at_smaller_error = ratios_at(1e4), ratios_at(1e6)
+    at_larger_error = ratios_at(1e4)
+    at_smaller_error = ratios_at(1e6)
     # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
     if (
         at_larger_error is None

@@ -171,10 +171,8 @@ def _errors_along_curve(
     """
     second_moment = float(problem.prior.second_moment(1)[0, 0])
     V_roots = np.sqrt([float(errors_at_node[0, 0]) for errors_at_node in V])
-    root_center, half_width = (
-        (V_roots.max() + V_roots.min()) / 2,
-        (V_roots.max() - V_roots.min()) / 2,
-    )
+    root_center = (V_roots.max() + V_roots.min()) / 2
+    half_width = (V_roots.max() - V_roots.min()) / 2
     if half_width < 1e-9:
         return [generalization_error(problem, Q[0], V[0])] * len(Q)
     nodes = root_center + half_width * np.cos(
@@ -243,7 +241,8 @@ def _errors_of_samples(
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    joint_root, V_root = symmetric_root(joint_overlaps), symmetric_root(V)
+    joint_root = symmetric_root(joint_overlaps)
+    V_root = symmetric_root(V)
     products_by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
     mean_labels, mean_squares = [], []
     for scramble in range(SCRAMBLES):
@@ -251,10 +250,8 @@ def _errors_of_samples(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
         joint_latents = joint_root @ normal_numbers[:, : 2 * P]
-        truth, omega = (
-            joint_latents[:, :P],
-            joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P],
-        )
+        truth = joint_latents[:, :P]
+        omega = joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P]
         latents = (
             truth,
             omega,
@@ -308,10 +305,8 @@ def _variances(means: Array, squares: Array) -> list[float]:
     """
     scramble_count = len(means)
     flat_means = means.reshape(scramble_count, -1)
-    mean_sum, squared_norms = (
-        flat_means.sum(axis=0),
-        np.sum(flat_means * flat_means, axis=1),
-    )
+    mean_sum = flat_means.sum(axis=0)
+    squared_norms = np.sum(flat_means * flat_means, axis=1)
 
     def unbiased_variance(
         mean_sum: Array, squared_norms: Array, squares: Array, n: int

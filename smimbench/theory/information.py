@@ -95,7 +95,8 @@ class Nodes:
 
         Where a single evaluation was sampled a batch is evaluated, and remembered, one by one.
         """
-        Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        Q = np.asarray(Q, dtype=float)
+        V = np.asarray(V, dtype=float)
         if Q.ndim == 2 or not self._is_sampled:
             return self._evaluate_once(kind, Q, V, evaluate)
         shape = Q.shape[-2:]
@@ -176,7 +177,8 @@ def channel_information(
         information: Uncertain = channel.information(Q, V)
         return information
     shape = Q.shape
-    flat_Q, flat_V = Q.reshape(-1, *shape[-2:]), V.reshape(-1, *shape[-2:])
+    flat_Q = Q.reshape(-1, *shape[-2:])
+    flat_V = V.reshape(-1, *shape[-2:])
     sampled_information = [
         sampled_moments(channel, model.sites, q, v)[0] for q, v in zip(flat_Q, flat_V)
     ]
@@ -257,7 +259,8 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """
     channel, sites, P = problem.channel, problem.model.sites, problem.components
-    V_root, V_inverse = np.linalg.cholesky(V), np.linalg.inv(V)
+    V_root = np.linalg.cholesky(V)
+    V_inverse = np.linalg.inv(V)
     point_count = 2**10
     scramble_samples, scramble_controls = [], []
     for scramble in range(SCRAMBLES):

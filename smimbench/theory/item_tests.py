@@ -234,7 +234,8 @@ class ChannelTest(ItemTest):
         sampled = sampled_errors(self.problem, Q, V)
         constant_error = abs(sampled["constant"].value)
         for kind in KINDS:
-            quantity, sampled_error = f"generalization_error ({kind})", sampled[kind]
+            quantity = f"generalization_error ({kind})"
+            sampled_error = sampled[kind]
             is_dict = isinstance(formulas, dict)
             formula = formulas.get(kind) if is_dict else formulas
             formula_value, error = self.value_and_error(quantity, formula, ())
@@ -276,7 +277,8 @@ class ChannelTest(ItemTest):
                 f"forward must return one label per sample, ({count}, ...), got shape {np.shape(y)}"
             )
         posterior, second_moment = self._posterior(y, omega, V, draw_index)
-        inverse_V_root, stated_error = inverse_root(V, 0.0), _stated_error(posterior)
+        inverse_V_root = inverse_root(V, 0.0)
+        stated_error = _stated_error(posterior)
         mean_step = inverse_V_root @ (posterior.mean - omega)
         mean_error = h - mean_step
         if (
@@ -300,7 +302,8 @@ class ChannelTest(ItemTest):
         omega_weight = 1 + omega_along / np.std(
             omega_along, axis=0
         )  # gives omega a sign where labels see none
-        constant_function, is_large = np.ones_like(u), np.abs(u) > 1
+        constant_function = np.ones_like(u)
+        is_large = np.abs(u) > 1
         test_functions = {
             "on average": constant_function,
             "along omega": u,
@@ -421,10 +424,8 @@ class ChannelTest(ItemTest):
         """
         half_count = len(z) // 2
         if not is_noisy(self.item, z):
-            labels_of_half, half_of_labels = (
-                self.item.forward(z[:half_count]),
-                self.item.forward(z)[:half_count],
-            )
+            labels_of_half = self.item.forward(z[:half_count])
+            half_of_labels = self.item.forward(z)[:half_count]
             if not np.allclose(labels_of_half, half_of_labels, rtol=1e-9, atol=1e-12):
                 raise self.fail(
                     "forward: a label must depend on the latents of its own sample and on rng only, "
@@ -502,7 +503,8 @@ class PriorTest(ItemTest):
         """
         failures_of = partial(self._failures, Qhat, f"Qhat = {place}", draw_index)
         (claimed_errors, dimension), _ = self.run_growing(failures_of)
-        P, second_moment = len(Qhat), prior_moments(self.problem, len(Qhat))[0]
+        P = len(Qhat)
+        second_moment = prior_moments(self.problem, len(Qhat))[0]
         overlap = self.call("overlap", Qhat[None, ...])
         Q, V = (
             self.require_finite(
@@ -551,10 +553,8 @@ class PriorTest(ItemTest):
         """
         model, P = self.problem.model, len(Qhat)
         second_moment, prior_mean_overlap = prior_moments(self.problem, P)
-        error_unit, second_moments = (
-            self._error_unit(Qhat),
-            np.diagonal(second_moment),
-        )
+        error_unit = self._error_unit(Qhat)
+        second_moments = np.diagonal(second_moment)
         noise_root = symmetric_root(np.linalg.inv(Qhat))
         # The best linear estimate stands for R, which is large where little is known.
         linear_estimator = (
@@ -588,7 +588,8 @@ class PriorTest(ItemTest):
             )
             denoised = self.denoised(R, Qhat)
             estimate = denoised.estimate
-            estimate_error, signal_deviation = signal - estimate, signal - prior_mean
+            estimate_error = signal - estimate
+            signal_deviation = signal - prior_mean
             claimed_errors.append(np.asarray(denoised.V).sum(1) / error_unit)
             test_functions = {
                 "the estimate is not the posterior mean of the distribution that signals are drawn from": estimate
@@ -643,10 +644,8 @@ class PriorTest(ItemTest):
             moment_error, overlap_error_at(self.problem, vanishing_Qhat)
         )
         means[SECOND_MOMENT_FAULT] = signal_moment, moment_error
-        largest_z, allowance = (
-            SUSPECT_Z if self.is_low_rank else LARGEST_Z,
-            self.allowance_times_dimension / dimension,
-        )
+        largest_z = SUSPECT_Z if self.is_low_rank else LARGEST_Z
+        allowance = self.allowance_times_dimension / dimension
         failures = self.messages_of_failed_means(place, means, largest_z, allowance)
         return failures, (np.array(claimed_errors), dimension)
 

@@ -207,7 +207,8 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     ) * np.sqrt(2 * P)
     if problem.model.rank == "extensive":
         signal_and_estimate = signal_and_estimate[:, :, None] * np.eye(2 * P)
-    signal, estimate = signal_and_estimate[:P], signal_and_estimate[P:]
+    signal = signal_and_estimate[:P]
+    estimate = signal_and_estimate[P:]
     model = getattr(
         problem.model, "model", problem.model
     )  # the model without weights of features

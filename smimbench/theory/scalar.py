@@ -193,10 +193,8 @@ class ScalarCurve(Curve):
         has_node_pair = (upper_node > 0) & (upper_node < len(node_alphas))
         log_qhat = np.where(upper_node == 0, -np.inf, np.inf)
         if has_node_pair.any():
-            log_targets, upper_index = (
-                np.log(requested_ratios[has_node_pair]),
-                upper_node[has_node_pair],
-            )
+            log_targets = np.log(requested_ratios[has_node_pair])
+            upper_index = upper_node[has_node_pair]
             log_qhat[has_node_pair] = bracketed_roots(
                 lambda position, index: (
                     np.log(self.alpha_of(position)[0]) - log_targets[index]
@@ -287,10 +285,8 @@ class ScalarCurve(Curve):
         )
         if stated_error.any():
             V_shift = np.minimum(stated_error, 0.5) * V
-            information, shifted_information = (
-                self._information_at(Q, V).value,
-                self._information_at(Q - V_shift, V + V_shift).value,
-            )
+            information = self._information_at(Q, V).value
+            shifted_information = self._information_at(Q - V_shift, V + V_shift).value
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative_error = relative_error + np.nan_to_num(
                     np.abs(shifted_information / information - 1)
@@ -318,10 +314,8 @@ class ScalarCurve(Curve):
         of alpha.
         """
         ones_per_component = np.ones(len(self.identity))
-        error, ratio_error = (
-            float(error) * ones_per_component,
-            float(alpha * relative_error) * ones_per_component,
-        )
+        error = float(error) * ones_per_component
+        ratio_error = float(alpha * relative_error) * ones_per_component
         Q_and_V = float(Q) * self.identity, float(V) * self.identity
         return Prediction(
             float(alpha), *Q_and_V, error, branch, self.method, alpha_error=ratio_error
@@ -388,11 +382,9 @@ class ScalarCurve(Curve):
         ):
             ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(P), [])
-            limit_alpha, relative_error = (
-                float(np.exp(log_ratio[0])),
-                float(
-                    error[0] + (0.0 if is_overlap_held else ratios.response_error[0])
-                ),
+            limit_alpha = float(np.exp(log_ratio[0]))
+            relative_error = float(
+                error[0] + (0.0 if is_overlap_held else ratios.response_error[0])
             )
             return (
                 Threshold(limit_alpha, limit_alpha * relative_error)
@@ -487,11 +479,9 @@ class ScalarCurve(Curve):
     def _extrema(self) -> list[tuple[float, TurningPoint]]:
         """Local extrema of ``alpha(Qhat)``: pairs of log Qhat and turning point (alpha with its error, peak or minimum)."""
         is_finite = np.isfinite(self.alpha)
-        nodes, alpha, alpha_error = (
-            self.nodes[is_finite],
-            self.alpha[is_finite],
-            self.alpha_error[is_finite],
-        )
+        nodes = self.nodes[is_finite]
+        alpha = self.alpha[is_finite]
+        alpha_error = self.alpha_error[is_finite]
         noise_of_alpha = 3 * alpha_error + (1e-9 + self._rounding(nodes)) * alpha
         return [
             self._extremum(nodes, alpha, alpha_error, index, is_peak)
@@ -536,7 +526,8 @@ class GridCurve(ScalarCurve):
         """Nodes (log Qhat), the first ``end`` of them, at which V exceeds the smallest V that is resolved, and the point where
         it falls to that.
         """
-        resolved_nodes, next_node = nodes[:end], nodes[end : end + 1]
+        resolved_nodes = nodes[:end]
+        next_node = nodes[end : end + 1]
         smallest_V = self.smallest_error * self.prior_variance
         if not len(next_node) or self._overlap(next_node)[1][0] >= smallest_V:
             return resolved_nodes
@@ -590,11 +581,9 @@ class GridCurve(ScalarCurve):
         from scipy.interpolate import CubicSpline
 
         is_finite = np.isfinite(self.alpha)
-        nodes, alpha, alpha_error = (
-            self.nodes[is_finite],
-            self.alpha[is_finite],
-            self.alpha_error[is_finite],
-        )
+        nodes = self.nodes[is_finite]
+        alpha = self.alpha[is_finite]
+        alpha_error = self.alpha_error[is_finite]
         return CubicSpline(nodes, np.log(alpha)), lambda log_qhat: np.interp(
             log_qhat, nodes, alpha_error / alpha
         )
@@ -631,7 +620,8 @@ def shares_overlap(problem: Problem) -> bool:
 
 def limit_of(values: Sequence[float]) -> Threshold:
     """Extrapolate the limit of a sequence (``values``, four or more, at geometric spacing), with an error estimate."""
-    limit, previous_limit = aitken(*values[-3:]), aitken(*values[-4:-1])
+    limit = aitken(*values[-3:])
+    previous_limit = aitken(*values[-4:-1])
     return Threshold(limit, abs(limit - previous_limit) + 1e-12 * abs(limit))
 
 
@@ -661,8 +651,10 @@ def interpolation_error(nodes: Array, alpha: Array) -> Array:
     """Relative error (G,) of interpolating alpha between G computed points (``nodes``, values of log Qhat): an eighth of each
     one's distance in log alpha from the cubic through its four neighbors, whose gap is twice as wide.
     """
-    errors, finite_nodes = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
-    log_qhat, log_alpha = nodes[finite_nodes], np.log(alpha[finite_nodes])
+    errors = np.zeros(len(nodes))
+    finite_nodes = np.flatnonzero(np.isfinite(alpha))
+    log_qhat = nodes[finite_nodes]
+    log_alpha = np.log(alpha[finite_nodes])
     for index in range(1, len(log_qhat) - 1):
         neighbors = [
             neighbor

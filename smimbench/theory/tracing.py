@@ -247,10 +247,8 @@ class ComponentRatios:
             growth, growth_error = (
                 column * self.response for column in diagonals(susceptibility)
             )
-            rate, error = (
-                np.where(is_unlearned, growth, rate),
-                np.where(is_unlearned, growth_error, error),
-            )
+            rate = np.where(is_unlearned, growth, rate)
+            error = np.where(is_unlearned, growth_error, error)
         rate, error = self.kappa * rate, self.kappa * error
         is_resolved = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
         positive_rate = np.where(is_resolved, rate, 1.0)
@@ -453,10 +451,8 @@ class Corrector:
         Where information is sampled, all values come from few labels, the same at every overlap. Where a node's Jacobian has been
         computed so, only the columns of new components are added.
         """
-        difference_step, use_rough = (
-            self.ratios.accuracy.difference_step,
-            self.ratios.has_rough_information,
-        )
+        difference_step = self.ratios.accuracy.difference_step
+        use_rough = self.ratios.has_rough_information
         base_log_ratios = (
             self.ratios.log_ratios(node.x, stage.learned_components, rough=True)[0]
             if use_rough
@@ -576,16 +572,12 @@ class Corrector:
         values (few labels) at ``rough_x``; ``last_ratios`` are the log alpha_a at ``last_x``, and the change by the last
         correction is counted in the residual.
         """
-        accuracy, moving_components, largest_correction = (
-            self.ratios.accuracy,
-            stage.moving_components,
-            0.0,
-        )
-        jacobian, last_x, last_ratios = (
-            origin.jacobian.copy(),
-            origin.x,
-            origin.log_ratios,
-        )
+        accuracy = self.ratios.accuracy
+        moving_components = stage.moving_components
+        largest_correction = 0.0
+        jacobian = origin.jacobian.copy()
+        last_x = origin.x
+        last_ratios = origin.log_ratios
         # What is left is counted in full where the slope may be far off, and by a share where it is measured: there it may be as
         # large as the error.
         is_jacobian_measured = (
@@ -606,13 +598,11 @@ class Corrector:
             )
             correction_size = float(np.abs(correction).max())
             if np.isfinite(correction_size):
-                largest_correction, x = (
-                    correction_size,
-                    self.step_within_bounds(
-                        stage,
-                        x,
-                        x + correction * min(1.0, 1.0 / max(correction_size, 1e-300)),
-                    ),
+                largest_correction = correction_size
+                x = self.step_within_bounds(
+                    stage,
+                    x,
+                    x + correction * min(1.0, 1.0 / max(correction_size, 1e-300)),
                 )
         # After 6 corrections without success the caller halves its step.
         for halving in range(6):
@@ -651,11 +641,9 @@ class Corrector:
             x = self.step_within_bounds(stage, x, corrected_x)
             if (x != corrected_x).any() and len(stage.nodes) == 1:
                 # The correction leads back to the lowest overlap, just left: the step is too short to exceed the noise.
-                correction, largest_correction, x = (
-                    np.zeros_like(correction),
-                    np.inf,
-                    last_x,
-                )
+                correction = np.zeros_like(correction)
+                largest_correction = np.inf
+                x = last_x
                 break
         else:
             correction, largest_correction = np.zeros_like(correction), np.inf

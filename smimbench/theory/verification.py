@@ -99,11 +99,9 @@ def verify_point(
         raise ValueError(
             f"resolve must be between 0 and 1 (0.02 means 2%), got {resolve}"
         )
-    start_time, draws, point_by_draws = (
-        clock(),
-        FIRST_DRAWS,
-        PointByDraws(problem, point, on_draws),
-    )
+    start_time = clock()
+    draws = FIRST_DRAWS
+    point_by_draws = PointByDraws(problem, point, on_draws)
     while True:
         iteration_start = clock()
         checks = point_by_draws.checks(draws)
@@ -146,12 +144,10 @@ class PointByDraws:
         """Set the theory point, and find its learned components a, whose overlap exceeds that of the prior mean; ``on_draws``
         is told how many draws were made.
         """
-        self.problem, self.point, self.draws, self.on_draws = (
-            problem,
-            point,
-            FIRST_DRAWS,
-            on_draws,
-        )
+        self.problem = problem
+        self.point = point
+        self.draws = FIRST_DRAWS
+        self.on_draws = on_draws
         self.alpha, self.Q, self.mse = point.alpha, point.overlap, point.mse
         self.information_factor = float(problem.model.kappa) * self.alpha
         self.second_moment, self.prior_mean_overlap = prior_moments(problem)
@@ -207,7 +203,8 @@ class PointByDraws:
             normals = self._rng("latents", chunk).standard_normal(
                 (2, min(chunk_draws, self.draws - start), *shape)
             )
-            omega, z_minus_omega = (root_Q @ normals[0], root_V @ normals[1])
+            omega = root_Q @ normals[0]
+            z_minus_omega = root_V @ normals[1]
             y = channel.forward(omega + z_minus_omega, rng=self._rng("labels", chunk))
             sampler = channel if resample is None else resample(chunk)
             yield (
@@ -227,10 +224,8 @@ class PointByDraws:
         V_inverse = np.linalg.inv(V)
         by_posterior, by_teacher, posterior_error = [], [], 0.0
         for omega, z_minus_omega, posterior in self._posteriors(Q, V):
-            g, h = (
-                V_inverse @ (np.asarray(posterior.mean) - omega),
-                V_inverse @ z_minus_omega,
-            )
+            g = V_inverse @ (np.asarray(posterior.mean) - omega)
+            h = V_inverse @ z_minus_omega
             by_posterior.append(g @ np.swapaxes(g, 1, 2))
             by_teacher.append(symmetric(g @ np.swapaxes(h, 1, 2)))
             posterior_error = max(posterior_error, float(posterior.error))
@@ -246,10 +241,8 @@ class PointByDraws:
         """Entries (rows, columns) of Qhat that are compared with Monte Carlo draws: diagonal ones of learned components, and
         others if Qhat is not diagonal.
         """
-        learned_components, qhat_diagonal = (
-            np.array(self.learned_components),
-            np.diagonal(self.qhat),
-        )
+        learned_components = np.array(self.learned_components)
+        qhat_diagonal = np.diagonal(self.qhat)
         has_off_diagonal = (
             np.abs(self.qhat - np.diag(qhat_diagonal)).max()
             > 1e-6 * qhat_diagonal.max()
@@ -304,10 +297,8 @@ class PointByDraws:
         """Check that the point is a fixed point: its Qhat against Monte Carlo means of the information by the posterior and by
         the teacher (two sources), and its MSE by a Newton step in Qhat from the first of these. a and b are learned components.
         """
-        (by_posterior, by_teacher, posterior_bias), (rows, columns) = (
-            self.draw(self.Q, self.V),
-            self._entries,
-        )
+        by_posterior, by_teacher, posterior_bias = self.draw(self.Q, self.V)
+        rows, columns = self._entries
         relative_alpha_error = self.point.alpha_error / self.alpha
         checks = []
         for source, samples, bias_of_source in (
@@ -332,10 +323,8 @@ class PointByDraws:
                     )
                     for learned_component in (a, b)
                 )
-                check_name, drawn_qhat = (
-                    f"Qhat{entry_label} ({source})",
-                    self.information_factor * samples[:, a, b],
-                )
+                check_name = f"Qhat{entry_label} ({source})"
+                drawn_qhat = self.information_factor * samples[:, a, b]
                 checks.append(
                     compare(
                         check_name,
@@ -421,10 +410,8 @@ class PointByDraws:
                         / self.V[a, a] ** 2
                     )
             for a, rates in growth_rates.items():
-                error, samples = (
-                    self.point.alpha_error[a] / self.alpha,
-                    np.concatenate(rates),
-                )
+                error = self.point.alpha_error[a] / self.alpha
+                samples = np.concatenate(rates)
                 checks.append(
                     compare(
                         "unlearned",
@@ -476,11 +463,9 @@ class PointByDraws:
         """Check the MSE of the signal (P components a) denoised at the printed Qhat; matrices are drawn at two dimensions D and
         extrapolated in 1/D, low-rank signals (vectors) give one sample per entry.
         """
-        prior, model, P = (
-            self.problem.prior,
-            self.problem.model,
-            self.problem.components,
-        )
+        prior = self.problem.prior
+        model = self.problem.model
+        P = self.problem.components
         if why_theory_only(prior, P):
             return []
         has_low_rank = model.rank == "low"
@@ -523,11 +508,9 @@ class PointByDraws:
                 )
                 for size_factor in (1, 2)
             )
-            samples, finite_size_bias, check_options = (
-                2 * large_D_errors - small_D_errors,
-                np.abs((large_D_errors - small_D_errors).mean(1)),
-                {"effective": math.inf},
-            )
+            samples = 2 * large_D_errors - small_D_errors
+            finite_size_bias = np.abs((large_D_errors - small_D_errors).mean(1))
+            check_options = {"effective": math.inf}
         prior_error = overlap_error_at(self.problem, self.qhat) * self.mse
         return [
             compare(
@@ -550,7 +533,8 @@ class PointByDraws:
         if not printed_errors:
             return []
         P, C = self.problem.components, self.problem.model.sites
-        root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
+        root_Q = symmetric_root(self.Q)
+        root_V = symmetric_root(self.V)
         normal_numbers = self._rng("prediction").standard_normal((3, self.draws, P, C))
         omega = root_Q @ normal_numbers[0] + VANISHING_ESTIMATE * normal_numbers[0]
         true_labels, posterior_labels, plugin_labels = (

@@ -301,10 +301,8 @@ def aligned_signals(problem: Problem, signals: Array) -> Array:
 
     aligned_students = align_to(signals[0, ...])
     for _ in range(20):
-        previously_aligned, aligned_students = (
-            aligned_students,
-            align_to(xp.mean(aligned_students, axis=0)),
-        )
+        previously_aligned = aligned_students
+        aligned_students = align_to(xp.mean(aligned_students, axis=0))
         if bool(xp.all(previously_aligned == aligned_students)):
             break
     return aligned_students

@@ -355,7 +355,8 @@ class LeastSquares:
         observed combinations of posterior means of the latents at labels y, for priors N(omega = 0, V = I), without their
         shrinkage.
         """
-        xp, device_and_dtype = namespace(inputs), matching(inputs)
+        xp = namespace(inputs)
+        device_and_dtype = matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(observation.noise.min())

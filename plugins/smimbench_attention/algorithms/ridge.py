@@ -287,7 +287,8 @@ def _initial_ridge_state(
     penalty, one per component, or several candidates (one row of ``penalties`` each); ``remark`` is for the user.
     """
     inputs = least_squares.inputs
-    xp, device_and_dtype = namespace(inputs), matching(inputs)
+    xp = namespace(inputs)
+    device_and_dtype = matching(inputs)
     prior_mean_on_host = problem.prior.mean(problem.components, inputs.shape[-1])
     prior_mean = xp.asarray(prior_mean_on_host, **device_and_dtype)
     penalties = xp.asarray(np.atleast_2d(penalty), **device_and_dtype)

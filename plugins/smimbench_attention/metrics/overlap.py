@@ -34,7 +34,8 @@ class OverlapMetric(PerComponent):
         """
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]
-        Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])
+        Q = point["overlap"]
+        errors = point.get("overlap_error", point["mse_error"])
         diagonal_overlaps = [
             overlap_row[component] for component, overlap_row in enumerate(Q)
         ]

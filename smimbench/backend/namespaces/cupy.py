@@ -114,7 +114,8 @@ class CupyBackend(Backend):
     def stopwatch(self) -> Callable[[], Elapsed]:
         """Start a time measurement by CUDA events and by the wall clock; the returned function stops it."""
         begin_time = self.clock()
-        start_event, end_event = self.xp.cuda.Event(), self.xp.cuda.Event()
+        start_event = self.xp.cuda.Event()
+        end_event = self.xp.cuda.Event()
         start_event.record()
 
         def stop_measuring() -> Elapsed:

@@ -276,7 +276,8 @@ def _empirical_risk(
     signal = xp.asarray(weights, **matching(data.inputs))
     gradient, risk = xp.zeros_like(signal), 0.0
     for chunk in sample_chunks(model, data.inputs, problem.components):
-        inputs, y = data.inputs[chunk, ...], state.targets[chunk, ...]
+        inputs = data.inputs[chunk, ...]
+        y = state.targets[chunk, ...]
         z = model.forward(inputs, signal)
         risk = risk + xp.sum(loss.value(y, z))
         gradient = gradient + model.adjoint(inputs, loss.slope(y, z))

@@ -177,7 +177,8 @@ def order_parameters(
     signal's latents given the estimate's, ``noise_covariance`` the reverse.
     """
     V, m_hat, Q_hat = parameters
-    feature_gains, feature_variance = V[None], np.ones((1, 1, 1))
+    feature_gains = V[None]
+    feature_variance = np.ones((1, 1, 1))
     identity = np.eye(len(T))
     if feature_variances is not None:
         feature_variance = feature_variances[:, None, None]
@@ -195,7 +196,8 @@ def order_parameters(
     )
     signal_information = mean_gain.T @ np.linalg.solve(noise_covariance, mean_gain)
     conditional_covariance = T @ np.linalg.inv(identity + signal_information @ T)
-    M, Q = mean_gain @ T, mean_gain @ T @ mean_gain.T + noise_covariance
+    M = mean_gain @ T
+    Q = mean_gain @ T @ mean_gain.T + noise_covariance
     return OrderParameters(T, M, Q, V, conditional_covariance, noise_covariance)
 
 
@@ -479,7 +481,8 @@ class FixedPoints:
             self.solutions, key=lambda solution: abs(solution[0] - log_penalty)
         )[:2]
         if not nearest_solutions:  # a small overlap and a small norm
-            identity, initial_stiffness = np.eye(self.P), 1 + penalty
+            identity = np.eye(self.P)
+            initial_stiffness = 1 + penalty
             Q_hat = initial_stiffness**2 * (0.1 * identity + 0.09 * self.T)
             m_hat = 0.1 * initial_stiffness * identity
             return np.stack([identity / initial_stiffness, m_hat, Q_hat])

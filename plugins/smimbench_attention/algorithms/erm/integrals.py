@@ -97,12 +97,11 @@ def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
     lower_bound_of_z = np.minimum(omega, bound_of_z)
     upper_bound_of_z = np.maximum(omega, bound_of_z)
     z = (lower_bound_of_z + upper_bound_of_z) / 2
-    step_before_last, last_step = (
-        upper_bound_of_z - lower_bound_of_z,
-        upper_bound_of_z - lower_bound_of_z,
-    )
+    step_before_last = upper_bound_of_z - lower_bound_of_z
+    last_step = upper_bound_of_z - lower_bound_of_z
     for _ in range(100):  # usually about ten
-        scaled_slope, scaled_curvature = v * loss.slope(y, z), v * loss.curvature(y, z)
+        scaled_slope = v * loss.slope(y, z)
+        scaled_curvature = v * loss.curvature(y, z)
         residual = z + scaled_slope - omega
         # Change of the residual by a rounding of z.
         rounding_of_residual = (1 + scaled_curvature) * (1 + np.abs(z))
@@ -229,7 +228,8 @@ def labels_of(problem: Problem) -> str | None:
             observable(problem.channel, problem.channel.forward(z, rng=rng))
         )
 
-    y, is_first_site = labels(z), np.arange(z.shape[-1]) == 0
+    y = labels(z)
+    is_first_site = np.arange(z.shape[-1]) == 0
     if y.shape != z.shape:
         return None
     for is_scaled_site in (is_first_site, ~is_first_site):
@@ -262,7 +262,8 @@ def _sites_are_independent(problem: Problem) -> bool:
     """
     C = problem.model.sites
     rng = monte_carlo_rng("convex losses: sites")
-    omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
+    omega = rng.standard_normal((8, 1, C))
+    y = np.sign(rng.standard_normal((8, 1, C)))
     flipped_labels = y.copy()
     flipped_labels[:, :, 1:] *= -1
     posterior_mean, mean_at_flipped_labels = (
@@ -341,7 +342,8 @@ class SignIntegrals:
             abs(M) / omega_scale, ACCURACY.smallest_panel
         )
         omega_nodes, omega_weights = self._nodes(transition_width, kink_positions)
-        omega, teacher_mean = omega_scale * omega_nodes, M / omega_scale * omega_nodes
+        omega = omega_scale * omega_nodes
+        teacher_mean = M / omega_scale * omega_nodes
         posterior_means = [
             self._posterior_mean(y, teacher_mean, orders.conditional_covariance)
             for y in label_signs

@@ -77,7 +77,8 @@ def measured_variance(
 
     The prior's own V is a mean over observations that would be made if the assumptions were right.
     """
-    xp, component_shape = namespace(R), (-1, *[1] * (R.ndim - 1))
+    xp = namespace(R)
+    component_shape = (-1, *[1] * (R.ndim - 1))
     probe_sizes = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
     perturbation = xp.asarray(
         probe * probe_sizes.reshape(component_shape), **matching(R)
@@ -267,10 +268,8 @@ class MismatchedRecursion:
         )
         channel = self.problem.channel
         for white_fields in (self.latents[0], -self.latents[0]):
-            omega, true_mean = (
-                root_of_Q @ white_fields,
-                coefficients_of_true_mean @ white_fields,
-            )
+            omega = root_of_Q @ white_fields
+            true_mean = coefficients_of_true_mean @ white_fields
             rng = monte_carlo_rng("wrong assumptions: noise", self.seed)
             z = true_mean + symmetric_root(conditional_covariance) @ self.latents[1]
             y = channel.forward(z, rng=rng)
@@ -517,7 +516,8 @@ class MismatchedRecursion:
         for (y, channel, omega, V), _ in self.sampled_labels(orders):
             rng = monte_carlo_rng("wrong assumptions: posterior", self.seed)
             posterior = channel.posterior(y, omega, V, second_moment=True, rng=rng)
-            posterior_mean, V_inverse = np.asarray(posterior.mean), np.linalg.inv(V)
+            posterior_mean = np.asarray(posterior.mean)
+            V_inverse = np.linalg.inv(V)
             second_moment = np.asarray(posterior.second_moment)
             posterior_covariance = (
                 second_moment

@@ -55,7 +55,8 @@ def mismatched_theory(
     try:
         ridge_solution = _ridge_fixed_point(problem, assumed, alpha)
         if ridge_solution is not None:  # exact, so that sets of points do not differ
-            orders, conjugates = [ridge_solution[0]] * 2, [ridge_solution[1]] * 2
+            orders = [ridge_solution[0]] * 2
+            conjugates = [ridge_solution[1]] * 2
         for seed in range(0 if ridge_solution else ACCURACY.point_sets):
             state_evolution = MismatchedRecursion(problem, assumed, alpha, seed)
             initial_orders = state_evolution.initial_orders(
@@ -104,7 +105,8 @@ def _ridge_fixed_point(
     NoFixedPoint
         Without an assumed noise, where there are just as many labels as directions.
     """
-    true_noises, assumed_noises = additive_noise(problem), additive_noise(assumed)
+    true_noises = additive_noise(problem)
+    assumed_noises = additive_noise(assumed)
     if true_noises is None or assumed_noises is None:
         return None
     T, mean_overlap = prior_moments(problem)
@@ -126,10 +128,8 @@ def _ridge_fixed_point(
         return None
     true_noise = true_noises.mean() * identity
     assumed_noise = assumed_noises.mean() * identity
-    labels_per_direction, penalty = (
-        alpha * problem.model.sites,
-        float(assumed_noises.mean()) / assumed_variance,
-    )
+    labels_per_direction = alpha * problem.model.sites
+    penalty = float(assumed_noises.mean()) / assumed_variance
     try:
         _, M, Q = ridge_overlaps(T, true_noise, labels_per_direction, penalty)
     except ValueError as error:
@@ -206,10 +206,8 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     mse, mse_error = solution.prediction.mse, solution.prediction.mse_error
     draw_checks = []
     for conjugate_index, conjugate_name in enumerate(Conjugates._fields):
-        predicted_diagonal, prediction_error = (
-            np.diagonal(conjugates[conjugate_index]),
-            np.diagonal(conjugate_errors[conjugate_index]),
-        )
+        predicted_diagonal = np.diagonal(conjugates[conjugate_index])
+        prediction_error = np.diagonal(conjugate_errors[conjugate_index])
         draw_checks += _compare_components(
             conjugate_name,
             predicted_diagonal,
@@ -220,7 +218,8 @@ def checks_by_draws(solution: MismatchedSolution) -> list[Check]:
     draw_checks += _compare_components(
         "signal", mse, mse_error, extrapolated_errors[:, 0], size_errors[0]
     )
-    V, V_error = np.diagonal(orders.V), np.diagonal(V_error)
+    V = np.diagonal(orders.V)
+    V_error = np.diagonal(V_error)
     return draw_checks + _compare_components(
         "V", V, V_error, extrapolated_errors[:, 1], size_errors[1]
     )
@@ -287,11 +286,9 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
     """True and claimed error (2, BATCHES, 2, P) of signals that are denoised from random observations R at the conjugates Qhat, m
     and chi of a solution of state evolution; the first axis is half and full dimension D, the third the two errors.
     """
-    problem, assumed_problem, (Qhat, m, chi) = (
-        solution.problem,
-        solution.assumed,
-        conjugates,
-    )
+    problem = solution.problem
+    assumed_problem = solution.assumed
+    Qhat, m, chi = conjugates
     model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
     full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
     true_and_claimed_errors = []

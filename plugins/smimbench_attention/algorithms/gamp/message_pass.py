@@ -75,7 +75,8 @@ def message_pass(
         Weight of the new g against the previous one, of all samples or of each.
     """
     model = problem.model
-    V_inverse, V_on_device = np.linalg.inv(V), send(V, estimate)
+    V_inverse = np.linalg.inv(V)
+    V_on_device = send(V, estimate)
     onsager_g = previous_g
     if previous_g is not None and onsager_factor is not None:
         onsager_g = multiply_components(onsager_factor, previous_g)

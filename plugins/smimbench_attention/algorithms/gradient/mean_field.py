@@ -176,7 +176,8 @@ class Directions:
         labels; no directions p yet. In the exact limit ``basis`` spans all vectors.
         """
         self.n, self.D, self.rng = system.samples, system.dimension, rng
-        self.rows, self.is_exact = len(normal_columns), system.exact_noise is not None
+        self.rows = len(normal_columns)
+        self.is_exact = system.exact_noise is not None
         if self.is_exact:
             self.basis = _GrowingColumns(np.linalg.qr(normal_columns)[0])
             normal_columns = self.basis.columns * math.sqrt(self.rows)
@@ -268,7 +269,8 @@ def descend(
     channel = problem.channel
     sample_count, batch_size = system.samples, system.batch
     P, C = problem.components, problem.model.sites
-    student_rows, last_step = slice(P, 2 * P), recorded_steps[-1]
+    student_rows = slice(P, 2 * P)
+    last_step = recorded_steps[-1]
     directions = Directions(
         rng.standard_normal((sample_count * C, 3 * P)), P, system, rng
     )
@@ -356,7 +358,8 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
-    sample_count, losses_of_draws = ACCURACY.fresh_samples // len(grams), []
+    sample_count = ACCURACY.fresh_samples // len(grams)
+    losses_of_draws = []
     for draw, roots_of_steps in enumerate(
         triangular_root(grams[..., : 2 * P, : 2 * P])
     ):

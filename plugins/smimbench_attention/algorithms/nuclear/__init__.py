@@ -260,10 +260,8 @@ class Nuclear(LinearRegression):
         extrapolation_weight = 0.0
         if momentum_counter > 1:
             extrapolation_weight = (state.momentum_counter - 1) / momentum_counter
-        squared_norm, squared_change = (
-            xp.sum(estimate * estimate),
-            xp.sum((estimate - state.extrapolated_point) ** 2),
-        )
+        squared_norm = xp.sum(estimate * estimate)
+        squared_change = xp.sum((estimate - state.extrapolated_point) ** 2)
         relative_length = xp.sqrt(
             squared_change
             / xp.where(squared_norm > 0, squared_norm, xp.ones_like(squared_norm))
@@ -363,10 +361,8 @@ class Nuclear(LinearRegression):
                 validation_set.normal_product(estimate, targets=True)[1]
             )
             if validation_error < lowest_validation_error:
-                best_penalty_so_far, lowest_validation_error = (
-                    largest_penalty * penalty_fraction,
-                    validation_error,
-                )
+                best_penalty_so_far = largest_penalty * penalty_fraction
+                lowest_validation_error = validation_error
         # The gradient of all samples is larger than that of the samples the penalty was chosen on.
         sample_count = int(data.inputs.shape[0])
         return best_penalty_so_far * sample_count / int(training_set.inputs.shape[0])

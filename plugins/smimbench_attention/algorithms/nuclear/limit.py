@@ -99,7 +99,8 @@ class Observations:
             """Degrees of freedom ``v Qhat(v)`` at the susceptibility v, minus the given degrees of freedom."""
             return v * self.stiffness(v) - degrees_of_freedom
 
-        smallest_v, largest_v = (1 - 1e-13) * smallest_v, (1 + 1e-13) * largest_v
+        smallest_v = (1 - 1e-13) * smallest_v
+        largest_v = (1 + 1e-13) * largest_v
         return float(
             brentq(excess_freedom, smallest_v, largest_v, xtol=1e-300, rtol=1e-14)
         )
@@ -380,10 +381,8 @@ def _threshold_of_penalty(
         return smallest_threshold
     bracket_width = math.sqrt(noise) + smallest_threshold
     while penalty_excess(smallest_threshold + bracket_width) < 0:
-        smallest_threshold, bracket_width = (
-            smallest_threshold + bracket_width,
-            2 * bracket_width,
-        )
+        smallest_threshold = smallest_threshold + bracket_width
+        bracket_width = 2 * bracket_width
     largest_threshold = smallest_threshold + bracket_width
     root_tolerances = {"xtol": 1e-14 * bracket_width, "rtol": 1e-13}
     return float(
@@ -435,7 +434,8 @@ def best_penalty(
         fixed_points[log_penalty] = minimum
         return minimum.error
 
-    log_decade, required_error_ratio = math.log(10), 1 - SMALL_GAIN
+    log_decade = math.log(10)
+    required_error_ratio = 1 - SMALL_GAIN
     error_of_recovery = NEGLIGIBLE_ERROR * float(prior.second_moment(1)[0, 0])
     log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
     previous_error, lowest_error = math.inf, error_at(log_penalty)
@@ -470,7 +470,8 @@ def perfect_recovery(
     from scipy.optimize import minimize_scalar
 
     zero_fraction = zero_eigenvalue_fraction(prior)
-    bulk_edge, sign_count = 2 * math.sqrt(zero_fraction), 1 if positive else 2
+    bulk_edge = 2 * math.sqrt(zero_fraction)
+    sign_count = 1 if positive else 2
 
     def statistical_dimension(threshold: float) -> float:
         """Upper bound, for a threshold t, of the statistical dimension of the cone of directions in which the nuclear norm

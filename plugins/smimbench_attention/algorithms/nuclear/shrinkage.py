@@ -113,10 +113,8 @@ def shrunk_matrix(
         """
         f = soft_threshold(x, threshold, positive)
         is_nonzero = (f != 0).astype(float)
-        squared_error, divergence = (
-            (f - signal_mean) ** 2 + signal_variance,
-            f * (x - signal_mean) / noise,
-        )
+        squared_error = (f - signal_mean) ** 2 + signal_variance
+        divergence = f * (x - signal_mean) / noise
         return np.stack(
             [squared_error, f * signal_mean, f * f, np.abs(f), divergence, is_nonzero]
         )

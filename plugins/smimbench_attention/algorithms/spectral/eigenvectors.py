@@ -72,7 +72,8 @@ def spectral_estimate(
     ArithmeticError
         If Lanczos' method does not converge.
     """
-    xp, device_and_dtype = namespace(data.inputs), matching(data.inputs)
+    xp = namespace(data.inputs)
+    device_and_dtype = matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     moment_root = second_moment_root(problem)
     channel, alpha = problem.channel, data.sample_ratio
@@ -89,7 +90,8 @@ def spectral_estimate(
         sign_reference = _sign_reference(problem, data, rng)
     root_on_device = xp.asarray(moment_root, **device_and_dtype)
     estimate = xp.zeros((P, D), **device_and_dtype)
-    self_overlap, signal_overlap = np.zeros((P, P)), np.zeros((P, P))
+    self_overlap = np.zeros((P, P))
+    signal_overlap = np.zeros((P, P))
     outliers: list[float | None] = []
     remarks: list[str] = []
     removed_eigenvectors: list[Array] = []
@@ -164,15 +166,14 @@ def _sign_reference(problem: Problem, data: Data, rng: np.random.Generator) -> A
     """Vector ``adjoint(E[z | y])`` (P, D) of posterior means of the latents z given labels y, for priors N(omega = 0, V),
     which gives the signs of components where labels depend on them.
     """
-    xp, device_and_dtype, P = (
-        namespace(data.inputs),
-        matching(data.inputs),
-        problem.components,
-    )
+    xp = namespace(data.inputs)
+    device_and_dtype = matching(data.inputs)
+    P = problem.components
     sign_reference = xp.zeros((P, data.dimension), **device_and_dtype)
     V = xp.asarray(problem.prior.second_moment(P), **device_and_dtype)
     for chunk in sample_chunks(problem.model, data.inputs, P):
-        inputs, labels = data.inputs[chunk, ...], data.labels[chunk, ...]
+        inputs = data.inputs[chunk, ...]
+        labels = data.labels[chunk, ...]
         omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **device_and_dtype)
         posterior = problem.channel.posterior(labels, omega, V, rng=rng)
         # The gradient V^{-1} E[z | y], seen through V again.
@@ -249,7 +250,8 @@ class LinearizedMatrices:
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-        signal_shape, signal_size = (self.P, self.D), self.P * self.D
+        signal_shape = (self.P, self.D)
+        signal_size = self.P * self.D
         identity = self.xp.eye(self.P * self.C, **matching(self.G))
         regularized_G = (1 + regularisation) * identity + self.G
         sample_weights = identity - self.xp.linalg.inv(regularized_G)

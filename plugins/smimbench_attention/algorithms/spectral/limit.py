@@ -94,7 +94,8 @@ def label_matrices(
     components, C sites) for priors N(omega = 0, V), after components are scaled to unit second moment; ``moment_root`` (P, P) is
     the root of that moment, arrays are like ``array_like``.
     """
-    xp, device_and_dtype = namespace(array_like), matching(array_like)
+    xp = namespace(array_like)
+    device_and_dtype = matching(array_like)
     P = len(moment_root)
     omega = xp.zeros((labels.shape[0], P, C), **device_and_dtype)
     V = xp.asarray(moment_root @ moment_root, **device_and_dtype)
@@ -208,7 +209,8 @@ def spectral_theory(
         epsilon > 0; the symmetric matrix only.
     """
     G = _sampled_labels(problem)
-    eigenbasis, moment_root = _common_eigenbasis(problem), second_moment_root(problem)
+    eigenbasis = _common_eigenbasis(problem)
+    moment_root = second_moment_root(problem)
     pooled_theory = _solve_modes(
         G.reshape(-1, *G.shape[2:]),
         eigenbasis,
@@ -330,7 +332,8 @@ def direction_mode(
         """
         return float(eigenvalue_function.sum() / len(eigenvalues))
 
-    F, projector = mean_over_labels(eigenvalues * eigenvalues), np.outer(e, e)
+    F = mean_over_labels(eigenvalues * eigenvalues)
+    projector = np.outer(e, e)
 
     def mode(eigenvalue: float, q: float) -> Mode:
         """Mode along the direction e of the components with this eigenvalue and the squared overlap q with the signal."""
@@ -372,7 +375,8 @@ def direction_mode(
         return mode_without_outlier
     chi = brentq(outlier_equation, 1e-9 * chi_edge, chi_edge, xtol=1e-15)
     J = preprocessed_eigenvalues / (1 - chi * preprocessed_eigenvalues)
-    mean_JJ, mean_GJJ = mean_over_labels(J * J), mean_over_labels(eigenvalues * J * J)
+    mean_JJ = mean_over_labels(J * J)
+    mean_GJJ = mean_over_labels(eigenvalues * J * J)
     q = (1 / chi**2 - alpha * mean_JJ) / (1 / chi**2 + alpha * mean_GJJ)
     return mode(1 / chi + alpha * mean_over_labels(J), max(q, 0.0))
 
@@ -442,7 +446,8 @@ def joint_eigenvector_mode(
     overlap_equation = overlap_equation - alpha * _matrix_of_site_sum(J, flat_G, P)
     A = np.linalg.eigh(symmetric(overlap_equation))[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    A_left, A_right = np.kron(A, np.eye(C)), np.kron(A.T, np.eye(C))
+    A_left = np.kron(A, np.eye(C))
+    A_right = np.kron(A.T, np.eye(C))
     signal_term = J @ A_left @ (identity + flat_G) @ A_right @ J
     signal_covariance = alpha * _sum_over_sites(signal_term, P)
     X_squared = np.kron(X, X)

@@ -97,11 +97,9 @@ def solve_features(
     ------
     OverlapsDiverge, StepLengthFluctuates
     """
-    P, R, start_count = (
-        initial_grams.shape[-1] // (3 if rule.momentum else 2),
-        initial_grams.shape[-1],
-        initial_grams.shape[1],
-    )
+    P = initial_grams.shape[-1] // (3 if rule.momentum else 2)
+    R = initial_grams.shape[-1]
+    start_count = initial_grams.shape[1]
     batch_rows = rule.batch_ratio * dimension * sites
     feature_variance, feature_fraction = (
         feature_column[:, None, None, None]
@@ -210,12 +208,11 @@ def draw_signs(
     ------
     OverlapsDiverge
     """
-    D, P = (
-        len(feature_variances),
-        initial_vectors.shape[-2] // (3 if rule.momentum else 2),
-    )
+    D = len(feature_variances)
+    P = initial_vectors.shape[-2] // (3 if rule.momentum else 2)
     rule = replace(rule, direction=lambda velocity, _: np.sign(velocity))
-    feature_scale, identity = np.sqrt(feature_variances), np.eye(P)
+    feature_scale = np.sqrt(feature_variances)
+    identity = np.eye(P)
     degrees_of_freedom = np.maximum(batch_rows - np.arange(P), 0)
 
     def gradient(vectors: Host) -> Host:

@@ -91,10 +91,8 @@ def couples_opposite_pairs(problem: Problem, loss: str) -> bool:
 
     def derivatives(student_latents: Host, teacher_latents: Host) -> Host:
         """Derivatives of the loss in the student's latents."""
-        output, target = (
-            predict(channel, student_latents),
-            predict(channel, teacher_latents),
-        )
+        output = predict(channel, student_latents)
+        target = predict(channel, teacher_latents)
         _, cotangent = loss_and_derivative(np, loss, output, target)
         return np.asarray(latent_derivatives(channel, student_latents, cotangent))
 

@@ -206,10 +206,8 @@ def _information_by_hermite(ratio: Array, node_count: int) -> Array:
     """
     nodes, weights = half_plane_hermite(node_count)
     has_rule_weight = weights > 1e-20
-    (even_nodes, odd_nodes), weights = (
-        nodes[:, has_rule_weight],
-        weights[has_rule_weight],
-    )
+    even_nodes, odd_nodes = nodes[:, has_rule_weight]
+    weights = weights[has_rule_weight]
     information = np.zeros_like(ratio)
     for block in blocks(ratio.size, 256):
         margin_deviation = np.sqrt(ratio[block, None])
