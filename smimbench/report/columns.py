@@ -588,10 +588,10 @@ class UncutTable:
         self, console: Console, options: ConsoleOptions
     ) -> RenderResult:
         """Render the table in its own width, however narrow the screen."""
-        unlimited_options = options.update_width(10_000)
-        width = console.measure(self.table, options=unlimited_options).minimum
-        wide_options = options.update_width(max(options.max_width, width))
-        yield from console.render(self.table, wide_options)
+        space = 1 + self.table.padding[1]
+        widths = [(column.min_width or 0) + space for column in self.table.columns]
+        width = max(options.max_width, sum(widths) - 1)
+        yield from console.render(self.table, options.update_width(width))
 
 
 def safe_console(**settings: Any) -> Console:

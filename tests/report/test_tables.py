@@ -5,7 +5,14 @@ import re
 import numpy as np
 import pytest
 
-from smimbench.report.columns import marked_z, number, seconds, uncertain
+from smimbench.report.columns import (
+    Column,
+    make_table,
+    marked_z,
+    number,
+    seconds,
+    uncertain,
+)
 from smimbench.report.results import Results
 from smimbench.report.row import Nearness
 from smimbench.report.rows import draws_fresh_samples
@@ -60,6 +67,23 @@ EXTREME = {
     ),
     "negative": row(difference=-0.25, z=-25.0),
 }
+
+
+@pytest.mark.parametrize("width", [120, 75, 67, 30])
+def test_long_labels_take_the_room_that_numbers_leave(width):
+    """Numbers are whole on any screen, and words of up to 16 letters; a table is no wider than that asks for."""
+    rows = [
+        {"name": "adam, learning_rate 0.3, beta 0.8", "mean": "0.1234±0.0001234"},
+        {"name": "averaged_optimizer_of_all_lengths", "mean": "123456789.123"},
+    ]
+    columns = [
+        Column("algorithm", fields="name", words=True),
+        *(Column(f"number {index}", fields="mean") for index in range(3)),
+    ]
+    lines = printed([make_table("", columns, rows)], width).splitlines()
+    assert max(map(len, lines)) <= max(width, 67)
+    assert sum(line.count("0.1234±0.0001234") for line in lines) == 3
+    assert any("learning_rate" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", EXTREME)
