@@ -162,18 +162,21 @@ class Continuation:
         while not self.is_finished and not (
             until is not None and self._has_passed(until)
         ):
-            self._trace_next_node(self.stages[-1])
+            self.trace_next_node(self.stages[-1])
 
     def _has_passed(self, alpha: float) -> bool:
-        """Whether the traced curve has passed alpha and its last solved point has the largest alpha so far."""
-        nodes = self.stages[-1].nodes
+        """Whether the traced curve has passed alpha by two solved points of a stage, the last with the largest alpha so far.
+        With one, the interpolated curve would change with the next.
+        """
+        log_alphas = [node.log_alpha for node in self.stages[-1].nodes]
         return (
-            len(nodes) > 1
-            and nodes[-1].log_alpha > np.log(alpha) + 0.02
-            and nodes[-1].log_alpha >= self.highest_log_alpha
+            len(log_alphas) > 1
+            and log_alphas[-2] > np.log(alpha)
+            and log_alphas[-1] > np.log(alpha) + 0.02
+            and log_alphas[-1] >= self.highest_log_alpha
         )
 
-    def _trace_next_node(self, stage: Stage) -> None:
+    def trace_next_node(self, stage: Stage) -> None:
         """Add the next node (solved point) of the curve to a stage (its part between two bifurcations), or start the next stage
         where another component becomes unstable. Steps are shortened where log alpha misses its extrapolation (``mismatch``).
         """
@@ -608,7 +611,7 @@ class Continuation:
         """Whether a ``node`` (solved point) is indistinguishable from perfect recovery, and whether it lies beyond it, judged by
         the difference (gap) of its log alpha from that of the perfect-recovery threshold.
         """
-        if self.perfect is None or not self._is_known(stage, node, 1e-2):
+        if self.perfect is None or not self.is_known(stage, node, 1e-2):
             return False, False
         perfect_log_alpha = (
             float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
@@ -621,7 +624,7 @@ class Continuation:
         )
         return is_reached, is_reached and previous_gap * node_gap <= 0
 
-    def _is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
+    def is_known(self, stage: Stage, node: Node, largest_share: float) -> bool:
         """Whether the MSE of every component at a solved point is below the share ``largest_share`` of its second moment."""
         V = np.diagonal(
             self.ratios.overlap(self.ratios.qhat(node.x, stage.learned_components))[1]
@@ -649,7 +652,7 @@ class Continuation:
         )
         self.is_finished = (
             self.is_finished
-            or (self.perfect is not None and self._is_known(stage, node, unknown_share))
+            or (self.perfect is not None and self.is_known(stage, node, unknown_share))
             or np.exp(node.log_alpha) > 1e3
             or sum(len(stage.nodes) for stage in self.stages) > 200
             or len(all_recovered) == len(qhat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,8 +21,9 @@ from smimbench.theory.curve import (
     perfect_prediction,
     thresholds_with_reasons,
 )
+from smimbench.theory.scouting import Scout, scout
 from smimbench.theory.tracing import Stage, arc_lengths, components_decouple
-from smimbench.theory.types import Prediction, Threshold, Thresholds
+from smimbench.theory.types import HardPhase, Prediction, Threshold, Thresholds
 
 
 class StageCurve:
@@ -134,15 +136,13 @@ class FixedPointCurve(Continuation, Curve):
         """
         return [self._predict_one(float(alpha), branch) for alpha in alphas]
 
-    def batches(self, alphas: Sequence[float]) -> list[list[float]]:
-        """Groups of one sample ratio each, because each is read from the traced curve."""
-        return [[alpha] for alpha in alphas]
-
     def _predict_one(self, alpha: float, branch: str) -> Prediction:
         """Predict the fixed point of one branch at one sample ratio alpha, where the traced curve crosses it. The error of V
         follows from Qhat at coordinates x plus and minus their error; a component a may be learned where the error of x_a is
         nonzero. ``ratio_error`` is that of the alpha_a (sample ratio that component a requires) at fixed x, relative.
         """
+        if self._is_beyond_rising_curve(alpha):
+            return perfect_prediction(self.problem, alpha, branch)
         self.trace(until=alpha if branch == "uninformed" else None)
         traced_curve = self._traced_so_far()
         log_alpha, perfect_log_alpha = np.log(alpha), np.inf
@@ -378,6 +378,54 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     # -- competing branches -------------------------------------------------------------------------------------------
+
+    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
+        """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first. The curve is traced up to the
+        largest ratio below perfect recovery, if a rough look says that its rest does not come back there.
+        """
+        perfect_alpha = np.inf if self.perfect is None else self.perfect.value
+        alphas_below = [alpha for alpha in alphas if alpha < perfect_alpha]
+        if self.ratios.has_rough_information and perfect_alpha < np.inf:
+            self.trace(until=max(alphas_below, default=1e-300))
+        if self.is_finished or self._has_fold():
+            return super().competing(alphas)
+        is_rest_higher = self._rest.lowest_log_alpha > np.log(
+            max(alphas_below, default=1e-300)
+        )
+        if not (
+            self._rest.rises or (is_rest_higher and len(alphas_below) == len(alphas))
+        ):
+            return super().competing(alphas)
+        return [
+            [replace(prediction, branch="unique")]
+            for prediction in self.predict(alphas)
+        ]
+
+    def hard_phase(self) -> HardPhase | None:
+        """Hard phase; if a rough look at the curve beyond the learning of all components says that alpha rises, there is none."""
+        if self.ratios.has_rough_information:
+            while (
+                not self.is_finished
+                and len(self.bifurcations) < self.problem.components
+            ):
+                self.trace_next_node(self.stages[-1])
+            if not self.is_finished and not self._has_fold() and self._rest.rises:
+                return None
+        return super().hard_phase()
+
+    @cached_property
+    def _rest(self) -> Scout:
+        """Rough look at the curve beyond what was traced at the first call."""
+        return scout(self)
+
+    def _is_beyond_rising_curve(self, alpha: float) -> bool:
+        """Whether the curve ends below a sample ratio, by the rough look at its rest if there was one."""
+        return (
+            "_rest" in self.__dict__
+            and self._rest.rises
+            and self.perfect is not None
+            and alpha >= self.perfect.value
+        )
 
     @cached_property
     def turning_points(self) -> list[TurningPoint]:

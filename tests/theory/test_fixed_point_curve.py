@@ -264,3 +264,54 @@ def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
     found = corrector._correction_noise(moving, error, slope, tangent)
     assert_allclose(found, np.std(steps, axis=0).max(), rtol=0.03)
     assert corrector._correction_noise([2], error, slope, tangent) == 0.0
+
+
+class Bulging(Rough):
+    """Two components whose sample ratios rise together from 0.6 to 1, but for a ``bulge`` on the way."""
+
+    def __init__(self, bulge):
+        super().__init__()
+        self.bulge = bulge
+
+    def ratios(self, q):
+        bulge = 4 * self.bulge * q[1] * (1 - q[1])
+        return np.array(
+            [0.3 + 0.5 * q[0] + 0.2 * q[1] + bulge, 0.6 + 0.4 * q[1] + bulge]
+        )
+
+
+class BulgingAccurate(Bulging):
+    """The same without anything rough."""
+
+    sampling = None
+
+
+@pytest.mark.parametrize(
+    ("bulge", "branches"),
+    [(0.0, [1, 1, 1, 1]), (0.02, [1, 1, 1, 1]), (0.3, [1, 1, 1, 2])],
+)
+def test_a_rough_look_at_the_rest_changes_no_answer(bulge, branches):
+    """Whether alpha rises to perfect recovery, or turns, far above or just above the ratios that are asked for."""
+    rough, accurate = Bulging(bulge), BulgingAccurate(bulge)
+    scouted, traced = (
+        FixedPointCurve(Toy(channel, 2, 1)) for channel in (rough, accurate)
+    )
+    alphas = [0.4, 0.55, 0.7, 1.05]
+    answers = [curve.competing(alphas) for curve in (scouted, traced)]
+    for found, expected, count in zip(*answers, branches):
+        assert [point.branch for point in found] == [point.branch for point in expected]
+        assert len(found) == count
+        for point, other in zip(found, expected):
+            error = np.hypot(point.error, other.error)
+            assert (np.abs(np.diagonal(point.V - other.V)) <= error + 1e-9).all()
+    found, expected = scouted.thresholds(), traced.thresholds()
+    assert (found.hard_phase is None) == (expected.hard_phase is None) == (bulge < 0.1)
+    if bulge == 0:
+        assert not scouted.is_finished
+        assert rough.full < 0.6 * accurate.full
+
+
+def test_a_ratio_is_answered_without_the_fold_far_above_it():
+    curve = FixedPointCurve(Toy(Bulging(0.3), 2, 1))
+    assert len(curve.competing([0.4])[0]) == 1
+    assert not curve.is_finished

@@ -287,9 +287,20 @@ def posterior_of_labels(
     """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last, in blocks of ``rows``
     that fit the cache; ``case`` says which layers are known, ``known_layer`` is the mean and variance of the one before the last.
     ``ut`` are the scaled outputs of labels, ``gap`` their difference.
+
+    Blocks hold labels of similar ``reach``, the x and y beyond which a node weighs nothing, and use the nodes up to there:
+    without a skip connection most labels need few of them.
     """
+    # The last layer's errors are +-(ut + gap x) - omega; a factor is 0 where they are larger than this.
+    largest_error = math.sqrt(2 * LARGEST_EXPONENT * case.v[-1])
+    distance = largest_error + (np.abs(labels.ut) + np.abs(labels.omega[:, -1])).max(
+        axis=1
+    )
+    reach = distance / np.maximum(np.abs(labels.gap), 1e-300)
+    order = np.argsort(reach)
     batches = []
-    for rows in blocks(len(labels.ut), 512):
+    for block in blocks(len(order), 512):
+        rows = order[block]
         ut, gap, omega = (array[rows] for array in labels)
         known_layer = (
             (omega[:, case.known_layers[0]], float(case.v[case.known_layers[0]]))
@@ -298,7 +309,7 @@ def posterior_of_labels(
         )
         batches.append(
             posterior_moments(
-                tables,
+                tables.up_to(reach[rows[-1]]),
                 ut,
                 gap,
                 omega[:, -1],
@@ -307,7 +318,11 @@ def posterior_of_labels(
                 case.is_last_unknown,
             )
         )
-    return concatenate_tuples(batches)
+    place = np.argsort(order)
+    return LastLayerMoments._make(
+        None if moment is None else moment[place]
+        for moment in concatenate_tuples(batches)
+    )
 
 
 def posterior_moments(

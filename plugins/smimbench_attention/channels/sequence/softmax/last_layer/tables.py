@@ -29,8 +29,8 @@ class TableAccuracy:
     what doubling it changes. A known layer is one with an overlap; its values stand on the outer grid.
     """
 
-    # Least number of nodes along each axis. Doubled: changes of 3e-7.
-    fewest_nodes: int = 48  # of an axis
+    # Least number of nodes along each axis. Doubled: changes of 2e-5, or 6e-5 with a known layer.
+    fewest_nodes: int = 24  # of an axis
     # Largest x and y of a table for 1, 2 and more layers before the last, without a skip connection unbounded: what lies beyond
     # is moved to here, and counted as an error. Doubled (not measured): a wider spacing or more nodes, less beyond.
     farthest: tuple[float, ...] = (1e8, 1e18, 1e30)  # x and y of a table
@@ -101,6 +101,20 @@ class Tables:
     modes: Host  # (J, K) of the weights of the outer values
     sums: Host  # (J, N, m N) prior sums
     clipped_weight: float  # weight beyond the last node
+
+    def up_to(self, end: float) -> Tables:
+        """Part of these tables that has the nodes up to ``end`` along x and y."""
+        node_count = len(self.nodes)
+        kept_count = int(np.searchsorted(self.nodes, end)) + 1
+        if kept_count >= node_count:
+            return self
+        sums_by_node = self.sums.reshape(len(self.sums), node_count, -1, node_count)
+        kept_sums = sums_by_node[:, :kept_count, :, :kept_count]
+        return replace(
+            self,
+            nodes=self.nodes[:kept_count],
+            sums=kept_sums.reshape(len(self.sums), kept_count, -1),
+        )
 
 
 @lru_cache(maxsize=4)  # those of four layers take 7 to 40 MB each
