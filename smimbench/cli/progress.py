@@ -150,7 +150,8 @@ def run_with_progress(campaign: Campaign, request: Request) -> None:
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     """Show the progress of a campaign, its slow cells, and why cells fail; nothing if ``silent``."""
-    suite_name, cell_count = campaign.suite.name, len(campaign.cells_to_run)
+    suite_name = campaign.suite.name
+    cell_count = len(campaign.cells_to_run)
     console = make_console(to_stderr=True)
     display = _Display(None if silent else LONG_WAIT)
     reported_failures: set[tuple[str, str]] = set()
@@ -176,7 +177,8 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
         )
         if silent or record.status == "ok":
             return
-        algorithm, reason = record.algorithm, reason_of(record)
+        algorithm = record.algorithm
+        reason = reason_of(record)
         failure_kind = algorithm, reason_kind(reason)
         if failure_kind not in reported_failures:
             reported_failures.add(failure_kind)
@@ -253,7 +255,8 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
     def __enter__(self) -> TheorySolver:
         """Start to show progress, and return this solver."""
         self._display = _Display(self._patience)
-        self._begin_time, self._solved_curves = time.monotonic(), 0.0
+        self._begin_time = time.monotonic()
+        self._solved_curves = 0.0
         if self._plans:
             self._show(0, "theory")
         return self.solver
@@ -318,7 +321,8 @@ def _position_text(progress: Progress) -> str:
 
 def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart]:
     """Yield the charts, showing how many have been drawn; nothing if ``silent``."""
-    begin_time, chart_count = time.monotonic(), len(charts)
+    begin_time = time.monotonic()
+    chart_count = len(charts)
     with _Display(None if silent else LONG_WAIT) as display:
         for index, chart in enumerate(charts):
             name = f"figure {chart.name}"

@@ -370,8 +370,10 @@ def show_cost(
         return _report_no_cost(
             request, "nothing to run: the suite consists of theory only"
         )
-    cost, cell_count = campaign.cost(), len(campaign.cells)
-    missing_count, workers = len(campaign.cells_to_run), campaign.workers
+    cost = campaign.cost()
+    cell_count = len(campaign.cells)
+    missing_count = len(campaign.cells_to_run)
+    workers = campaign.workers
     if request.as_json:
         cell_counts = {
             "cells": cell_count,

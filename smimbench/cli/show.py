@@ -175,7 +175,8 @@ def theory(
     suite = request.suite()
     if not suite.chosen_plans and not suite.failed_problems:
         raise click.UsageError("--only excludes every problem of this suite")
-    ratios, thresholds = sorted(set(alphas)) or None, not no_thresholds
+    ratios = sorted(set(alphas)) or None
+    thresholds = not no_thresholds
     progress = TheoryProgress(
         request,
         suite,
@@ -506,7 +507,8 @@ def _rows_at(path: Path, request: Request) -> tuple[Sequence[Row], list[str]]:
             rows = table.rows
         else:
             results = stored_results(request, any_code=True)
-            remarks, rows = [*results.suite.remarks], results.rows
+            remarks = [*results.suite.remarks]
+            rows = results.rows
     except (SuiteError, click.UsageError) as error:
         stored_table = (
             None if path.is_file() else load_stored_table(request, str(error))

@@ -95,7 +95,8 @@ def prior_moments(
     """Second moment of the signal and overlap of the prior mean with itself, (P, P) each; P is ``components``, or the
     problem's.
     """
-    P, prior = components or problem.components, problem.prior
+    P = components or problem.components
+    prior = problem.prior
     return np.asarray(prior.second_moment(P), dtype=float), np.asarray(
         prior.mean_overlap(P), dtype=float
     )

@@ -356,7 +356,9 @@ def _draw_series(axes: Axes, series: Series, panel: Panel) -> Host:
     """Draw a series on the axes of its panel, with error bars or a band; return the x coordinates of its marks that lie below the
     lower end of the axis, which are not drawn yet.
     """
-    columns, color, below = series.columns, series.color, np.array([])
+    columns = series.columns
+    color = series.color
+    below = np.array([])
     x = series.numbers(panel.x_column)
     y = series.numbers(panel.y_column)
     label = math_text(series.name) or "_"

@@ -208,7 +208,8 @@ def _items_by_kind(row: Row) -> dict[str, Specification]:
 
 def _match_key(row: Row) -> tuple[object, ...]:
     """Return the key by which rows match: problem and algorithm without labels, versions and code, and grid point."""
-    row_place, starts_at_teacher = row.place, row.place.settings == ORACLE
+    row_place = row.place
+    starts_at_teacher = row.place.settings == ORACLE
     specification = canonical_json(without("source", _items_by_kind(row)))
     return (
         specification,

@@ -151,7 +151,8 @@ def extrapolated_rows(rows: Sequence[Row], target: float = 1e-3) -> list[Limit]:
 def _series_key(row: Row) -> tuple[object, ...]:
     """Return the key of a row of results that is equal for rows that differ only in their dimension."""
     row_place, problem = row.place, row.identity.problem
-    input_spec, problem_label = problem.get("inputs", {}), row_place.problem
+    input_spec = problem.get("inputs", {})
+    problem_label = row_place.problem
     if "features" in input_spec:  # one problem at every dimension
         problem = {**problem, "inputs": {**input_spec, "features": None}}
         problem_label = ""

@@ -113,7 +113,8 @@ def metric_chart(
     alphas : sequence of float
         Sample ratios to draw besides those of the rows; default: those of the suite.
     """
-    looks, plans = looks_of(suite, rows), suite.chosen_plans
+    looks = looks_of(suite, rows)
+    plans = suite.chosen_plans
     rows = largest_dimension_rows(
         row for row in rows if row.metric == metric and row.estimate.mean is not None
     )
@@ -205,7 +206,8 @@ def _metric_panel(
         ends = dict.fromkeys(map(str, [dimensions[0], dimensions[-1]]))
         title += f", {dimension_letter_of(problem.model)} = {' to '.join(ends)}"
     thresholds = answers.thresholds_or_empty(problem)
-    component_name, hard_phase = component_word(problem), thresholds.hard_phase
+    component_name = component_word(problem)
+    hard_phase = thresholds.hard_phase
     marks: list[ThresholdMark] = []
     if metric_item.direction != "one":  # these are 1 on both sides of a threshold
         marks = threshold_marks(thresholds, component_name)

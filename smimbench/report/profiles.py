@@ -85,7 +85,8 @@ def target_times(results: Results) -> list[TargetTime]:
             continue
         has_failed = record.status in FAILED_STATUSES
         trajectory = None if has_failed else results.store.trajectory(record)
-        instance, target = instance_of(record), results.suite.run.target
+        instance = instance_of(record)
+        target = results.suite.run.target
         place = problem_label, alpha, dimension, instance
         for epsilon in EPSILONS:
             target_errors = near_optimum(
@@ -176,7 +177,8 @@ def profile_chart(results: Results) -> Chart | None:
         ("ratio", "error over that of the best algorithm"),
     ):
         if x_quantity == "ratio":
-            ylabel, curves = "instances", cumulative_shares(error_ratios(results), CUT)
+            ylabel = "instances"
+            curves = cumulative_shares(error_ratios(results), CUT)
             largest_x = CUT
         else:
             ylabel, times = "targets reached", {}

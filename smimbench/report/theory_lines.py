@@ -62,7 +62,8 @@ class LineGrid(NamedTuple):
         """Return the sample ratios at which slow theory is solved, and between which a line is interpolated: the given ones,
         those next to every threshold, and ``nodes`` more between neighboring thresholds.
         """
-        first, last = self.fine_alphas[0], self.fine_alphas[-1]
+        first = self.fine_alphas[0]
+        last = self.fine_alphas[-1]
         inner = [alpha for alpha in self.threshold_alphas if first < alpha < last]
         starts = np.array([first, *inner]) * (1 + BESIDE_THRESHOLD)
         ends = np.array([*inner, last]) * (1 - BESIDE_THRESHOLD)

@@ -91,7 +91,8 @@ def theory_tables(theories: Sequence[ProblemTheory]) -> list[RenderableType]:
     """Make for each problem a table of its fixed points of theory, followed by lines on the thresholds."""
     tables: list[RenderableType] = []
     for theory in theories:
-        problem_label, points = Text(theory.label, style="bold"), theory.points
+        problem_label = Text(theory.label, style="bold")
+        points = theory.points
         if theory.unsolved:
             reason = Text(f"not solved: {theory.unsolved}", style="bold red")
             tables.append(Group(problem_label, reason, ""))

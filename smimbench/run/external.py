@@ -177,7 +177,8 @@ def score_record(
     """
     instance = point.instance(suite)
     estimate = read_estimate(estimate_file, instance.signal.shape)
-    estimate_defect, metrics = describe_nonfinite(estimate), None
+    estimate_defect = describe_nonfinite(estimate)
+    metrics = None
     if not estimate_defect:
         with np.errstate(all="ignore"):
             metrics, _ = attempt(instance.metrics, estimate)

@@ -384,7 +384,8 @@ class LoopRun:
             self.reason = "the estimate is not made of finite numbers"
         if self.status is Status.NOT_CONVERGED and not self.broken_claim:
             if complaint := self._rule.complaint():
-                self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
+                self.reason = f"{self.reason}; {complaint}"
+                self.broken_claim = True
             elif self._planned_steps is None and (
                 settled_reason := self._rule.settled()
             ):

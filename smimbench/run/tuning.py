@@ -115,7 +115,8 @@ class Search:
         """Return the cells (runs), on this backend, of a ``trial`` (index of a setting) on the first ``seed_count`` tuning seeds,
         at all dimensions and sample ratios.
         """
-        problem, spec = self.plan.problem.spec, self.trials[trial][1]
+        problem = self.plan.problem.spec
+        spec = self.trials[trial][1]
         run_options = self.suite.run.of_cell(())
         grid_points = itertools.product(
             range(seed_count), self.plan.dimensions, self.plan.alphas
@@ -147,7 +148,8 @@ class Search:
         chosen is never worse on all seeds that were used. A trial of which a run has no estimate is out.
         """
         trials = range(len(self.trials))
-        candidates, survivor_count = list(trials), len(trials)
+        candidates = list(trials)
+        survivor_count = len(trials)
         rounds: list[SearchRound] = []
         run_count = 0
         seed_count = max(1, 8 >> (survivor_count - 1).bit_length())

@@ -12,6 +12,7 @@ class SuiteError(ForeseenError, ValueError):
 
     def __init__(self, file: str, key: str, message: str) -> None:
         """Make the message from the suite's file, the key (path of names) and what is wrong with it."""
-        file, key = printable(file, 300), printable(key, 200)
+        file = printable(file, 300)
+        key = printable(key, 200)
         message = printable(message, 1000)
         super().__init__(f"{file}: {key}: {message}" if key else f"{file}: {message}")

@@ -183,7 +183,9 @@ def shapes(context: CheckContext, small: SmallProblem) -> None:
     """Check on a small problem of P components that estimates are finite and have the signal's shape, and that every step
     returns a valid ``Info``. ``context`` holds the algorithm under test.
     """
-    problem, data, algorithm = small.problem, small.data(), context.item
+    problem = small.problem
+    data = small.data()
+    algorithm = context.item
     P = problem.components
     shape = tuple(problem.model.signal_shape(P, data.dimension))
     state = algorithm.init(problem, data, context.rng(1))

@@ -305,7 +305,8 @@ def gradient(context: CheckContext, model: Model) -> None:
     """Check that ``V^-1 (mean - omega)`` of the posterior is the gradient of ``log_partition`` in the prior means omega, by
     finite differences; V is the covariance, y are labels. ``context`` holds the channel under test.
     """
-    channel, standard_deviation = context.item, math.sqrt(ERROR)
+    channel = context.item
+    standard_deviation = math.sqrt(ERROR)
     if channel.log_partition is None:
         raise CheckSkipped("the channel has no method log_partition")
     V, omega, _, y = draw_samples(context, model, 24, 91)

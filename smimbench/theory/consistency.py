@@ -125,7 +125,8 @@ def require_likelihood(problem: Problem, seed: int = 0) -> None:
         y = channel_test.call(
             "forward", z, rng=channel_test.rng(f"labels of the likelihood{suffix}")
         )
-        log_likelihood_at_z, shift_step = _log_likelihood(channel_test, y, z), 0.1
+        log_likelihood_at_z = _log_likelihood(channel_test, y, z)
+        shift_step = 0.1
         if not np.isfinite(log_likelihood_at_z).all():
             raise channel_test.fail(
                 "log_likelihood is -inf for the latents from which forward drew the label; it must be finite there"

@@ -191,7 +191,8 @@ class Recursion:
                 return solution
             if best_solution is None or residual < best_solution.residual:
                 best_solution = solution
-            offset, qhat = image - self.image(log_qhat, rough=True)[0], solution.qhat
+            offset = image - self.image(log_qhat, rough=True)[0]
+            qhat = solution.qhat
             expected_residual = residual * max(
                 0.1, min(residual / previous_residual, 1.0)
             )
@@ -243,7 +244,9 @@ class Recursion:
                 / self.second_moment
             )
             if not (unknown_shares > 1e-200).all():
-                relative_error, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
+                relative_error = 1.0
+                residual = 1.0
+                method = method or BELOW_RESOLUTION
                 break
             image, information = self.image(log_qhat, rough=offset is not None)
             image = image if offset is None else image + offset

@@ -354,7 +354,8 @@ def free_entropy_between(
 
     The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
     """
-    kappa, position_step = float(problem.model.kappa), 1e-4
+    kappa = float(problem.model.kappa)
+    position_step = 1e-4
     nodes, weights = gauss_legendre(12, 0.0, 1.0)
     path_start, path_end = (
         spectral_function(matrix, np.log1p) for matrix in (start_qhat, end_qhat)
@@ -400,7 +401,8 @@ def aitken(a: float, b: float, c: float) -> float:
     """Extrapolate the limit of a sequence from three successive terms a, b, c by Aitken's method; c itself if the last step is
     only noise.
     """
-    last_step, second_difference = c - b, (c - b) - (b - a)
+    last_step = c - b
+    second_difference = (c - b) - (b - a)
     if not abs(second_difference) > 1e-13 * abs(c):
         return c
     limit = c - last_step**2 / second_difference

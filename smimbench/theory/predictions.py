@@ -212,7 +212,8 @@ def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     model = getattr(
         problem.model, "model", problem.model
     )  # the model without weights of features
-    aligned_estimate, inner = model.align(signal, estimate, symmetry), model.inner
+    aligned_estimate = model.align(signal, estimate, symmetry)
+    inner = model.inner
     # The operation is read off the roots and applied to the overlaps themselves, which the roots have rounded.
     transformation = np.asarray(inner(aligned_estimate, estimate)) @ np.linalg.pinv(
         np.asarray(inner(estimate, estimate)), rcond=1e-12

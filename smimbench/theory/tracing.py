@@ -266,7 +266,8 @@ def components_decouple(problem: Problem) -> bool:
     that knows its ``susceptibility``; of any other it is probed. A product of two components is learned by both at once:
     knowing one teaches the other.
     """
-    P, identity = problem.components, np.eye(problem.components)
+    P = problem.components
+    identity = np.eye(problem.components)
     prior_mean_overlap = prior_moments(problem)[1]
     if np.any(prior_mean_overlap != np.diag(np.diagonal(prior_mean_overlap))):
         return False
@@ -646,7 +647,8 @@ class Corrector:
                 x = last_x
                 break
         else:
-            correction, largest_correction = np.zeros_like(correction), np.inf
+            correction = np.zeros_like(correction)
+            largest_correction = np.inf
         rough_error = (
             None
             if rough_ratios is None

@@ -196,7 +196,8 @@ class PointByDraws:
         """
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
-        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+        root_Q = symmetric_root(Q)
+        root_V = symmetric_root(V)
         resample = None if channel.sampling is None else channel.sampling.resampled
         chunk_draws = CHUNK_DRAWS if resample is None else DRAWS_PER_SAMPLER
         for chunk, start in enumerate(range(0, self.draws, chunk_draws)):
@@ -222,7 +223,9 @@ class PointByDraws:
         posterior mean <z>; the last result is the bias by the posterior's error.
         """
         V_inverse = np.linalg.inv(V)
-        by_posterior, by_teacher, posterior_error = [], [], 0.0
+        by_posterior = []
+        by_teacher = []
+        posterior_error = 0.0
         for omega, z_minus_omega, posterior in self._posteriors(Q, V):
             g = V_inverse @ (np.asarray(posterior.mean) - omega)
             h = V_inverse @ z_minus_omega

@@ -401,7 +401,8 @@ class LeastSquares:
         """
         xp = namespace(signal)
         model = self.problem.model
-        normal_product, weighted_square = xp.zeros_like(signal), 0.0
+        normal_product = xp.zeros_like(signal)
+        weighted_square = 0.0
         for chunk in self.chunks:
             chunk_inputs = self.inputs[chunk, ...]
             z = model.forward(chunk_inputs, signal)

@@ -313,7 +313,8 @@ def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     """Take one conjugate-gradient step on the normal equations for every candidate penalty (first axis); converged ones stay
     unchanged. Return the relative norm of their residuals as well.
     """
-    xp, direction = namespace(state.residual), state.direction
+    xp = namespace(state.residual)
+    direction = state.direction
     signal_axes = tuple(range(1, direction.ndim))
     candidate_shape = (-1, *[1] * len(signal_axes))
     component_shape = (*state.penalty.shape, *[1] * (len(signal_axes) - 1))

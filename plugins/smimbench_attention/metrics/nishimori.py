@@ -45,7 +45,8 @@ class Nishimori(PerComponent):
         """Nishimori ratio (overlap with the signal over self-overlap) of each component (P,) of the aligned estimate in
         ``claims``; NaN for a component whose estimate is the prior mean.
         """
-        model, aligned_estimate = problem.model, np.asarray(claims.aligned, dtype=float)
+        model = problem.model
+        aligned_estimate = np.asarray(claims.aligned, dtype=float)
         prior_mean = np.asarray(
             problem.prior.mean(problem.components, aligned_estimate.shape[-1]),
             dtype=float,

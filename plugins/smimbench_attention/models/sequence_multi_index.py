@@ -248,7 +248,8 @@ def project_mixed(tokens: Array, vectors: Array) -> Array:
     """
     import cupy
 
-    (token_count, dimension), components = tokens.shape, vectors.shape[0]
+    token_count, dimension = tokens.shape
+    components = vectors.shape[0]
     products = cupy.empty((token_count, components), dtype=np.float64)
     if token_count:
         arguments = (
@@ -270,7 +271,8 @@ def push_mixed(weights: Array, tokens: Array) -> Array:
     """
     import cupy
 
-    (token_count, dimension), components = tokens.shape, weights.shape[0]
+    token_count, dimension = tokens.shape
+    components = weights.shape[0]
     tokens_per_block = max(1, -(-token_count // SHARES))
     block_sums = cupy.zeros(
         (-(-token_count // tokens_per_block), components, dimension), dtype=np.float64

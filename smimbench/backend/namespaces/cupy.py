@@ -226,7 +226,9 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
 def describe_gpu() -> dict[str, Any]:
     """Driver, CuPy version and GPUs of this machine, with advice if they do not fit together, as JSON."""
-    driver, gpu_texts, advice = machine.nvidia_driver(), [], None
+    driver = machine.nvidia_driver()
+    gpu_texts = []
+    advice = None
     cupy_and_usability, error = attempt(_load_cupy)
     cupy: Any
     cupy, is_usable = cupy_and_usability or (None, False)

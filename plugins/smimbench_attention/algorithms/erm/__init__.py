@@ -155,7 +155,8 @@ class Erm(Algorithm):
         """Run ten iterations of L-BFGS on the penalized risk and rescale the minimizer to the estimate."""
         from scipy.optimize import minimize
 
-        sample_count, weights_shape = int(data.inputs.shape[0]), state.weights.shape
+        sample_count = int(data.inputs.shape[0])
+        weights_shape = state.weights.shape
 
         def penalized_risk(flat_weights: Host) -> tuple[float, Host]:
             """Penalized risk per sample, and its gradient, at the weights (P, D) given as one flat vector, ``flat_weights``."""
@@ -272,7 +273,9 @@ def _empirical_risk(
     """Empirical risk at ``weights`` (P, D), the loss of latents z and labels y summed over all samples, and its gradient (P,
     D), on the host.
     """
-    xp, model, loss = namespace(data.inputs), problem.model, state.loss
+    xp = namespace(data.inputs)
+    model = problem.model
+    loss = state.loss
     signal = xp.asarray(weights, **matching(data.inputs))
     gradient, risk = xp.zeros_like(signal), 0.0
     for chunk in sample_chunks(model, data.inputs, problem.components):

@@ -144,9 +144,11 @@ class ClosedFormRidge:
         """Store the signal's second moment T and the noise covariance (P, P), and ``ratio``, the observed latents per
         direction: the sample ratio alpha times the sites.
         """
-        self.T, self.noise = prior_moments(problem)[0], noise_covariance
+        self.T = prior_moments(problem)[0]
+        self.noise = noise_covariance
         self.sites = problem.model.sites
-        self.ratio, self.features = alpha * self.sites, problem.features
+        self.ratio = alpha * self.sites
+        self.features = problem.features
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps of signal and estimate at the minimum of the risk with this penalty."""
@@ -294,7 +296,8 @@ class FixedPoints:
         """Solve for the order parameters V (susceptibility), m_hat and Q_hat (signal and noise in what the labels tell), (3,
         P, P), at the fixed point of a penalty, by iterations and a root finder in turn.
         """
-        parameters, last_relative_change = self._initial_guess(penalty), np.inf
+        parameters = self._initial_guess(penalty)
+        last_relative_change = np.inf
         if self.solutions:
             parameters, last_relative_change = self._find_root(penalty, parameters)
         for attempt in range(ACCURACY.root_attempts):
@@ -456,7 +459,8 @@ class FixedPoints:
         parameters, ``orders`` are the overlaps there.
         """
         unknowns, parameters_from, residual_of = self._root_problem(penalty, parameters)
-        residual, finite_difference = residual_of(unknowns), 1e-5
+        residual = residual_of(unknowns)
+        finite_difference = 1e-5
         jacobian_columns = [
             (residual_of(unknowns + finite_difference * unit_vector) - residual)
             / finite_difference

@@ -121,7 +121,9 @@ def proximal_operator(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
         next_z = np.where(
             is_safe_step, z + newton_step, (lower_bound_of_z + upper_bound_of_z) / 2
         )
-        step_before_last, last_step, z = last_step, np.abs(next_z - z), next_z
+        step_before_last = last_step
+        last_step = np.abs(next_z - z)
+        z = next_z
         if np.all(last_step <= 1e-13 * (1 + np.abs(z))):
             break
     return np.asarray(z)
@@ -428,7 +430,9 @@ class SampledIntegrals:
         omega = (orders.M @ self.inverse) @ self.z + symmetric_root(
             orders.noise_covariance
         ) @ self.u
-        y, point_count, V = self.y, len(self.y), np.diagonal(orders.V)[:, None]
+        y = self.y
+        point_count = len(self.y)
+        V = np.diagonal(orders.V)[:, None]
         proximal_point = proximal_operator(self.loss, y, omega, V)
         g = proximal_force(self.loss, y, omega, proximal_point, V)
         curvature = self.loss.curvature(y, proximal_point)

@@ -289,7 +289,9 @@ def _drawn_errors(solution: MismatchedSolution, conjugates: Conjugates) -> Host:
     problem = solution.problem
     assumed_problem = solution.assumed
     Qhat, m, chi = conjugates
-    model, P, Qhat_inverse = problem.model, problem.components, np.linalg.inv(Qhat)
+    model = problem.model
+    P = problem.components
+    Qhat_inverse = np.linalg.inv(Qhat)
     full_dimension = DIMENSION if model.rank == "extensive" else DRAWS * DIMENSION
     true_and_claimed_errors = []
     for D in (full_dimension // 2, full_dimension):

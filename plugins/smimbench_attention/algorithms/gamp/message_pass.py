@@ -80,7 +80,9 @@ def message_pass(
     onsager_g = previous_g
     if previous_g is not None and onsager_factor is not None:
         onsager_g = multiply_components(onsager_factor, previous_g)
-    g_chunks, covariances, integration_errors = [], [], []
+    g_chunks = []
+    covariances = []
+    integration_errors = []
     undamped_products, damped_products = [], []
     summed_adjoint: Array = None
     for chunk in sample_chunks(model, data.inputs, problem.components):
@@ -319,7 +321,8 @@ def next_damping(
         ):
             slow_steps = damping.slow_steps + 1
         if slow_steps == ALIGNED_STEPS:
-            extrapolation_factor, slow_steps = 1 / np.maximum(1 - length_ratio, 0.01), 0
+            extrapolation_factor = 1 / np.maximum(1 - length_ratio, 0.01)
+            slow_steps = 0
     else:
         step_is_too_large = relative_change > 1.3 * damping.relative_change
     if step_is_too_large:

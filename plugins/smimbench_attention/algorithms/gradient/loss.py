@@ -113,7 +113,8 @@ def latent_gradient(
     ``loss_gradient``.
     """
     xp = namespace(factor)
-    model, factorization = problem.model, factor_of(problem)
+    model = problem.model
+    factorization = factor_of(problem)
     dimension = inputs.shape[-1]
     signal = factorization.compose(factor) if signal is None else signal
     student_axes = signal.ndim - len(model.signal_shape(problem.components, dimension))

@@ -125,7 +125,8 @@ class _GrowingColumns:
 
     def __init__(self, vectors: Host) -> None:
         """Store the first vectors, an array (rows, count)."""
-        self._storage, self.count = vectors, vectors.shape[1]
+        self._storage = vectors
+        self.count = vectors.shape[1]
 
     @property
     def columns(self) -> Host:
@@ -584,7 +585,8 @@ def _draws_at_dimension(
     they take too long. A row is one site of one sample, a direction the new vector that a gradient adds. P is the number of
     components.
     """
-    P, row_count = problem.components, system.samples * problem.model.sites
+    P = problem.components
+    row_count = system.samples * problem.model.sites
     direction_count = min(P * steps, row_count)
     work_per_draw = (
         row_count * direction_count * (steps - direction_count / (2 * P))

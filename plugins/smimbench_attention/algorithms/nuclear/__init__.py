@@ -383,7 +383,8 @@ def _initial_nuclear_state(
     slope_at_zero, weighted_square = least_squares.normal_product(
         namespace(initial_estimate).zeros_like(initial_estimate), targets=True
     )
-    kappa, D = least_squares.problem.model.kappa, initial_estimate.shape[-1]
+    kappa = least_squares.problem.model.kappa
+    D = initial_estimate.shape[-1]
     loss_at_zero = float(weighted_square) * kappa / 2 / D
     slope_and_loss_at_zero = slope_at_zero, loss_at_zero
     return NuclearState(

@@ -248,7 +248,8 @@ def fixed_point(
     smallest_log_noise = math.log(RECOVERED * second_moment)
     if log_noise_excess(log_noise_of_zero_estimate) > 0:
         while log_noise_excess(upper_log_noise) > 0:
-            lower_log_noise, upper_log_noise = upper_log_noise, upper_log_noise + 1.0
+            lower_log_noise = upper_log_noise
+            upper_log_noise = upper_log_noise + 1.0
     else:
         while (
             lower_log_noise > smallest_log_noise
@@ -438,10 +439,12 @@ def best_penalty(
     required_error_ratio = 1 - SMALL_GAIN
     error_of_recovery = NEGLIGIBLE_ERROR * float(prior.second_moment(1)[0, 0])
     log_penalty = math.log(penalty_of_zero_estimate(prior, observations, positive))
-    previous_error, lowest_error = math.inf, error_at(log_penalty)
+    previous_error = math.inf
+    lowest_error = error_at(log_penalty)
     while error_of_recovery < lowest_error < required_error_ratio * previous_error:
         log_penalty -= log_decade
-        previous_error, lowest_error = lowest_error, error_at(log_penalty)
+        previous_error = lowest_error
+        lowest_error = error_at(log_penalty)
     log_penalty_bounds = log_penalty, log_penalty + 2 * log_decade
     minimize_scalar(
         error_at, bounds=log_penalty_bounds, method="bounded", options={"xatol": 1e-3}

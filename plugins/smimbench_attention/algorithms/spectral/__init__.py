@@ -85,7 +85,9 @@ def one_step_estimate(
     ----------
     arXiv:2506.01582; checked against ``one_step_theory`` by tests/algorithms/test_spectral_limit.py.
     """
-    prior, P, sample_count = problem.prior, problem.components, data.inputs.shape[0]
+    prior = problem.prior
+    P = problem.components
+    sample_count = data.inputs.shape[0]
     starting_point = namespace(data.inputs).asarray(
         prior.mean(P, data.dimension), **matching(data.inputs)
     )
@@ -262,7 +264,8 @@ class Spectral(Algorithm):
             )
             overlap = spectral_limit.signal_overlap
             self_overlap = spectral_limit.self_overlap
-            V, mse_error = np.diag(spectral_limit.mse), spectral_limit.mse_error
+            V = np.diag(spectral_limit.mse)
+            mse_error = spectral_limit.mse_error
             second_moments = np.diagonal(prior_moments(problem)[0])
             method = f"Monte Carlo over labels, spectral theory ({matrix_kind})"
             prediction_details["squared_cosine"] = (
@@ -280,7 +283,8 @@ class Spectral(Algorithm):
             overlap, V, mse_error, integration_method = one_step_theory(
                 problem, alpha, self._origin
             )
-            self_overlap, method = overlap, f"{integration_method}, one step"
+            self_overlap = overlap
+            method = f"{integration_method}, one step"
         prediction = Prediction(alpha, overlap, V, mse_error, "spectral", method)
         theory_point = point_document(problem, prediction) | prediction_details
         return AlgorithmPrediction.of_point(

@@ -424,7 +424,9 @@ def joint_eigenvector_mode(
     if signal_strength <= 1:
         return mode_without_outlier
     if kind == "asymmetric":
-        X, J, eigenvalue = np.eye(P), flat_G / signal_strength, signal_strength
+        X = np.eye(P)
+        J = flat_G / signal_strength
+        eigenvalue = signal_strength
     else:
         preprocessed_matrices = identity - np.linalg.inv(
             identity + flat_G + regularisation * identity
@@ -489,7 +491,8 @@ def _joint_outlier(
         J = flat_G @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat_G)
         Qhat = (alpha * _matrix_of_site_sum(J, flat_G, P) @ Q.reshape(-1)).reshape(P, P)
         next_Q = spectral_function(Qhat, _gaussian_overlap)
-        largest_change_of_Q, Q = np.abs(next_Q - Q).max(), next_Q
+        largest_change_of_Q = np.abs(next_Q - Q).max()
+        Q = next_Q
         if largest_change_of_Q < 1e-7:
             break
     if np.trace(Q) < 1e-4 * P:

@@ -371,7 +371,8 @@ def _both_positive(u_1: Host, u_2: Host, correlation: float) -> tuple[Host, Host
     from scipy.special import ndtr, owens_t
 
     width = math.sqrt(1 - correlation**2)
-    probability, slopes = (np.sign(u_1 * u_2) - 1) / 4, []
+    probability = (np.sign(u_1 * u_2) - 1) / 4
+    slopes = []
     for u, other_u in ((u_1, u_2), (u_2, u_1)):
         other_margin = (other_u - correlation * u) / width
         probability = probability + ndtr(u) / 2 - owens_t(u, other_margin / u)

@@ -85,7 +85,8 @@ def couples_opposite_pairs(problem: Problem, loss: str) -> bool:
     """
     if is_symmetric(problem.model):
         return False
-    channel, pairs = problem.channel, site_pairs(problem.model.tokens, False)
+    channel = problem.channel
+    pairs = site_pairs(problem.model.tokens, False)
     rng = monte_carlo_rng("online descent: opposite pairs")
     latents = rng.standard_normal((2, 16, problem.components, len(pairs)))
 
@@ -111,7 +112,9 @@ def excess_of_derivatives(problem: Problem, loss: str, dimension: int) -> float:
     """Mean square of the derivatives of the named ``loss`` in the latents of a random start, over what it is for Gaussian latents
     of the same overlaps: 1 as the ``dimension`` D grows, far more where labels are steep and D is small.
     """
-    P, factorization, channel = problem.components, factor_of(problem), problem.channel
+    P = problem.components
+    factorization = factor_of(problem)
+    channel = problem.channel
     rng = monte_carlo_rng("online descent: excess", dimension)
     student = factorization.compose(factorization.draw(rng, P, dimension))
     teacher = problem.prior.sample(rng, P, dimension)
@@ -184,7 +187,8 @@ def draw_matrix_paths(
     OverlapsDiverge
         If the students of most draws grow without bound.
     """
-    P, factorization = problem.components, factor_of(problem)
+    P = problem.components
+    factorization = factor_of(problem)
     generators = [
         monte_carlo_rng("online descent: matrices", dimension, draw)
         for draw in range(draw_count)
@@ -211,7 +215,9 @@ def draw_matrix_paths(
     normalization *= problem.model.sample_ratio(batch, dimension)
     penalty = algorithm.penalty(data)
     total_steps = recorded_steps[-1]
-    cross_overlaps, student_overlaps, traces = [], [], []
+    cross_overlaps = []
+    student_overlaps = []
+    traces = []
     for step in range(total_steps + 1):
         students = np.stack([factorization.compose(factor) for factor in factors])
         cross = inner_products(students, teachers)
