@@ -187,11 +187,17 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     def on_progress(running_tasks: list[RunningTask]) -> None:
         """Show a bar, or a line now and then, for each running cell (``running_tasks``) that takes long."""
         slow_tasks = [task for task in running_tasks if task.seconds > LONG_CELL]
-        display.keep_only([suite_name, *map(_cell_key, slow_tasks)])
-        for task in slow_tasks:
-            display.show(
-                _cell_key(task), _cell_name(task), _iterations(task), task.seconds
+        cells = [task.task.arguments[0] for task in slow_tasks]
+        display.keep_only([suite_name, *(cell.key for cell in cells)])
+        for cell, task in zip(cells, slow_tasks):
+            grid_point = (
+                f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
             )
+            name = f"{cell.algorithm_label}, {cell.problem_label}, {grid_point}"
+            count_text = (
+                f"{task.iterations} iterations" if task.iterations else "starting"
+            )
+            display.show(cell.key, name, count_text, task.seconds)
 
     if display.bars is None and cell_count and not silent:
         local_workers_text = f"{campaign.workers} at a time"
@@ -337,28 +343,6 @@ def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart
 def _counted(number: int, noun: str) -> str:
     """Return a number with its noun in the singular or plural, such as ``3 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _cell_key(running_task: RunningTask) -> str:
-    """Return the key of the cell that a task (``running_task``) computes."""
-    (cell,) = running_task.task.arguments
-    return str(cell.key)
-
-
-def _cell_name(running_task: RunningTask) -> str:
-    """Return the algorithm, problem, sample ratio, dimension and seed of the cell that a task (``running_task``) computes."""
-    (cell,) = running_task.task.arguments
-    grid_point = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
-    return f"{cell.algorithm_label}, {cell.problem_label}, {grid_point}"
-
-
-def _iterations(running_task: RunningTask) -> str:
-    """Return how many iterations a running cell (its task, ``running_task``) has made."""
-    return (
-        f"{running_task.iterations} iterations"
-        if running_task.iterations
-        else "starting"
-    )
 
 
 def _duration_text(seconds: float) -> str:

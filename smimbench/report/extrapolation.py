@@ -7,7 +7,7 @@ from theory, the extrapolation shows whether that difference is a finite-size co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -324,7 +324,7 @@ def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
     curve, its value at infinite D, and the theoretical value there.
     """
     place, fit, theory = limit.row.place, limit.accepted_fit, limit.row.theory
-    identity = {
+    about = {
         "problem": place.problem,
         "metric": limit.metric,
         "algorithm": place.algorithm,
@@ -332,40 +332,32 @@ def _limit_series(limit: Limit, color: Color, marker: str) -> list[Series]:
         "component": limit.component,
         "alpha": place.alpha,
     }
-
-    def marks(
-        quantity: str,
-        style: dict[str, object],
-        points: Iterable[tuple[object, Number, Number]],
-        name: str = "",
-        **more_columns: object,
-    ) -> Series:
-        """Make the marks of a ``quantity`` (means over runs, extrapolated limit or theory) at ``points``: dimension, value and
-        standard error.
-        """
-        columns: dict[str, Any] = dict(
-            zip(("dimension", "value", "error"), zip(*points))
-        )
-        columns["inverse"] = 1 / np.asarray(columns["dimension"], dtype=float)
-        columns |= more_columns
-        return Series(
-            name, columns, {**identity, "what": quantity}, "marks", color, style
-        )
-
-    points = limit.points
-    means = [(point.dimension, point.moved, point.error) for point in points]
-    counts = [point.n for point in points]
+    columns: dict[str, Any] = {
+        "dimension": [point.dimension for point in limit.points],
+        "value": [point.moved for point in limit.points],
+        "error": [point.error for point in limit.points],
+        "inverse": [1 / point.dimension for point in limit.points],
+        "n": [point.n for point in limit.points],
+    }
     name = f"α = {place.alpha:.4g}"
-    series = [marks("runs", {"marker": marker, "s": 16}, means, name, n=counts)]
+    style: dict[str, object] = {"marker": marker, "s": 16}
+    series = [Series(name, columns, {**about, "what": "runs"}, "marks", color, style)]
+    at_infinity = {"dimension": ["inf"], "inverse": [0.0]}
     if fit is not None:
-        inverse = np.linspace(0, 1 / min(point.dimension for point in points), 100)
+        inverse = np.linspace(0, max(columns["inverse"]), 100)
         fitted = fit.limit + inverse * (fit.coefficient + fit.second * inverse)
         line = {"inverse": inverse, "value": fitted}
         series.append(Series("", line, None, "line", color, {"lw": 1.0}))
-        value = ("inf", fit.limit, fit.error)
-        series.append(marks("fit", {"marker": "_", "s": 30}, [value]))
+        columns = {**at_infinity, "value": [fit.limit], "error": [fit.error]}
+        style = {"marker": "_", "s": 30}
+        series.append(
+            Series("", columns, {**about, "what": "fit"}, "marks", color, style)
+        )
     if theory.value is not None:
-        diamond = {"marker": "D", "s": 30, "clip_on": False}
-        theory_point = ("inf", theory.value, theory.error)
-        series.append(marks("theory", diamond, [theory_point], hollow=[True]))
+        columns = {**at_infinity, "value": [theory.value], "error": [theory.error]}
+        columns["hollow"] = [True]
+        style = {"marker": "D", "s": 30, "clip_on": False}
+        series.append(
+            Series("", columns, {**about, "what": "theory"}, "marks", color, style)
+        )
     return series

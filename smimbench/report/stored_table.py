@@ -26,6 +26,7 @@ from smimbench.run.record import (
     json_value,
     with_digest,
 )
+from smimbench.run.store import OtherVersion
 from smimbench.run.verification import (
     OTHER_MACHINE,
     Verification,
@@ -39,15 +40,6 @@ TABLE = "table/rows.json"
 UNVERIFIABLE = "format 2: only metric values of single runs can be verified; means and other derived numbers are shown as stored"
 
 
-class _OtherVersion(OpenModel):
-    """Number of stored ``cells`` that an older version (``then``) of an ``item`` computed; ``now`` is its present version."""
-
-    item: Text
-    then: int
-    now: int
-    cells: int
-
-
 class _TableFields(OpenModel):
     """Fields of a results table besides its rows."""
 
@@ -56,7 +48,7 @@ class _TableFields(OpenModel):
     description: Text
     status_counts: dict[str, int]
     missing: int
-    other_versions: list[_OtherVersion]
+    other_versions: list[OtherVersion]
     left_out: tuple[Text, ...] | list[Text] = ()
 
 

@@ -23,9 +23,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from smimbench.files import (
     StoreError,
