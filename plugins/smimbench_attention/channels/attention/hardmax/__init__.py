@@ -159,7 +159,6 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
             return two_token_posterior(y, omega, V, second_moment=second_moment)
-        check_labels(y)
         xp = namespace(omega)
         flat_omega = xp.astype(omega[:, 0, :], xp.float64)
         variance = xp.astype(V[0, 0], xp.float64)
@@ -168,6 +167,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         if self.sweeps is None and self.tokens <= EXACT:
             moments = exact_moments(*moment_arguments)
         else:
+            check_labels(y)
             moments = gibbs_moments(*moment_arguments, sweeps=self.sweeps or SWEEPS)
         mean_shift = xp.sqrt(variance) * moments.shift
         second_moment_of_z = None
@@ -178,12 +178,11 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         covariance = xp.astype(
             xp.reshape(variance * xp.mean(moments.variance), (1, 1)), omega.dtype
         )
-        numerical_error = math.sqrt(float(xp.mean(moments.square_error)))
         return Posterior(
             xp.astype((flat_omega + mean_shift)[:, None, :], omega.dtype),
             covariance,
             second_moment_of_z,
-            numerical_error,
+            xp.sqrt(xp.mean(moments.square_error)),
         )
 
     def information(self, Q: Array, V: Array) -> Uncertain:

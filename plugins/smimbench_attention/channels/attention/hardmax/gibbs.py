@@ -18,7 +18,10 @@ from smimbench.numerics import (
     spread_at_mask,
     symmetric,
 )
-from smimbench_attention.channels.attention.hardmax.exact import row_posterior
+from smimbench_attention.channels.attention.hardmax.exact import (
+    check_labels,
+    row_posterior,
+)
 from smimbench_attention.channels.common import (
     blocks,
     concatenate_tuples,
@@ -424,6 +427,7 @@ def exact_moments(
     is_unlikely = ~(log_partition > math.log(1e-8))
     if not bool(xp.any(is_unlikely)):
         return moments
+    check_labels(y)
     unlikely_index = xp.nonzero(is_unlikely)[0]
     gibbs_posterior = gibbs_moments(
         xp.take(y, unlikely_index, axis=0),
