@@ -165,10 +165,10 @@ class Continuation:
             self.trace_next_node(self.stages[-1])
 
     def _has_passed(self, alpha: float) -> bool:
-        """Whether the traced curve has passed alpha by two solved points of a stage, the last with the largest alpha so far.
-        With one, the interpolated curve would change with the next.
+        """Whether the traced curve has passed alpha by two solved points, the last with the largest alpha so far. With one, the
+        interpolated curve would change with the next. A bifurcation is two, the end of a stage and the start of the next.
         """
-        log_alphas = [node.log_alpha for node in self.stages[-1].nodes]
+        log_alphas = [node.log_alpha for stage in self.stages for node in stage.nodes]
         return (
             len(log_alphas) > 1
             and log_alphas[-2] > np.log(alpha)
