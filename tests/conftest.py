@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +26,8 @@ import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.registry.registry import get_registry, set_registry
+from smimbench.run import executor
+from tests.forked import SUBPROCESS
 
 # Searches for garbage took a quarter of the time in which thousands of tests are collected.
 gc.set_threshold(50_000)
@@ -131,6 +135,23 @@ def _compiled_once():
             sites = getattr(channel, "sites", channel.tokens)
             z = np.ones((1, layers, sites)) * np.arange(sites)
             channel.posterior(channel.forward(z), 0 * z, np.eye(layers))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_workers():
+    """Workers are forked from a process that has imported everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            patch.setattr(executor, "subprocess", SUBPROCESS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def started_workers():
+    """Workers are started as users start them: for tests that are about processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "subprocess", subprocess)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

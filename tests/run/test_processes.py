@@ -15,6 +15,8 @@ from tests.records import numbers
 from tests.run.conftest import PLUGIN
 from tests.run.test_campaign import cells_of
 
+pytestmark = pytest.mark.usefixtures("started_workers")
+
 ENDS = {
     "aborter": "the worker process died 2 times: SIGABRT",
     "faulter": "the worker process died 2 times: SIGSEGV",
