@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smimbench.report.columns import columns_document
+from smimbench.report.wording import columns_document
 
 
 def columns() -> str:

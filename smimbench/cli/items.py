@@ -73,8 +73,12 @@ def list_items(request: Request, kind: str | None) -> int:
 )
 def explain(request: Request, topic: str) -> int:
     """Explain what a verdict says, or the columns of the tables."""
-    from smimbench.report.columns import columns_document, print_columns
-    from smimbench.report.wording import VERDICT_HELP, print_phrases
+    from smimbench.report.wording import (
+        VERDICT_HELP,
+        columns_document,
+        print_columns,
+        print_phrases,
+    )
 
     if topic == "verdict":
         request.print_document(VERDICT_HELP, print_phrases)

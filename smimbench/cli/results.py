@@ -300,9 +300,7 @@ def _verdict_paragraphs(
         contenders = verdict.contenders
         for contender in contenders[1:] if contenders and contenders[0].points else ():
             # What is wrong is named, however long the list is.
-            is_wrong = (
-                contender.agreement.prediction in REFUSED or contender.below_optimum
-            )
+            is_wrong = contender.agreement.prediction in REFUSED or contender.is_too_low
             add(contender_line(contender), "", "  ", is_needed=is_wrong)
         if verdict.reversals:
             add(reversal_line(verdict), "", "  ", is_needed=True)
@@ -318,13 +316,13 @@ def _verdict_paragraphs(
 
 def _exit_code(table: ResultsTable) -> int:
     """Return the exit code for a results table: ``NOT_OK`` if a cell failed or is missing, a metric has no value at all, or an
-    error is below the Bayes-optimal one.
+    error is impossibly low.
     """
     statuses = {status for status, count in table.status_counts.items() if count}
     contenders = itertools.chain(*(verdict.contenders for verdict in table.verdicts))
     is_wrong = (
         statuses - {"skipped"} != {"ok"}
-        or any(contender.below_optimum for contender in contenders)
+        or any(contender.is_too_low for contender in contenders)
         or _empty_metric_lines(table.rows)
     )
     return NOT_OK if is_wrong or table.missing or table.left_out else OK

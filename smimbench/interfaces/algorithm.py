@@ -15,7 +15,7 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 class Plan(NamedTuple):
     """Plan of an algorithm for a run, stated before any data are drawn: number of steps, samples per step (``batch``),
     number of estimates learned side by side (``students``), cost of a step, and stopping rule. ``draws_fresh`` says whether
-    it learns from fresh samples instead of the data set.
+    it learns from fresh samples instead of the data set, ``passes`` how often a step goes through all samples.
 
     Attributes
     ----------
@@ -34,6 +34,9 @@ class Plan(NamedTuple):
     stopping_rule : callable or None
         ``stopping_rule(problem, dimension)``: a rule of its own for when to end, made for every run. Without it the
         residual and the overlaps that ``Info`` reports decide: they must stand still and agree.
+    passes : int or None
+        Passes of a step over all samples, each a product with the inputs and one with their transpose, which all students share.
+        Not needed where ``Info`` counts samples. None: not known, and the run is not compared with the best first-order method.
     """
 
     steps: int | None = None
@@ -42,6 +45,7 @@ class Plan(NamedTuple):
     draws_fresh: bool = False
     cost: Callable[[ProblemLike, Data], Cost | None] | None = None
     stopping_rule: Callable[[ProblemLike, int], StoppingRule] | None = None
+    passes: int | None = None
 
 
 class Overlaps(NamedTuple):
@@ -293,7 +297,7 @@ class Algorithm(Item):
     def plan(self, data: Data) -> Plan:
         """Plan a run from the shapes of ``data``, which has no numbers yet.
 
-        Returns ``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``. Without it: as many steps as a
+        Returns ``Plan(steps, batch, students, draws_fresh, cost, stopping_rule, passes)``. Without it: as many steps as a
         parameter `steps` says, or until the engine's stopping rule ends it, each on all samples.
         """
         return Plan(steps=getattr(self, "steps", None))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         LearnedSequence,
         LearningFactor,
         Number,
+        PassesWorth,
         Row,
         RowEntry,
     )
@@ -155,6 +156,16 @@ def ratio_words(ratio: Number, error: Number = None) -> str:
         return measured(ratio, error)
     decimals = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
     return f"{ratio:.{decimals}f}±{error:.{decimals}f}"
+
+
+def worth_words(worth: PassesWorth) -> str:
+    """Format the number of passes that runs are worth, with its interval; blank if it is unknown."""
+    if worth.worth is None:
+        return "" if worth.ratio is None else worth.remark or ""
+    low, high = worth.interval or (None, None)
+    if not worth.worth or low is None:
+        return f"{worth.worth:.2g}"
+    return f"{worth.worth:.1f} ({low:.1f} to {'more' if high is None else format(high, '.1f')})"
 
 
 def percent(value: Number, format_spec: str = ".0%") -> str:
@@ -348,6 +359,12 @@ COLUMNS: dict[str, list[Column]] = {
                "table. fitted to gamp: estimated from the runs of gamp, whose row has no number, because its ratio to them is 1 "
                "by construction. Blank where only the limit is known.",
                "optimum_to_limit optimum_to_limit_error optimum.source", words=True),
+        Column("passes", partial(number, digits=0), "Mean number of passes over the data, each a product with the inputs and one "
+               "with their transpose. Blank for minibatches, fresh samples, and what does not count them.", "first_order.passes"),
+        Column("error ÷ floor", ratio_words, "Mean error divided by the smallest error of a first-order method after as many "
+               "passes, at this D where that is known.", "first_order.ratio"),
+        Column("worth in passes", worth_words, "Number of passes after which the best first-order method has the error of the "
+               "runs, with its 95% interval. `12 or more`: that method does not get further.", "first_order", words=True),
         Column("mean error", measured, "Where no optimal error is known: the error, as a geometric mean over sample ratios.",
                "mean_error mean_error_sem"),
         Column("error where optimum is 0", lambda error, reached: "0" if reached else number(error, 3),
@@ -667,28 +684,3 @@ def html_table(
         attributes=attributes,
         small_print=small_print,
     )
-
-
-# -- what they mean -------------------------------------------------------------------------------------------------------
-
-
-def columns_document() -> dict[str, dict[str, str]]:
-    """Return the meaning of every column, by topic and heading, as ``smimbench help columns`` prints it."""
-    return {
-        topic: {column.heading: column.meaning for column in columns}
-        for topic, columns in COLUMNS.items()
-    }
-
-
-def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
-    """Print the meanings of the columns, in one table per topic."""
-    help_columns = [
-        Column(key, fields=key, words=True) for key in ("column", "meaning")
-    ]
-    for topic, columns in document.items():
-        rows = [
-            {"column": heading, "meaning": meaning}
-            for heading, meaning in columns.items()
-        ]
-        console.print(make_table(topic, help_columns, rows, padding=1))
-        console.print()

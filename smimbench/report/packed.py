@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from smimbench.backend.machine import installed
@@ -94,7 +95,7 @@ class _Pack(OpenModel):
 
     packed: Literal[3]
     run: RunJson
-    theory: dict[Literal["point", "thresholds", "own", "curve"], list[_Answer]]
+    theory: dict[Literal["point", "thresholds", "own", "curve", "floor"], list[_Answer]]
     records: list[_Record]
     scored: list[_Record]
 
@@ -157,19 +158,22 @@ def documents_of(store: Store) -> list[JsonObject]:
 
 
 def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
-    """Return the JSON document of a record, with its trajectory inlined or, on request, removed."""
+    """Return the JSON document of a record, with its trajectory inlined or, on request, cut down to the samples that were counted
+    at its end.
+    """
     record = store.read(stem)
-    if not trajectories:
-        return with_digest({**record.document, "trajectory": None})
-    if not isinstance(record.trajectory, LongTrajectory):
+    if trajectories and not isinstance(record.trajectory, LongTrajectory):
         return record.document
-    trajectory_columns = store.trajectory(record)
-    if trajectory_columns is None:
+    columns = store.trajectory(record)
+    if columns is None and trajectories:
         raise SuiteError(store.complaints[-1], "", "this record cannot be packed")
-    column_lists = {
-        name: column.tolist() for name, column in trajectory_columns.items()
-    }
-    return with_digest({**record.document, "trajectory": json_value(column_lists)})
+    if columns and not trajectories:
+        counts_samples = bool(np.isfinite(columns["samples"][-1]))
+        kept = ("iteration", "samples") if counts_samples else ()
+        columns = {name: columns[name][-1:] for name in kept}
+    column_lists = {name: column.tolist() for name, column in (columns or {}).items()}
+    trajectory = json_value(column_lists) or None
+    return with_digest({**record.document, "trajectory": trajectory})
 
 
 def _text_of(pack: Mapping[str, object]) -> bytes:
@@ -210,7 +214,7 @@ def read_packed(path: Path) -> tuple[ResultsTable, RunJson, list[str]]:
             return table, pack["run"], [stored_table.UNVERIFIABLE]
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
-        if results.answers.has_missing_answers:
+        if any(key.kind != "floor" for key in results.answers.missing):
             remarks.append("the file lacks some of the theory that its rows need")
         return table, pack["run"], remarks
 

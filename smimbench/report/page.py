@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from smimbench.report.charts import page_figures
 from smimbench.report.columns import (
     column_of,
-    columns_document,
     html_environment,
     html_table,
     number,
@@ -28,6 +27,7 @@ from smimbench.report.wording import (
     VERDICT_HELP,
     agreement_meaning,
     agreement_words,
+    columns_document,
     optimum_words,
     reversal_line,
     tied_words,

@@ -597,12 +597,28 @@ def is_below_optimum(rows: Sequence[Row], metric: str | None) -> bool:
     """
     rows = [row for row in rows if row.metric == metric]
     is_known = _holds_at_all_sizes(rows, lambda row: row.optimum.is_known_at_size)
-    series_by_quantity = _series_by_quantity(
+    return _is_too_low(
         (row, _at_end(row, 0.0, row.optimum.value, row.optimum.error))
         if is_optimum_known
         else (row, _at_end(row, None, row.optimum.limit, row.optimum.limit_error))
         for row, is_optimum_known in zip(rows, is_known)
     )
+
+
+def is_below_floor(rows: Sequence[Row], metric: str | None) -> bool:
+    """Test whether the error of an algorithm, in ``metric``, is lower in its ``rows`` than that of any first-order method after
+    as many passes over the data, by more than chance and finite size explain.
+    """
+    return _is_too_low(
+        (row, _at_end(row, None, row.first_order.floor, row.first_order.floor_error))
+        for row in rows
+        if row.metric == metric
+    )
+
+
+def _is_too_low(smallest_errors: Iterable[tuple[Row, PredictedNumber]]) -> bool:
+    """Test whether the runs of any row have an error that is impossibly low; rows are paired with the smallest possible one."""
+    series_by_quantity = _series_by_quantity(smallest_errors)
     deviations = [d for d in map(deviation, series_by_quantity.values()) if d]
     return any(
         d.excess_score(d.allowance) < -quantile(1 - IMPOSSIBLE / len(deviations))

@@ -176,6 +176,38 @@ class OptimalValue:
 
 
 @dataclass(frozen=True, slots=True)
+class PassesWorth:
+    """Runs on the scale of the best first-order method: the mean number of ``passes`` over the data that they made, the smallest
+    error that is possible after as many (``floor``), and the number of passes after which the smallest is their own (``worth``).
+
+    Attributes
+    ----------
+    passes : float or None
+    floor, floor_error : float or None
+        Smallest error of a first-order method after as many passes at infinite dimension, and its numerical error.
+    is_proven : bool or None
+        Whether the floor is a theorem, or a conjecture.
+    ratio : float or None
+        Ratio of the mean error to the floor at the dimension of the runs.
+    worth : float or None
+        Passes after which the floor at this dimension is at their error; None if it does not fall below it.
+    interval : list or None
+        95% interval of ``worth``; an end that is None is beyond the end of the floor.
+    remark : str or None
+        What ``worth`` means in words where it is below 1 or not known, or why there is none.
+    """
+
+    passes: Number = None
+    floor: Number = None
+    floor_error: Number = None
+    is_proven: bool | None = None
+    ratio: Number = None
+    worth: Number = None
+    interval: list[Number] | None = None
+    remark: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Comparison of the mean over runs with a theoretical ``value`` (the algorithm's prediction, or the Bayes-optimal value if
     there is none), whose numerical error is ``error``: the ``difference``, and ``z``, the difference in units of the combined
@@ -360,6 +392,7 @@ class Row:
     identity: Setup
     component_word: Text
     dimension_letter: Text
+    first_order: PassesWorth = PassesWorth()
 
     @property
     def is_fitted_to_itself(self) -> bool:

@@ -22,7 +22,9 @@ _FLAT = """
     target runs.still_moving runs.learning_order runs.findings runs.restarts runs.status_counts runs.reasons runs.warnings
     identity component_word dimension_letter runs.half_overlap estimate.n estimate.mean estimate.sem
     theory.value=theory theory.error=theory_error theory.difference theory.z prediction.z=own_z
-    optimum.ratio=ratio_to_bayes prediction.also_predicted prediction.teachers
+    optimum.ratio=ratio_to_bayes first_order.passes first_order.floor first_order.floor_error
+    first_order.is_proven=floor_is_proven first_order.ratio=ratio_to_floor first_order.worth=worth_passes
+    first_order.interval=worth_interval first_order.remark=worth_remark prediction.also_predicted prediction.teachers
 """
 """Path of each JSON key in a row, in the order of the JSON; ``=KEY`` follows where the key differs from the field's name."""
 

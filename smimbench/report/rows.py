@@ -30,6 +30,7 @@ from smimbench.registry.registry import (
     theory_of,
     trajectory_metrics,
 )
+from smimbench.report.first_order import PassScale, pass_scale, with_worth
 from smimbench.report.prediction import size_coefficients
 from smimbench.report.row import (
     FITTED,
@@ -270,6 +271,8 @@ class TheoryOfPlace(NamedTuple):
         The threshold that runs which did not converge are near, in words.
     optimum : Optimum or None
         The optimal error at this size; None: only its limit is known.
+    scale : PassScale or str
+        Errors of the best first-order method, or why runs cannot be compared with it.
     """
 
     bayes: TheoryPoint | None = None
@@ -277,6 +280,7 @@ class TheoryOfPlace(NamedTuple):
     reason: str = ""
     threshold_remark: str | None = None
     optimum: Optimum | None = None
+    scale: PassScale | str = "no theory"
 
 
 def _theory_of_runs(cell: Cell, runs: PlaceRuns, answers: Answers) -> TheoryOfPlace:
@@ -355,7 +359,9 @@ def error_rows(
             error_text = error_line(theory_errors[runs.problem])
             theory = TheoryOfPlace(reason=f"theory raised {error_text}")
         else:
-            theory = _theory_of_runs(cell, runs, answers)
+            theory = _theory_of_runs(cell, runs, answers)._replace(
+                scale=pass_scale(cell, runs.problem, runs.place.alpha, answers)
+            )
         if not runs.use_fresh_samples:
             theory = theory._replace(
                 optimum=_optimum_at_size(optima_at_size, runs.place)
@@ -429,7 +435,7 @@ def _rows_of_place(
     sample ratio, dimension), with the theory that was solved for it.
     """
     problem, records = runs.problem, runs.records
-    bayes, prediction, no_prediction, _, optimum = theory
+    bayes, prediction, no_prediction, _, optimum, scale = theory
     metrics = metrics or suite.run.metrics
     target, components = suite.run.target, problem.components
     traced_runs = [
@@ -533,7 +539,7 @@ def _rows_of_place(
                     dimension_letter=dimension_letter_of(problem.model),
                 )
             )
-    return rows
+    return with_worth(rows, scale, traced_runs, optimum)
 
 
 def _run_outcomes(runs: PlaceRuns, theory: TheoryOfPlace) -> Runs:

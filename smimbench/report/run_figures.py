@@ -31,7 +31,7 @@ from smimbench.report.rows import (
 from smimbench.report.style import COLORS, end_marker, floor_of, looks_of
 from smimbench.report.theory_lines import is_cheap, optimum_name
 from smimbench.run.answers import stored_or_none
-from smimbench.theory.types import LineQuestion
+from smimbench.theory.types import Floor, LineQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -163,6 +163,11 @@ def clock_chart(results: Results, name: str, metric: str, clock: str) -> Chart |
         _learning_panel(results, place, metric, clock, xlabel, runs[place])
         for place in places
     ]
+    floors = (
+        _floor_of_panel(results, place, metric, clock, runs[place]) for place in places
+    )
+    floor_notes = {FLOOR_NOTES[floor.is_proven] for floor in floors if floor}
+    note = " ".join((note, *sorted(floor_notes)))
     caption = (
         f"{metric_label(metric)} against {xlabel}. Lines: median over runs; bands: quartiles, or the range of fewer "
         "than four runs; dashed: predicted."
@@ -236,6 +241,15 @@ def learning_curve_questions(results: Results) -> Iterator[Question]:
             yield prediction_question(problem, pairs[0][0], ratio, records)
 
 
+FLOOR = "best first-order method"
+"""Name of the line of the smallest error that is possible after as many passes over the data."""
+FLOOR_NOTES = {
+    True: "Low rank: no first-order method on full batches has a smaller error than the best one, as D grows (proven).",
+    False: "Attention matrices, and inputs that are not independent and Gaussian: that none has a smaller error than the best "
+    "first-order method is conjectured.",
+}
+"""Footnote on the line of the best first-order method, where it is a theorem and where a conjecture."""
+
 PREDICTED_LIMIT = "predicted, limit"
 """Name of the line of a predicted trajectory in the limit, where one at the size of the runs is drawn, too."""
 
@@ -272,6 +286,16 @@ def _learning_panel(
     axis_floor, target, is_error = None, suite.run.target, metric.direction == "lower"
     components = runs[0].values.shape[1]
     unsplit_series = []
+    floor = _floor_of_panel(results, place, metric_name, clock, runs)
+    if floor is not None:
+        last = min(len(floor.mse) - 1, int(end // sample_count))
+        passes = np.append(np.arange(1, last + 1), max(end / sample_count, 1.0))
+        columns = {
+            clock: passes * sample_count,
+            "value": np.stack([floor.after(passes, p) for p in range(components)], 1),
+        }
+        style = {"ls": (0, (1, 1)), "zorder": 2}
+        unsplit_series.append(Series(FLOOR, columns, color="0.3", style=style))
     for name, (dashes, times, ratios) in optimal_lines.items():
         read_theory = (
             results.answers.line if len(ratios) > 2 else results.answers.points
@@ -350,6 +374,22 @@ def _learning_panel(
         # A run that diverges leaves the panel.
         axis_cap=3.0 * largest_start if is_error else math.inf,
     )
+
+
+def _floor_of_panel(
+    results: Results, place: Place, metric: str, clock: str, runs: Sequence[Run]
+) -> Floor | None:
+    """Return the smallest errors of first-order methods at one place, if they are stored and belong in a figure of this metric
+    against this clock, of ``runs`` of which some go through a data set.
+    """
+    problem_label, alpha, dimension = place
+    all_are_fresh = all(used_fresh_samples(run.record) for run in runs)
+    if (metric, clock) != ("mse", "samples") or all_are_fresh:
+        return None
+    problem = results.suite.problems[problem_label]
+    ratio = sample_ratio(problem, alpha, dimension)
+    floor = stored_or_none(results.answers.floor, problem, ratio)
+    return floor if isinstance(floor, Floor) else None
 
 
 def _by_component(

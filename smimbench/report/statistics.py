@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -227,6 +228,53 @@ def mean_change(changes: Sequence[Change]) -> Change:
     value = math.fsum(change.value for change in changes) / count
     dof = total_variance**2 / squares if squares > 0 else math.inf
     return Change(value, math.sqrt(total_variance) / count, dof)
+
+
+# -- ratios of errors ----------------------------------------------------------------------------------------------------
+
+LARGEST_LOG = math.log(sys.float_info.max)
+"""Logarithm of the largest number; ratios and their intervals end there, so that they can be printed and stored."""
+
+
+def bounded_exp(log: float) -> float:
+    """Return the exponential of ``log``, at most the largest floating-point number."""
+    return math.exp(min(log, LARGEST_LOG))
+
+
+def log_ratio(error: float, optimum: float) -> float:
+    """Return log(error / optimum), limited so that its exponential is a floating-point number."""
+    return min(math.log(error / optimum), LARGEST_LOG)
+
+
+class ErrorSum(NamedTuple):
+    """Sum over components of errors or optima, with its standard error, which is infinite where one is unknown."""
+
+    value: float
+    error: float
+
+    def log_ratio(self, reference: ErrorSum) -> tuple[float, float]:
+        """Return the logarithm of the ratio of this sum to the sum ``reference``, with its standard error."""
+        errors = self.error / self.value, reference.error / reference.value
+        return log_ratio(self.value, reference.value), math.hypot(*errors)
+
+
+def sum_of_errors(values_and_errors: Iterable[tuple[Number, Number]]) -> ErrorSum:
+    """Sum values over components, given as pairs (value, standard error) with independent errors."""
+    values, errors = zip(*values_and_errors)
+    known_errors = [math.inf if error is None else error for error in errors]
+    return ErrorSum(
+        math.fsum(value or 0.0 for value in values), math.hypot(*known_errors)
+    )
+
+
+def geometric_mean(log_ratios: Sequence[tuple[float, float]]) -> MeanAndError:
+    """Return the geometric mean of ratios, given as pairs of a logarithm and its standard error; None if there are none."""
+    if not log_ratios:
+        return MeanAndError(None, None)
+    logs, errors = zip(*log_ratios)
+    ratio = bounded_exp(math.fsum(logs) / len(logs))
+    error = ratio * math.hypot(*errors) / len(logs)
+    return MeanAndError(ratio, error if math.isfinite(error) else None)
 
 
 # -- time -----------------------------------------------------------------------------------------------------------------
@@ -574,7 +622,7 @@ def learning_order(
     numbers = [component + 1 for component in goals]
     times = np.full((len(trajectories), len(goals), len(FirstTime._fields)), math.inf)
     for run_times, trajectory in zip(times, trajectories):
-        if trajectory is not None:
+        if trajectory is not None and "overlap" in trajectory:
             for column, (component, goal) in enumerate(goals.items()):
                 is_learned = trajectory["overlap"][:, component] >= goal
                 run_times[column] = first_time(trajectory, is_learned)

@@ -43,7 +43,12 @@ from smimbench.report.row import (
     place,
 )
 from smimbench.report.verdict import TIE, AlgorithmSummary, Verdict
-from smimbench.report.wording import agreement_cell, no_time_words, tied_words
+from smimbench.report.wording import (
+    agreement_cell,
+    no_time_words,
+    tied_words,
+    worth_cell,
+)
 from smimbench.run.store import OtherVersion
 from smimbench.run.tuning import range_ends
 
@@ -98,6 +103,9 @@ def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
         columns += [
             "error ÷ optimal error",
             "optimal error, this D ÷ infinite D",
+            "passes",
+            "error ÷ floor",
+            "worth in passes",
             "run status",
         ]
         worst_first = sorted(metric_rows, key=_worst_first)
@@ -141,7 +149,25 @@ def missing_values(rows: Sequence[Row]) -> list[str]:
         f"{'; '.join(algorithm_names)}: no prediction: {reason}"
         for reason, algorithm_names in algorithms_by_reason.items()
     ]
-    return [*prediction_lines, *blank_lines]
+    return [*prediction_lines, *_unknown_worths(rows), *blank_lines]
+
+
+def _unknown_worths(rows: Sequence[Row]) -> list[str]:
+    """List the reasons why runs are not compared with the best first-order method, one line each, if some are."""
+    if all(row.first_order.passes is None for row in rows):
+        return []
+    algorithms_by_reason = grouped(
+        dict.fromkeys(
+            (row.first_order.remark, row.place.algorithm)
+            for row in rows
+            if row.first_order.remark and row.first_order.ratio is None
+        ),
+        lambda reason_and_algorithm: reason_and_algorithm[0],
+    )
+    return [
+        f"{'; '.join(algorithm for _, algorithm in pairs)}: no worth in passes: {reason}"
+        for reason, pairs in algorithms_by_reason.items()
+    ]
 
 
 CONTENDER: Columns = [
@@ -154,6 +180,7 @@ CONTENDER: Columns = [
     ),
     column_of("mean error", "mean_error.mean mean_error.sem"),
     "error where optimum is 0",
+    Column("worth in passes", worth_cell, words=True),
     Column("agrees with theory", agreement_cell, words=True),
     Column(
         "time to 1.05x optimum",
@@ -203,6 +230,7 @@ def ranking_tables(verdicts: Sequence[Verdict]) -> list[RenderableType]:
         return []
     headings = (
         "optimal error, this D ÷ infinite D",
+        "worth in passes",
         "time to 1.05x optimum",
         "runs at 1.05x optimum",
     )

@@ -34,6 +34,7 @@ from smimbench.suite.cells import Cell, ProblemPlan, Suite
 from smimbench.suite.schema import ReferenceTable
 from smimbench.theory.types import (
     Check,
+    FloorQuestion,
     PointsQuestion,
     Question,
     TheoryPoint,
@@ -460,6 +461,8 @@ def table_questions(results: Results) -> Iterator[Question]:
             continue
         with contextlib.suppress(RegistryError, ParameterError):  # the row says so
             yield prediction_question(problem, cell, runs.place.alpha, records)
+        if not runs.use_fresh_samples:
+            yield FloorQuestion(problem, runs.place.alpha)
         if any(record.status == Status.NOT_CONVERGED for record in records):
             yield ThresholdsQuestion(problem)
 

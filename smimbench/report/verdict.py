@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.files import JsonObject
 from smimbench.registry.registry import find_metric
-from smimbench.report.prediction import Agreement, agreement, is_below_optimum
+from smimbench.report.prediction import (
+    Agreement,
+    agreement,
+    is_below_floor,
+    is_below_optimum,
+)
 from smimbench.report.row import (
     LIMIT,
     ZERO,
     Number,
     OptimalValue,
+    PassesWorth,
     Row,
     common_dimension_letter,
     grouped,
@@ -28,19 +32,20 @@ from smimbench.report.row import (
 )
 from smimbench.report.statistics import (
     MeanAndError,
+    bounded_exp,
     change_between,
     failed_runs,
+    geometric_mean,
+    log_ratio,
     mean_and_error,
     mean_of,
     shared_instances,
+    sum_of_errors,
 )
 from smimbench.suite.schema import ORACLE
 
 TIE = 0.95
 """Confidence level of the intervals of paired differences; two algorithms are tied if the interval contains 0."""
-
-LARGEST_LOG = math.log(sys.float_info.max)
-"""Logarithm of the largest number; ratios and their intervals end there, so that they can be printed and stored."""
 
 Rows = list[Row]
 
@@ -85,8 +90,10 @@ class Contender:
         Runs without an estimate, which ratios and ties count as ``with_failures`` does.
     moving : int
         Runs whose error still moved at their last step.
-    below_optimum : bool
-        Whether its error is smaller than possible.
+    below_optimum, below_floor : bool
+        Whether its error is smaller than possible at all, or with as many passes over the data.
+    first_order : list of PassesWorth
+        What its runs are worth, in passes of the best first-order method, at every sample ratio and component.
     compared : ErrorRatio or None
         Ratio to the reference algorithm (the one asked for, or the best); None if they share fewer than two instances.
     mean_error : MeanAndError or None
@@ -119,9 +126,16 @@ class Contender:
     failed: int
     agreement: Agreement
     below_optimum: bool
+    below_floor: bool
+    first_order: list[PassesWorth]
     compared: ErrorRatio | None = None
     mean_error: MeanAndError | None = None
     dimension_letter: str = "D"
+
+    @property
+    def is_too_low(self) -> bool:
+        """Whether its error is smaller than possible."""
+        return self.below_optimum or self.below_floor
 
     @property
     def error(self) -> Number:
@@ -137,7 +151,7 @@ class Contender:
         """
         default = math.inf if self.error is None else 0.0
         where_zero = default if self.where_zero is None else self.where_zero
-        return self.below_optimum, self.missing, self.error or default, where_zero
+        return self.is_too_low, self.missing, self.error or default, where_zero
 
     def document(self) -> JsonObject:
         """Return the scores as a JSON object."""
@@ -410,54 +424,15 @@ def _error_ratio(
         return None
     half_width = change.half_width(TIE)
     interval = [
-        _bounded_exp(change.value - half_width),
-        _bounded_exp(change.value + half_width),
+        bounded_exp(change.value - half_width),
+        bounded_exp(change.value + half_width),
     ]
-    return ErrorRatio(reference, _bounded_exp(change.value), interval)
+    return ErrorRatio(reference, bounded_exp(change.value), interval)
 
 
 def _mean_ratio(logs: Mapping[Instance, float]) -> Number:
     """Return the geometric mean of ratios, given by their logarithms; None if there are none."""
-    return _bounded_exp(math.fsum(logs.values()) / len(logs)) if logs else None
-
-
-def _bounded_exp(log: float) -> float:
-    """Return the exponential of ``log``, at most the largest floating-point number."""
-    return math.exp(min(log, LARGEST_LOG))
-
-
-def _log_ratio(error: float, optimum: float) -> float:
-    """Return log(error / optimum), limited so that its exponential is a floating-point number."""
-    return min(math.log(error / optimum), LARGEST_LOG)
-
-
-class _Sum(NamedTuple):
-    """Sum over components of errors or optima, with its standard error, which is infinite where one is unknown."""
-
-    value: float
-    error: float
-
-    def log_ratio(self, reference: _Sum) -> tuple[float, float]:
-        """Return the logarithm of the ratio of this sum to the sum ``reference``, with its standard error."""
-        errors = self.error / self.value, reference.error / reference.value
-        return _log_ratio(self.value, reference.value), math.hypot(*errors)
-
-
-def _sum(values_and_errors: Iterable[tuple[Number, Number]]) -> _Sum:
-    """Sum values over components, given as pairs (value, standard error) with independent errors."""
-    values, errors = zip(*values_and_errors)
-    known_errors = [math.inf if error is None else error for error in errors]
-    return _Sum(math.fsum(value or 0.0 for value in values), math.hypot(*known_errors))
-
-
-def _geometric_mean(log_ratios: Sequence[tuple[float, float]]) -> MeanAndError:
-    """Return the geometric mean of ratios, given as pairs of a logarithm and its standard error; None if there are none."""
-    if not log_ratios:
-        return MeanAndError(None, None)
-    logs, errors = zip(*log_ratios)
-    ratio = _bounded_exp(math.fsum(logs) / len(logs))
-    error = ratio * math.hypot(*errors) / len(logs)
-    return MeanAndError(ratio, error if math.isfinite(error) else None)
+    return bounded_exp(math.fsum(logs.values()) / len(logs)) if logs else None
 
 
 def _scored_contender(
@@ -483,13 +458,15 @@ def _scored_contender(
         if any(estimate.mean is None for estimate in estimates):
             continue
         estimated_points += not 0 < estimates[0].failed == len(estimates[0].values)
-        error = _sum((estimate.mean, estimate.sem) for estimate in estimates)
+        error = sum_of_errors((estimate.mean, estimate.sem) for estimate in estimates)
         optima = [row.optimum for row in components]
-        limit = _sum((optimum.limit, optimum.limit_error or 0.0) for optimum in optima)
+        limit = sum_of_errors(
+            (optimum.limit, optimum.limit_error or 0.0) for optimum in optima
+        )
         if limit.value <= ZERO * target:
             errors_at_zero.append(error.value)
         elif error.value > 0:
-            optimum_at_size = _sum(
+            optimum_at_size = sum_of_errors(
                 (optimum.value or optimum.limit, optimum.error or 0.0)
                 for optimum in optima
             )
@@ -503,7 +480,7 @@ def _scored_contender(
     if LIMIT in sources or any(row.is_fitted_to_itself for row in compared_rows):
         optima_to_limit = []
     ratio_to_limit, ratio_to_bayes, optimum_to_limit = map(
-        _geometric_mean, (errors_to_limit, errors_to_optimum, optima_to_limit)
+        geometric_mean, (errors_to_limit, errors_to_optimum, optima_to_limit)
     )
     times = [
         math.nan if near.seconds is None else near.seconds for near in nearness_by_point
@@ -538,6 +515,8 @@ def _scored_contender(
         failed=sum(row.estimate.failed or failed_runs(row) for row in first_rows),
         agreement=agreement(all_rows, metric),
         below_optimum=is_below_optimum(all_rows, metric),
+        below_floor=is_below_floor(all_rows, metric),
+        first_order=[row.first_order for row in rows],
         dimension_letter=common_dimension_letter(rows),
     )
 
@@ -605,7 +584,7 @@ def _log_ratios(rows: Sequence[Row]) -> LogRatios:
     log_ratios: defaultdict[str, dict[Instance, float]] = defaultdict(dict)
     for algorithm, algorithm_errors in errors_and_optima(rows).items():
         log_ratios[algorithm] = {
-            instance: _log_ratio(error, optimum)
+            instance: log_ratio(error, optimum)
             for instance, (error, optimum) in algorithm_errors.items()
             if optimum > largest_zero and error > 0
         }

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 from smimbench.registry.registry import metric_label
 from smimbench.report.columns import (
+    COLUMNS,
+    Column,
+    make_table,
     measured,
     number,
     optimum_at_size_words,
     ratio_words,
     seconds,
+    worth_words,
 )
 from smimbench.report.statistics import count_runs
 from smimbench.report.verdict import Contender, ErrorRatio, Verdict
@@ -36,12 +40,16 @@ REFUSED = ("no", "far off")
 BELOW = "below the Bayes optimum: check samples, teacher or code"
 """Remark on an algorithm whose error is impossibly low."""
 
+BELOW_FLOOR = "below the floor: check how it counts passes"
+"""Remark on an algorithm whose error is impossibly low after so few passes over the data."""
+
 REVERSED = "the order reverses"
 """Remark on algorithms of which each is better than the other at some sample ratio."""
 
-RATIO, AT_SIZE, DETECTABLE, OUTLIERS = (
+RATIO, AT_SIZE, WORTH, DETECTABLE, OUTLIERS = (
     "1.05±0.01 times the optimal error at infinite size",
     "(optimum at D = 80: 1.040±0.002, sampled)",
+    "300 passes, worth 4.2 (4.1 to 4.4)",
     "a deviation above 18% would have been detected",
     "3 of 60 runs are outliers",
 )
@@ -53,6 +61,7 @@ VERDICT_HELP = {
     RATIO: "Its error over the Bayes-optimal error, the smallest that any algorithm can reach, by theory for infinite size.",
     AT_SIZE: "The optimum at the size that was run, over that of infinite size: a ratio of 1.04 is the best possible. Left "
     "out where it is not known.",
+    WORTH: "Its passes over the data, and those after which the best first-order method has its error (95% interval).",
     "agrees with theory": "Its errors are what theory predicts for this algorithm, within chance and the effects of finite "
     "size: its code can be trusted as far as the next number says.",
     DETECTABLE: "What the test sees: a mistake that changes the error by as much or more would have been found with a "
@@ -66,6 +75,7 @@ VERDICT_HELP = {
     "no prediction": "There is no theory for this algorithm. Its error can be compared with the optimum; its code is not "
     "tested.",
     BELOW: "No algorithm can beat the optimum by more than chance: it saw more samples or the teacher, or the code is wrong.",
+    BELOW_FLOOR: "No first-order method gets so far in so few passes: it makes more than it counts, or is of another kind.",
     "2.1 times gamp's error (2.03 to 2.18)": "Ratio of two errors on the same data sets, with its 95% interval.",
     REVERSED: "Which algorithm is better depends on the sample ratio: it is significantly better at some and worse at others.",
 }
@@ -128,17 +138,21 @@ def verdict_line(verdict: Verdict) -> str:
     if best.compared:
         phrases.append(compared_words(best.compared))
     phrases += _zero_phrases(best, 4)
+    phrases += _worth_phrases(best)
     if best.mean_error is None:
         phrases.append(agreement_words(best))
     if best.seconds is not None:
         phrases.append(f"{seconds(best.seconds)} per run")
     if verdict.tied:
         phrases.append(f"tied with {tied_words(verdict)}")
-    below_optimum = [
-        contender.algorithm for contender in ranking[1:] if contender.below_optimum
-    ]
-    if below_optimum:
-        phrases.append(f"{', '.join(below_optimum)}: {BELOW}")
+    for attribute, remark in (("below_optimum", BELOW), ("below_floor", BELOW_FLOOR)):
+        too_low = [
+            contender.algorithm
+            for contender in ranking[1:]
+            if getattr(contender, attribute)
+        ]
+        if too_low:
+            phrases.append(f"{', '.join(too_low)}: {remark}")
     unsolved = max(contender.unsolved for contender in ranking)
     if best.mean_error is not None:
         phrases.append("the optimal error is not known")
@@ -172,7 +186,8 @@ def contender_line(contender: Contender) -> str:
     if contender.ratio_to_limit is not None:
         phrases.append(f"{contender.ratio_to_limit:.3g} times the optimal error")
     phrases += _error_phrases(contender) + _zero_phrases(contender, 2)
-    if contender.below_optimum or contender.agreement.prediction in REFUSED:
+    phrases += _worth_phrases(contender)
+    if contender.is_too_low or contender.agreement.prediction in REFUSED:
         phrases.append(agreement_words(contender))
     return f"{contender.algorithm}: {', '.join(phrases) or 'no estimate'}"
 
@@ -200,6 +215,16 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
         phrases = ["0 where the optimal error is 0"]
         return phrases if contender.ratio_to_limit is None else []
     return [f"{number(contender.where_zero, digits)} where the optimal error is 0"]
+
+
+def _worth_phrases(contender: Contender) -> list[str]:
+    """Return the phrase on what a contender's passes over the data are worth, if it was run at a single sample ratio."""
+    first_order, *others = contender.first_order
+    if others or first_order.ratio is None:
+        return []
+    words = f"{number(first_order.passes, 0)} passes, worth {worth_words(first_order)}"
+    is_small = first_order.worth is not None and first_order.worth < 1
+    return [f"{words}: {first_order.remark}" if is_small else words]
 
 
 def compared_words(comparison: ErrorRatio) -> str:
@@ -245,12 +270,21 @@ def agreement_words(contender: Contender) -> str:
 def agreement_meaning(contender: Contender) -> str:
     """Return the explanation of the phrase on whether a contender agrees with theory."""
     answer = contender.agreement.prediction
-    if contender.below_optimum:
-        return VERDICT_HELP[BELOW]
+    if contender.is_too_low:
+        return VERDICT_HELP[BELOW if contender.below_optimum else BELOW_FLOOR]
     if contender.agreement.far_off is not None:
         return VERDICT_HELP[OUTLIERS]
     meaning = VERDICT_HELP[AGREEMENT[answer]]
     return f"{meaning} {VERDICT_HELP[DETECTABLE]}" if answer == "yes" else meaning
+
+
+def worth_cell(contender: Contender) -> str:
+    """Return the table cell on what a contender's passes are worth: of several sample ratios and components, the range."""
+    first_order = contender.first_order
+    worths = [entry.worth for entry in first_order if entry.worth is not None]
+    if len(first_order) == 1 or len(worths) < len(first_order):
+        return worth_words(first_order[0]) if len(first_order) == 1 else ""
+    return f"{min(worths):.3g} to {max(worths):.3g}"
 
 
 def agreement_cell(contender: Contender) -> str:
@@ -262,8 +296,8 @@ def agreement_cell(contender: Contender) -> str:
 def _agreement_text(contender: Contender, answer_text: str, detectable: str) -> str:
     """Return the text on agreement with theory, with the measured or the detectable deviation in parentheses."""
     agreement = contender.agreement
-    if contender.below_optimum:
-        return BELOW
+    if contender.is_too_low:
+        return BELOW if contender.below_optimum else BELOW_FLOOR
     if agreement.far_off is not None:
         outlier_count, runs = agreement.far_off
         return f"{outlier_count} of {runs} runs {'is an outlier' if outlier_count == 1 else 'are outliers'}"
@@ -296,3 +330,28 @@ def no_time_words(contender: Contender) -> str:
     if contender.near_fraction is None:
         return ""
     return "partly" if contender.near_fraction else "never"
+
+
+# -- what they mean -------------------------------------------------------------------------------------------------------
+
+
+def columns_document() -> dict[str, dict[str, str]]:
+    """Return the meaning of every column, by topic and heading, as ``smimbench help columns`` prints it."""
+    return {
+        topic: {column.heading: column.meaning for column in columns}
+        for topic, columns in COLUMNS.items()
+    }
+
+
+def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
+    """Print the meanings of the columns, in one table per topic."""
+    help_columns = [
+        Column(key, fields=key, words=True) for key in ("column", "meaning")
+    ]
+    for topic, columns in document.items():
+        rows = [
+            {"column": heading, "meaning": meaning}
+            for heading, meaning in columns.items()
+        ]
+        console.print(make_table(topic, help_columns, rows, padding=1))
+        console.print()

@@ -30,7 +30,7 @@ from smimbench.run.record import (
     with_digest,
 )
 from smimbench.suite.cells import key_of
-from smimbench.theory.types import PredictionQuestion, TheoryPoint, Thresholds
+from smimbench.theory.types import Floor, PredictionQuestion, TheoryPoint, Thresholds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,8 +39,8 @@ Ratio = float | tuple[float, ...] | None
 """Sample ratio of an answer; those of a whole line; None for thresholds."""
 Branches = list[TheoryPoint]
 """The competing fixed points at a sample ratio, the Bayes-optimal one first."""
-Answer = Branches | list[Branches] | Thresholds | AlgorithmPrediction | str
-"""Points at a sample ratio, or along a line; thresholds; what an algorithm's theory predicts, or why it does not."""
+Answer = Branches | list[Branches] | Thresholds | AlgorithmPrediction | Floor | str
+"""Points at a sample ratio, or along a line; thresholds; what an algorithm's theory predicts; the floor; or why there is none."""
 
 THEORY_VERSION = 23
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
@@ -74,7 +74,7 @@ class AnswerKey(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"point"``, ``"curve"`` (a line), ``"thresholds"`` or ``"own"`` (a prediction for an algorithm).
+        ``"point"``, ``"curve"`` (a line), ``"thresholds"``, ``"floor"`` or ``"own"`` (a prediction for an algorithm).
     question : str
         The problem, and what is asked about an algorithm, as canonical JSON.
     ratio : float, tuple of float or None
@@ -188,6 +188,13 @@ class Answers:
         """
         answer = self._require_answer(question.problem, self._prediction_key(question))
         return cast(AlgorithmPrediction | str, answer)
+
+    def floor(self, problem: Problem, alpha: float) -> Floor | str:
+        """Return the smallest error of a first-order method after every number of passes at a sample ratio alpha, or the
+        reason why there is none.
+        """
+        answer = self._require_answer(problem, key_of_floor(problem, alpha))
+        return cast(Floor | str, answer)
 
     def line_or_none(
         self, problem: Problem, alphas: Sequence[float]
@@ -334,6 +341,11 @@ def key_of_thresholds(problem: Problem) -> AnswerKey:
     return AnswerKey("thresholds", canonical_json(problem.spec), None)
 
 
+def key_of_floor(problem: Problem, alpha: float) -> AnswerKey:
+    """Return the key of the smallest error of first-order methods at a sample ratio alpha."""
+    return AnswerKey("floor", canonical_json(problem.spec), float(alpha))
+
+
 def answer_from_json(kind: str, document: Any) -> Answer:
     """Build a theory result of the given kind (point, thresholds, ...) from its JSON document, which has been checked."""
     if kind == "thresholds":
@@ -341,6 +353,8 @@ def answer_from_json(kind: str, document: Any) -> Answer:
     if kind == "own":
         is_reason = isinstance(document, str)
         return document if is_reason else AlgorithmPrediction.of_point(document)
+    if kind == "floor":
+        return document if isinstance(document, str) else Floor.read(document)
     if kind == "curve":
         return [
             [TheoryPoint.read(point) for point in branches] for branches in document
@@ -491,6 +505,16 @@ class StoredThresholds(ClosedModel):
     reasons: dict[str, Text]
 
 
+class StoredFloor(ClosedModel):
+    """Smallest errors ``mse`` of first-order methods, per component after each number of passes, with the numerical error of the
+    last ones.
+    """
+
+    mse: Annotated[list[list[float]], Field(min_length=2)]
+    mse_error: list[float]
+    is_proven: bool
+
+
 class StoredNode(ClosedModel):
     """Node of theory: Fisher information of the channel at one overlap (``value``), a matrix or a stack of matrices, with
     its error and the method that computed it.
@@ -513,6 +537,7 @@ MODELS: dict[str, Any] = {
     "curve": list[StoredBranches],
     "thresholds": StoredThresholds,
     "own": Text | StoredPrediction,
+    "floor": Text | StoredFloor,
     "nodes": StoredNode,
 }
 
@@ -538,6 +563,8 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
     elif kind == "own" and isinstance(answer, dict):
         theory_points = [answer]
     component_counts = {len(point["overlap"]) for point in theory_points}
+    if kind == "floor" and isinstance(answer, dict):
+        component_counts = {len(errors) for errors in answer["mse"]}
     if components is not None and component_counts - {components}:
         raise ValueError(
             f"the overlap of the theory result must have {components} components, as the problem has"

@@ -30,7 +30,8 @@ from smimbench.run.store import (
     settings_folder,
     theory_folder,
 )
-from smimbench.run.theory_solver import TheorySolver, has_third_party
+from smimbench.run.theory_solver import TheorySolver
+from smimbench.run.theory_subprocess import has_third_party
 from smimbench.suite import SuiteError
 from smimbench.suite.cells import Cell, Choice, Suite
 

@@ -13,13 +13,8 @@ from smimbench.problem.problem import Problem, ProblemError, Specification
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import document_of
 from smimbench.run.executor import Executor, Task, WorkerMessage
-from smimbench.run.theory_solver import (
-    WORKER,
-    Progress,
-    TheorySolver,
-    answer_of,
-    has_third_party,
-)
+from smimbench.run.theory_solver import Progress, TheorySolver
+from smimbench.run.theory_subprocess import WORKER, answer_of, has_third_party
 from smimbench.suite.cells import build_problem
 from smimbench.theory.predictions import independent_parts, solve_part
 from smimbench.theory.types import PointsQuestion, Question, ThresholdsQuestion

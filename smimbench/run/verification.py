@@ -389,6 +389,8 @@ class _RepeatSolver:
             return document_of(self.solvers[True].thresholds(problem))
         if stored_answer.kind == "curve":
             return document_of(self.solvers[True].line(problem, document["alpha"]))
+        if stored_answer.kind == "floor":
+            return document_of(self.solvers[True].floor(problem, document["alpha"]))
         if stored_answer.kind == "own":
             return self._prediction(document)
         prediction_errors = any(
@@ -443,7 +445,7 @@ class _RepeatSolver:
         return unevaluated_nodes
 
 
-KINDS = ("point", "thresholds", "curve", "own", "nodes")
+KINDS = ("point", "thresholds", "curve", "floor", "own", "nodes")
 """Stored answers in the order in which they are solved again."""
 
 

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smimbench.interfaces.problem import prior_moments
     from smimbench.theory.coupled import exponential
+    from smimbench.theory.first_order import (
+        bayes_optimal_step,
+        iterate_until_stationary,
+    )
     from smimbench.theory.generalization import measured_error
     from smimbench.theory.information import information_at, offers_rough, overlap_at
     from smimbench.theory.predictions import (
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 # Public names are imported when first used, because this folder is imported whenever smimbench is.
 _HOME = {
     "exponential": "theory.coupled",
+    "bayes_optimal_step": "theory.first_order",
+    "iterate_until_stationary": "theory.first_order",
     "measured_error": "theory.generalization",
     "prior_moments": "interfaces.problem",
     **dict.fromkeys(
@@ -52,10 +58,12 @@ __all__ = [
     "Check",
     "Prediction",
     "aligned",
+    "bayes_optimal_step",
     "compare",
     "competing",
     "exponential",
     "information_at",
+    "iterate_until_stationary",
     "limit_point",
     "measured_error",
     "offers_rough",

@@ -367,6 +367,47 @@ class PredictionQuestion(Question):
     conditions: Conditions
 
 
+@dataclass(frozen=True, eq=False)
+class FloorQuestion(Question):
+    """Question for the smallest error that a first-order method can have after every number of passes, at sample ratio alpha."""
+
+    alpha: float
+
+
+@dataclass(frozen=True, eq=False)
+class Floor:
+    """Smallest errors ``mse`` (k, P) that a first-order method can have after 0, 1, 2, ... passes over the data, as D grows, and
+    the numerical error (P,) of the last ones; ``is_proven`` says whether this is a theorem, or a conjecture.
+    """
+
+    mse: Host
+    mse_error: Host
+    is_proven: bool
+
+    @classmethod
+    def read(cls, document: JsonObject) -> Self:
+        """Read a floor from its JSON object."""
+        mse, error = (
+            np.asarray(document[name], dtype=float) for name in ("mse", "mse_error")
+        )
+        return cls(mse, error, document["is_proven"])
+
+    def document(self) -> JsonObject:
+        """Convert the floor to JSON."""
+        return {
+            "mse": self.mse.tolist(),
+            "mse_error": np.ravel(self.mse_error).tolist(),
+            "is_proven": self.is_proven,
+        }
+
+    def after(self, passes: float | Host, component: int = 0) -> Host:
+        """Smallest errors of a component after some numbers of passes, interpolated in their logarithm; the last ones after more
+        passes than are known.
+        """
+        log_errors = np.log(np.maximum(self.mse[:, component], 1e-300))
+        return np.exp(np.interp(passes, np.arange(len(log_errors)), log_errors))
+
+
 @dataclass(frozen=True)
 class Check:
     """Check of one reported number (``printed``, with its ``error``) against its Monte Carlo value (``drawn``, with its

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
 
 import smimbench
 from smimbench.report.charts import save
 from smimbench.report.results import Results
-from smimbench.report.run_figures import learning_charts
+from smimbench.report.run_figures import FLOOR, learning_charts
 from smimbench.run.store import Store
 from smimbench.run.theory_solver import TheorySolver
 from smimbench.suite.reader import load_suite
@@ -78,6 +79,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) == 2
     problem = suite.plans[0].problem
+    answers = TheorySolver()
     for axis, alpha in zip(axes, (0.1, 0.3)):
         n = round(alpha * D * D)
         lines = lines_of(axis)
@@ -88,7 +90,12 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
             "online",
             "predicted",
             "every sample once",
+            FLOOR,
         }
+        passes, errors = lines[FLOOR].get_data()
+        floor = answers.floor(problem, problem.model.sample_ratio(n, D))
+        assert passes[0] == n
+        assert_allclose(errors, floor.after(passes / n))
         for label, steps in (("adam", 4 * -(-n // 20)), ("online", 30)):
             runs = [
                 store.trajectory(record)

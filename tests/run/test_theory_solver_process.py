@@ -7,7 +7,7 @@ import pytest
 
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.run import theory_solver
+from smimbench.run import theory_subprocess
 from smimbench.run.answers import document_of
 from smimbench.run.theory_solver import TheorySolver
 from tests.helpers import SUITE, call, sequence, write_suite
@@ -131,7 +131,7 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     ],
 )
 def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said):
-    monkeypatch.setattr(theory_solver, "PATIENCE", 1.0)
+    monkeypatch.setattr(theory_subprocess, "PATIENCE", 1.0)
     cache = TheorySolver(in_subprocess=True)
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.5])
@@ -161,7 +161,7 @@ def test_what_ships_is_solved_here(plugin):
 @pytest.mark.slow
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):
     """A channel whose theory aborts and algorithms whose theory aborts or never ends, next to what is as it should be."""
-    monkeypatch.setattr(theory_solver, "PATIENCE", 4.0)
+    monkeypatch.setattr(theory_subprocess, "PATIENCE", 4.0)
     one = (
         SUITE.partition("[[alg")[0]
         .replace("seeds     = 2", "seeds     = 1")

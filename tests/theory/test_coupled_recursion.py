@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.algorithms.gamp.theory import tabulated_information
 
 from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
 from smimbench.theory.coupled import UNFINISHED, CoupledCurve, Recursion, exponential
+from smimbench.theory.first_order import tabulated_information
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.predictions import competing
 from tests.theory.test_coupled import NOISES, Mixed, Problem, exact_mixed

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from smimbench_attention.algorithms.gamp.theory import tabulated_information
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
@@ -13,6 +12,7 @@ from smimbench.interfaces.problem import prior_moments
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import UNFINISHED, CoupledCurve
 from smimbench.theory.curve import perfect_recovery_threshold
+from smimbench.theory.first_order import tabulated_information
 from smimbench.theory.information import information_at, overlap_at
 from tests.conftest import assert_placed
 

@@ -432,7 +432,9 @@ class Gamp(Algorithm):
     def plan(self, data: Data) -> Plan:
         """Plan one pass (forward and adjoint) per step, until overlaps are stationary and match the predicted error."""
         plan = super().plan(data)
-        return plan._replace(cost=lambda problem, data: problem.pass_cost(data))
+        return plan._replace(
+            cost=lambda problem, data: problem.pass_cost(data), passes=1
+        )
 
     def estimate(self, state: GampState) -> Array:
         """The posterior mean of the signal."""

@@ -19,14 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
-from smimbench.numerics import symmetric_logarithm
 from smimbench.problem import Problem
 from smimbench.theory import (
     aligned,
+    bayes_optimal_step,
     competing,
-    exponential,
-    information_at,
-    offers_rough,
+    iterate_until_stationary,
     overlap_at,
     point_document,
     prior_moments,
@@ -54,16 +52,12 @@ class TrajectoryAccuracy(NamedTuple):
         Distance to the fixed point, as a fraction of the second moment and besides the stated errors, that counts as arrived.
     max_iterations : int
         Largest number of iterations.
-    stationary_change, rough_stationary_change : float
-        Relative change that ends a trajectory; the second where the information is sampled.
     """
 
     point_sets: int = 4  # independent sets of random points
     largest_relative_error: float = 0.1  # error above which none is shown
     arrival_distance: float = 0.01  # distance that counts as arrived
     max_iterations: int = 60  # longest trajectory
-    stationary_change: float = 1e-9  # relative change that ends a trajectory
-    rough_stationary_change: float = 1e-5  # for sampled integrals
 
 
 ACCURACY = TrajectoryAccuracy()
@@ -193,12 +187,12 @@ def _trajectory(
     for seed in range(1 if random_start_V is None else ACCURACY.point_sets):
         if random_start_V is None:
             iterate = _bayes_optimal_iteration(
-                problem, alpha, initial_orders, np.asarray(fixed_point.overlap)
+                problem, alpha, initial_orders.V, np.asarray(fixed_point.overlap)
             )
         else:
             iterate = MismatchedRecursion(problem, problem, alpha, seed).step
         try:
-            orders_along_path, path_is_stationary = _iterate_until_stationary(
+            orders_along_path, path_is_stationary = iterate_until_stationary(
                 problem, initial_orders, iteration_count, iterate
             )
         except (NoFixedPoint, np.linalg.LinAlgError):
@@ -298,110 +292,11 @@ def _initial_orders(
 
 
 def _bayes_optimal_iteration(
-    problem: Problem, alpha: float, initial_orders: Orders, final_overlap: Host
+    problem: Problem, alpha: float, first_V: Host, final_overlap: Host
 ) -> Callable[[Orders], Orders]:
-    """Function that maps order parameters to those after one iteration of Bayes-optimal state evolution at sample ratio
-    alpha, for signals of second moment T, with the information tabulated in advance between ``initial_orders`` and
-    ``final_overlap``.
+    """Function that maps order parameters on the Bayes-optimal line to those after one iteration at sample ratio alpha, between
+    the error ``first_V`` and the overlap ``final_overlap``.
     """
     T = prior_moments(problem)[0]
-    information = tabulated_information(
-        problem, initial_orders.Q, initial_orders.V, final_overlap.reshape(T.shape)
-    )
-
-    def iterate(orders: Orders) -> Orders:
-        """Order parameters (overlaps M and Q, error V) after one iteration from given ones, ``orders``: V follows from their
-        information Qhat, M and Q from V.
-        """
-        Qhat = problem.model.kappa * alpha * information(T - orders.V, orders.V)
-        return Orders.bayes_optimal(T, overlap_at(problem, Qhat)[1])
-
-    return iterate
-
-
-def _iterate_until_stationary(
-    problem: Problem,
-    initial_orders: Orders,
-    max_iterations: int,
-    iterate: Callable[[Orders], Orders],
-) -> tuple[list[Orders], bool]:
-    """Iterate state evolution with the map ``iterate``, at most ``max_iterations`` times from ``initial_orders``; return the
-    order parameters (overlaps M and Q, error V) of all iterations and whether they became stationary.
-    """
-    second_moments = np.diagonal(prior_moments(problem)[0])
-    stationary_change = ACCURACY.stationary_change
-    if offers_rough(problem):
-        stationary_change = ACCURACY.rough_stationary_change
-    orders_along_path = [initial_orders]
-    for _ in range(max_iterations):
-        orders_along_path.append(iterate(orders_along_path[-1]))
-        previous_diagonals, current_diagonals = (
-            np.diagonal(np.array(orders), axis1=1, axis2=2)
-            for orders in orders_along_path[-2:]
-        )
-        signal_is_known = (
-            np.diagonal(orders_along_path[-1].V) < 1e-13 * second_moments
-        ).all()
-        diagonal_changes = np.abs(current_diagonals - previous_diagonals)
-        if (
-            signal_is_known
-            or (
-                diagonal_changes <= stationary_change * np.abs(previous_diagonals)
-            ).all()
-        ):
-            return orders_along_path, True
-    return orders_along_path, False
-
-
-def tabulated_information(
-    problem: Problem, Q: Host, V: Host, final_Q: Host | None = None
-) -> Callable[[Host, Host], Host]:
-    """Information of a label as a function of overlap Q and error V (P, P), tabulated between those given and the overlap
-    ``final_Q`` where integrals are costly.
-
-    Where a channel offers rough values, these are used, shifted to the accurate ones at both ends: the logarithm of their ratio
-    hardly varies, and is interpolated in the trace of Q.
-    """
-    if not offers_rough(problem):
-        return lambda Q, V: information_at(problem, Q, V).value
-    second_moment = prior_moments(problem)[0]
-    tabulated_points = [(Q, V)]
-    if final_Q is not None and (np.diagonal(second_moment - final_Q) > 0).all():
-        tabulated_points.append(
-            (final_Q, np.diag(np.diagonal(second_moment - final_Q)))
-        )
-
-    def log_information(Q: Host, V: Host, rough: bool) -> Host:
-        """Matrix logarithm (P, P) of the information at overlap Q and error V, accurate or, with ``rough``, from the
-        channel's rough values.
-        """
-        return symmetric_logarithm(information_at(problem, Q, V, rough=rough).value)
-
-    log_ratios = [
-        log_information(*overlap_and_error, rough=False)
-        - log_information(*overlap_and_error, rough=True)
-        for overlap_and_error in tabulated_points
-    ]
-    trace_start, trace_end = (
-        float(np.trace(overlap_and_error[0]))
-        for overlap_and_error in (tabulated_points[0], tabulated_points[-1])
-    )
-
-    def interpolated_information(Q: Host, V: Host) -> Host:
-        """Rough information (P, P) at overlap Q and error V, corrected by the ratio of accurate to rough values, whose
-        logarithm is interpolated in the trace of Q.
-        """
-        weight_of_final_point = 0.0
-        if trace_end != trace_start:
-            weight_of_final_point = (np.trace(Q) - trace_start) / (
-                trace_end - trace_start
-            )
-            weight_of_final_point = float(np.clip(weight_of_final_point, 0.0, 1.0))
-        log_rough_information = log_information(Q, V, rough=True)
-        return exponential(
-            log_rough_information
-            + (1 - weight_of_final_point) * log_ratios[0]
-            + weight_of_final_point * log_ratios[-1]
-        )
-
-    return interpolated_information
+    step = bayes_optimal_step(problem, alpha, first_V, final_overlap)
+    return lambda orders: Orders.bayes_optimal(T, step(orders.V))
