@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Capabilities, Channel
+from smimbench.interfaces import Capabilities, Channel, Conditions
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import run_algorithm
 from smimbench.suite.reader import load_suite
@@ -313,3 +313,18 @@ def sgd_runs(problem, algorithm, dimension, seeds):
             [[float(m[name][0]) for m in metrics] for name in ("mse", "overlap")]
         )
     return np.swapaxes(paths, 0, 1)
+
+
+def assert_runs_follow(problem, algorithm, dimension, seeds):
+    """Means over runs of online descent on matrices stay within four errors of the predicted path, and those are small."""
+    prediction = algorithm.theory(problem, 1.0, Conditions(dimension=dimension))
+    assert not isinstance(prediction, str)
+    trajectory = prediction.trajectory
+    runs = sgd_runs(problem, algorithm, dimension, seeds)[..., trajectory["iteration"]]
+    for measured, name in zip(runs, ("mse", "overlap")):
+        predicted, stated = (
+            np.array(trajectory[column])[:, 0] for column in (name, f"{name}_error")
+        )
+        error = np.hypot(measured.std(axis=0, ddof=1) / np.sqrt(seeds), stated)
+        assert (np.abs(measured.mean(axis=0) - predicted) < 4 * error).all()
+        assert error[-1] < 0.2 * max(predicted[-1], 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,13 @@ from smimbench.cli.run import show_cost
 from smimbench.files import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import AlgorithmPrediction
+    from smimbench.report.charts import Chart
     from smimbench.report.published import PublishedLine, ShippedFigure
     from smimbench.report.theory_lines import Line
     from smimbench.suite.cells import Suite
@@ -71,6 +74,7 @@ def reproduce(
 
     For every curve it says whether ours is inside the stated band around the published points, or why it is known not to be
     (docs/corrections.md). Without --published this is the outcome of the last full comparison, which ships with smimbench.
+    Where no numbers were released, its runs are compared with their exact limit.
     The exit code is 1 if a curve is outside for no known reason, or is not compared.
     """
     from smimbench.cli.progress import run_with_progress
@@ -83,6 +87,7 @@ def reproduce(
         stored_comparison,
     )
     from smimbench.run.campaign import plan_campaign
+    from smimbench.run.store import settings_folder
 
     if list_only:
         request.print_document(figure_list(), _print_figures)
@@ -98,17 +103,23 @@ def reproduce(
         return show_cost(campaign, request)
     lines = published_lines(suite, published, QUICK_POINTS if quick else None)
     for line in lines:
-        if published and line.points is None:
+        if published and line.table and line.points is None:
             request.remark(
                 f"the table {line.table} is missing in {published}, so {line.label} is not compared"
             )
     if campaign is not None:
         run_with_progress(campaign, request)
-    our_lines, image_paths = _solve_and_draw(request, suite, lines, workers, drawing)
     comparison: JsonObject = {"curves": []}
-    if published:
+    if figure.has_tables:
+        our_lines, chart = _solve(request, suite, lines, workers)
+    else:
+        lines, our_lines, chart = _solve_learning_curves(request, suite, lines)
+        comparison["against"] = "limit"
+    folder = settings_folder(suite, request.store(suite)) / "figures"
+    image_paths = draw_figures([chart], folder, request, **drawing)
+    if published or not figure.has_tables:
         agreements = [compare(line, points) for line, points in zip(lines, our_lines)]
-        comparison = {"curves": [agreement.document() for agreement in agreements]}
+        comparison["curves"] = [agreement.document() for agreement in agreements]
     elif stored := stored_comparison(request.name):
         comparison = {key: stored[key] for key in ("curves", "date", "command")}
     else:
@@ -131,16 +142,26 @@ def reproduce(
 def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureTable]:
     """Read the suite of a figure, with the changes of ``--quick`` in the request."""
     from smimbench.report.published import figure_list
+    from smimbench.suite import SuiteError
 
     if not request.name:
         raise click.UsageError("name a figure; 'smimbench reproduce --list' shows them")
     figures = {figure["name"]: figure for figure in figure_list()}
-    if "no_numbers" in figures.get(request.name, {}):
+    shipped_figure: Mapping[str, object] = figures.get(request.name, {})
+    if "no_numbers" in shipped_figure:
         raise click.UsageError(
-            f"{request.name} has no numbers to compare with: {figures[request.name]['no_numbers']}"
+            f"{request.name} has no numbers to compare with: {shipped_figure['no_numbers']}"
         )
     is_figure = request.name in figures or Path(request.name).exists()
-    suite = request.suite() if is_figure else None
+    try:
+        suite = request.suite() if is_figure else None
+    except SuiteError:
+        package = str(shipped_figure.get("package", ""))
+        if package and not find_spec(package.replace("-", "_")):
+            raise click.UsageError(
+                f"{request.name} needs the package {package}: pip install ./plugins/examples/{package}"
+            ) from None
+        raise
     if suite is None or suite.figure is None:
         raise click.UsageError(
             f"{request.name} is not a figure of a paper; {suggestion(request.name, figures)}"
@@ -152,14 +173,38 @@ def _read_figure(request: Request, quick: bool) -> tuple[Request, Suite, FigureT
     return request, suite, figure
 
 
-def _solve_and_draw(
-    request: Request,
-    suite: Suite,
-    lines: Sequence[PublishedLine],
-    workers: int | None,
-    drawing: dict[str, Any],
-) -> tuple[list[Line], list[Path]]:
-    """Solve the theory of a figure and draw it as the options say; return our points of every line, and the files."""
+def _solve_learning_curves(
+    request: Request, suite: Suite, lines: Sequence[PublishedLine]
+) -> tuple[list[PublishedLine], list[Line], Chart]:
+    """Solve the limits of the runs of a figure; return its lines with them, the means over runs, and the chart."""
+    from smimbench.interfaces import Conditions
+    from smimbench.report.published import figure_chart, learning_curve, runs_of
+    from smimbench.report.results import Results
+    from smimbench.report.rows import ratio_of_runs
+    from smimbench.suite.cells import build_algorithm
+    from smimbench.theory.predictions import own_theory
+
+    assert suite.figure is not None
+    results, curves = Results(suite, request.store(suite)), []
+    for line in lines:
+        problem, pairs = line.plans[0].problem, runs_of(line, results)
+        limit: AlgorithmPrediction | str = "there are no runs"
+        if pairs:
+            algorithm = build_algorithm(pairs[0][0].algorithm, problem)
+            ratio = ratio_of_runs(problem, pairs)
+            limit = own_theory(algorithm, problem, ratio, Conditions(trajectory=True))
+        if isinstance(limit, str):
+            request.remark(f"{line.label} is not compared: {limit}")
+        curves.append(learning_curve(line, results, limit, suite.figure.xlim))
+    lines_with_limits, means = (list(column) for column in zip(*curves))
+    chart = figure_chart(suite, results.answers, (), lines_with_limits, means, {})
+    return lines_with_limits, means, chart
+
+
+def _solve(
+    request: Request, suite: Suite, lines: Sequence[PublishedLine], workers: int | None
+) -> tuple[list[Line], Chart]:
+    """Solve the theory of a figure; return our points of every line, and the chart."""
     from smimbench.backend import machine
     from smimbench.cli.progress import TheoryProgress
     from smimbench.report.published import figure_chart, our_points
@@ -170,7 +215,7 @@ def _solve_and_draw(
         theory_questions,
     )
     from smimbench.report.theory_lines import chart_questions
-    from smimbench.run.store import settings_folder, theory_folder
+    from smimbench.run.store import theory_folder
     from smimbench.run.theory_processes import solve_in_parallel
 
     assert suite.figure is not None
@@ -214,8 +259,7 @@ def _solve_and_draw(
             f"runs that did not end ok: {', '.join(failure_texts)}, of {sum(status_counts.values())}; their points may be missing"
         )
     chart = figure_chart(suite, answers, rows, lines, our_lines, alphas_by_problem)
-    folder = settings_folder(suite, store) / "figures"
-    return our_lines, draw_figures([chart], folder, request, **drawing)
+    return our_lines, chart
 
 
 def _print_figures(console: Console, figures: list[ShippedFigure]) -> None:
@@ -257,6 +301,8 @@ def _print_agreements(console: Console, document: JsonObject) -> None:
         Column("at", number, fields="at"),
     ]
     curves, title = document["curves"], "ours - published"
+    if document.get("against") == "limit":
+        title = f"runs - limit; {document['source']}"
     if "date" in document:
         title += f", compared on {document['date']} by '{document['command']}' with the tables of {document['source']}"
     if curves:

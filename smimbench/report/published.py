@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.files import JsonObject
+    from smimbench.interfaces import AlgorithmPrediction, Host
+    from smimbench.report.results import Results
     from smimbench.report.row import Row
+    from smimbench.report.rows import Pair
     from smimbench.run.answers import Answers
     from smimbench.suite.cells import ProblemPlan, Suite
     from smimbench.suite.schema import CurveTable
@@ -113,7 +116,7 @@ class PublishedLine:
 
 class ShippedFigure(TypedDict):
     """Published figure that smimbench can reproduce: name and title of its suite, how long a run takes, the file names of its
-    published ``tables``, or the reason why it has ``no_numbers``.
+    published ``tables``, or the reason why it has ``no_numbers``; ``package`` is the example package that it needs.
     """
 
     name: str
@@ -121,6 +124,7 @@ class ShippedFigure(TypedDict):
     duration: str
     tables: list[str]
     no_numbers: NotRequired[str]
+    package: NotRequired[str]
 
 
 def figure_list() -> list[ShippedFigure]:
@@ -128,13 +132,18 @@ def figure_list() -> list[ShippedFigure]:
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        suite, curves = document["suite"], document.get("figure", {}).get("curves", ())
+        suite, figure_table = document["suite"], document.get("figure", {})
+        curves = figure_table.get("curves", ())
         figure: ShippedFigure = {
             "name": name,
             "title": suite["title"],
             "duration": suite.get("duration", ""),
-            "tables": list(dict.fromkeys(curve["table"] for curve in curves)),
+            "tables": list(
+                dict.fromkeys(curve["table"] for curve in curves if "table" in curve)
+            ),
         }
+        if package := figure_table.get("package"):
+            figure["package"] = package
         if not curves:
             figure["no_numbers"] = suite["description"]
         figures.append(figure)
@@ -180,7 +189,7 @@ def published_lines(
             chosen = [(0, [plan for _, (plan,) in chosen])] if chosen else []
         for problem_index, line_plans in chosen:
             line = _published_line(curve, problem_index, line_plans)
-            if folder is not None:
+            if folder is not None and line.table:
                 x_limits = suite.figure.xlim
                 points = _published_points(line, folder, x_limits, max_points)
                 line = replace(line, points=points)
@@ -294,6 +303,61 @@ def our_points(
     return Line(*np.array(complete_points, dtype=float).reshape(-1, 3).T)
 
 
+def runs_of(line: PublishedLine, results: Results) -> list[Pair]:
+    """List the runs (cell and record) of a learning curve that recorded their path."""
+    labels = (line.plans[0].label, line.curve.algorithm)
+    return [
+        (cell, record)
+        for cell, record in results.pairs
+        if (cell.problem_label, cell.algorithm_label) == labels and record.trajectory
+    ]
+
+
+def learning_curve(
+    line: PublishedLine,
+    results: Results,
+    prediction: AlgorithmPrediction | str,
+    x_limits: Sequence[float],
+) -> tuple[PublishedLine, Line]:
+    """Return a learning curve with the path of its limit, from the ``prediction`` for its runs, as points, and the mean over
+    runs at the same numbers of samples with standard errors, within the figure's range; without points if there is no limit.
+    """
+    metric, index = line.curve.metric, line.component_index
+    path = None if isinstance(prediction, str) else prediction.trajectory
+    if not isinstance(path, dict) or metric not in path:
+        return line, Line(*np.empty((3, 0)))
+    samples = np.asarray(path["samples"], dtype=float)
+    pairs, ratio_of_count = (
+        runs_of(line, results),
+        line.plans[0].problem.model.sample_ratio,
+    )
+    dimension = pairs[0][0].dimension
+    x = line.x_per_alpha * np.array(
+        [ratio_of_count(count, dimension) for count in path["samples"]]
+    )
+    is_shown = (x >= x_limits[0]) & (x <= x_limits[1] * (1 + 1e-9))
+
+    def column(name: str) -> Host:
+        """Column of the limit's path for the component of the curve, at the points that are shown."""
+        values = np.asarray(path[name], dtype=float).reshape(len(x), -1)
+        return np.asarray(values[is_shown, index])
+
+    values_of_runs = []
+    for _, record in pairs:
+        trajectory = results.store.trajectory(record) or {}
+        values = np.asarray(trajectory[metric], dtype=float)[:, index]
+        values_of_runs.append(
+            np.interp(samples[is_shown], trajectory["samples"], values, right=np.nan)
+        )
+    run_count = len(values_of_runs)
+    deviation = np.std(values_of_runs, axis=0, ddof=1 if run_count > 1 else 0)
+    limit = Line(x[is_shown], column(metric), column(f"{metric}_error"))
+    runs = limit._replace(
+        value=np.mean(values_of_runs, axis=0), error=deviation / np.sqrt(run_count)
+    )
+    return replace(line, points=limit), runs
+
+
 @dataclass(frozen=True)
 class CurveAgreement:
     """Result of comparing our values with the published line ``curve``: the ``verdict``, how many of its ``points`` are
@@ -358,6 +422,23 @@ def compare(line: PublishedLine, our_line: Line) -> CurveAgreement:
     )
 
 
+def _learning_series(
+    line: PublishedLine, runs: Line, color: str
+) -> tuple[Series, Series]:
+    """Draw a learning curve: its limit as a line, and means over ``runs`` with standard errors as marks, at most ``CROSSES``."""
+    limit = line.points or runs
+    columns = runs._asdict()
+    if len(runs.alpha) > CROSSES:
+        x = np.linspace(runs.alpha[0], runs.alpha[-1], CROSSES)
+        indices = np.unique(np.searchsorted(runs.alpha, x))
+        columns = {name: column[indices] for name, column in columns.items()}
+    style = {"marker": "o", "s": 14, "linewidths": 0.8, "zorder": 4}
+    about = {"what": "limit", "curve": line.label}
+    return theory_series(limit, line.label, color, "-", about), Series(
+        "runs", columns, about | {"what": "runs"}, "marks", color, style
+    )
+
+
 def figure_chart(
     suite: Suite,
     answers: Answers,
@@ -382,7 +463,14 @@ def figure_chart(
         curve, plan = line.curve, line.plans[0]
         by_component = len(suite.plans) == 1 or line.is_threshold
         color_key = curve.component if by_component else plan.label
+        if not line.table:
+            color_key = line.label
         line_color = colors.setdefault(color_key, COLORS[len(colors) % len(COLORS)])
+        if not line.table:
+            limit, runs = _learning_series(line, points, line_color)
+            series.append(limit)
+            published_series.append(runs)
+            continue
         about = {"what": "ours", "curve": line.label}
         if line.is_curve:
             ratios, index = alphas[plan.label], line.component_index
@@ -424,5 +512,6 @@ def figure_chart(
         ylog=figure.ylog,
         axis_limits=(figure.xlim, figure.ylim),
     )
-    legend_words = f"{ylabel} against {figure.xlabel}, after {suite.reference}; crosses: {figure.source}."
+    key = "crosses" if figure.has_tables else "lines: the limit; marks: runs"
+    legend_words = f"{ylabel} against {figure.xlabel}, after {suite.reference}; {key}: {figure.source}."
     return Chart("figure", suite.title, [panel], legend_words=legend_words)

@@ -391,7 +391,7 @@ class CurveTable(Table):
     """``[[figure.curves]]``: a published curve of a metric, or one for each problem, and the theory or run (``algorithm``)
     that it is compared with. ``table`` is the file of its points, ``columns`` and ``table_x`` what it holds, ``filter``
     selects its rows, ``x_factor`` is the figure's x over alpha, ``band`` the accuracy, ``corrections`` where it is known to
-    be wrong.
+    be wrong. Without a ``table`` it is a learning curve: means over runs are compared with their limit.
 
     `{rho}` in `label`, `table` and `filter` stands for that parameter of the problem.
     """
@@ -409,9 +409,10 @@ class CurveTable(Table):
     """Component of the signal, counted from 1."""
     x_factor: Axis[float] = (1.0,)
     """The figure's x over alpha, one number or one for each problem."""
-    table: str
-    """File with the published numbers (CSV)."""
-    columns: ListOf[str] = Field(min_length=2, max_length=3)
+    table: str = ""
+    """File with the published numbers (CSV). Left out where none were released: the metric during the runs of `algorithm`,
+    against the fresh samples so far, is compared with its exact limit."""
+    columns: ListOf[str] = Field(default=(), max_length=3)
     """Its columns for x, y and, where there is one, the spread over runs."""
     filter: dict[str, str] = {}
     """Columns and their values, such as `{ rho = "{rho}" }`, if the table holds several curves."""
@@ -421,6 +422,15 @@ class CurveTable(Table):
     """How accurate the published numbers are."""
     corrections: ListOf[Correction] = ()
     """Known mistakes: `section`, `above`, `below`."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_numbers_or_runs(self) -> CurveTable:
+        """Check that the curve has columns of a table, or an algorithm whose runs are compared with their limit."""
+        if self.table and len(self.columns) < 2:
+            raise ValueError("columns must name those of the table for x and y")
+        if not (self.table or self.algorithm):
+            raise ValueError("a curve needs a table or an algorithm")
+        return self
 
 
 class FigureTable(Table):
@@ -442,10 +452,17 @@ class FigureTable(Table):
     """A logarithmic vertical axis."""
     source: str
     """Where the published tables are."""
+    package: str = ""
+    """Example package whose items the figure needs; left out: none."""
     quick: ListOf[str] = ()
     """What `--quick` changes, as for `--set`."""
     curves: ListOf[CurveTable] = Field(min_length=1)
     """See `[[figure.curves]]`."""
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether numbers were published; if not, runs are compared with their limit."""
+        return any(curve.table for curve in self.curves)
 
 
 class RunOptions(Table):

@@ -19,7 +19,7 @@ from smimbench.derive.derived_prior import SimulatedPrior
 from smimbench.derive.prior import SpectrumPrior
 from smimbench.interfaces import Conditions, Denoised, Law, Prior
 from smimbench.problem import Problem
-from tests.helpers import sgd_runs
+from tests.helpers import assert_runs_follow
 
 LINEAR_SITES = 3
 
@@ -74,7 +74,7 @@ def test_linear_labels_in_closed_form() -> None:
     """``x = exp(-(C + gamma) t)`` and ``y = C / (C + gamma) (1 - x)``."""
     times, decay, trace, moment = np.linspace(0, 2, 7), 0.3, -0.4, 1.7
 
-    def coefficients(cross, own) -> Coefficients:
+    def coefficients(cross, self_overlap) -> Coefficients:
         return Coefficients(
             np.full(len(cross), 1.0 * LINEAR_SITES),
             np.full(len(cross), -1.0 * LINEAR_SITES),
@@ -152,18 +152,5 @@ def test_matrix_recursion_in_large_dimension(
     ids=["linear", "softmax", "without symmetry"],
 )
 def test_runs_follow_the_draws(problem: Problem, rate: float) -> None:
-    D, seeds = 60, 12
     algorithm = Sgd(online=True, steps=50, learning_rate=rate, batch=200)
-    prediction = algorithm.theory(problem, 1.0, Conditions(dimension=D))
-    assert not isinstance(prediction, str)
-    trajectory = prediction.trajectory
-    assert isinstance(trajectory, dict)
-    runs = sgd_runs(problem, algorithm, D, seeds)[..., trajectory["iteration"]]
-    for measured, name in zip(runs, ("mse", "overlap")):
-        predicted, stated = (
-            np.array(trajectory[column])[:, 0] for column in (name, f"{name}_error")
-        )
-        error = np.hypot(measured.std(axis=0, ddof=1) / np.sqrt(seeds), stated)
-        deviation = np.abs(measured.mean(axis=0) - predicted)
-        # Terms of relative order 1 / D are not predicted.
-        assert (deviation < 4 * error + 2 * np.abs(predicted) / D).all()
+    assert_runs_follow(problem, algorithm, dimension=60, seeds=12)

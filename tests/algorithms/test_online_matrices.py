@@ -20,6 +20,7 @@ from smimbench.backend.device import get_backend
 from smimbench.derive import observable
 from smimbench.interfaces import Conditions
 from smimbench.problem import Problem
+from tests.helpers import assert_runs_follow
 
 
 def attention(tokens: int, channel: Any, rho: float = 0.5) -> Problem:
@@ -30,6 +31,56 @@ def attention(tokens: int, channel: Any, rho: float = 0.5) -> Problem:
 
 LINEAR = attention(2, {"name": "linear", "noise": 0.2})
 SOFTMAX = attention(2, "softmax")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        LINEAR,
+        attention(
+            3, {"name": "linear", "noise": 0.3, "noise_convention": "plain"}, 0.5
+        ),
+        Problem(
+            {"name": "sequence-multi-index", "tokens": 2},
+            {"name": "linear", "noise": 0.4, "components": 2},
+            "gaussian",
+        ),
+    ],
+    ids=["scaled noise", "plain noise", "two components"],
+)
+def test_linear_labels_have_a_closed_form(problem: Problem) -> None:
+    """Means over latents with these overlaps, and over labels with noise."""
+    P, C, count = problem.components, problem.model.sites, 400_000
+    rng = np.random.default_rng(5)
+    root = rng.standard_normal((2 * P, 2 * P))
+    covariance = root @ root.T + np.eye(2 * P)
+    both = np.linalg.cholesky(covariance) @ rng.standard_normal((count, 2 * P, C))
+    teacher_latents, student_latents = both[:, :P], both[:, P:]
+    labels = problem.channel.forward(teacher_latents, rng=rng)
+    output = problem.channel.predict(student_latents)
+    g = problem.channel.vjp(student_latents, 2 * (output - labels))
+    with_student, with_teacher, square = (
+        np.einsum("npc,nqc->pq", g, other) / count
+        for other in (student_latents, teacher_latents, g)
+    )
+    truth, cross, student = (
+        covariance[rows, columns][None]
+        for rows, columns in (
+            (slice(P), slice(P)),
+            (slice(P, None), slice(P)),
+            (slice(P, None), slice(P, None)),
+        )
+    )
+    means = gradient_averages(problem, "squared", truth)(cross[None], student[None])
+    on_teacher, on_student, predicted_square = (values[0, 0] for values in means)
+    # E g z^T by Stein's lemma.
+    predicted = (
+        on_student @ student[0] + on_teacher @ cross[0].T,
+        on_student @ cross[0] + on_teacher @ truth[0],
+        predicted_square,
+    )
+    for measured, values in zip((with_student, with_teacher, square), predicted):
+        np.testing.assert_allclose(measured, values, atol=0.02 * np.abs(values).max())
 
 
 @pytest.mark.parametrize(
@@ -74,26 +125,6 @@ def test_gradient_of_a_batch(problem: Problem, loss: str) -> None:
     )
 
 
-def run_overlaps(
-    problem: Problem, algorithm: Descent, D: int, seeds: int
-) -> np.ndarray:
-    """Mean squared errors and overlaps (seeds, 2, steps + 1) of runs."""
-    paths = []
-    for seed in range(seeds):
-        instance = problem.instance((algorithm.batch or 1) / D**2, D, seed, seed=7)
-        data = instance.data(get_backend("numpy"))
-        state = algorithm.init(problem, data, np.random.default_rng(seed))
-        path = []
-        for _ in range(algorithm.steps or 0):
-            metrics = instance.metrics(state.signal)
-            path.append([metrics["mse"][0], metrics["overlap"][0]])
-            state, _ = algorithm.step(problem, data, state)
-        metrics = instance.metrics(state.signal)
-        path.append([metrics["mse"][0], metrics["overlap"][0]])
-        paths.append(np.array(path).T)
-    return np.array(paths)
-
-
 def method(kind: type[Descent], **parameters: Any) -> Descent:
     """A method with 60 steps on fresh samples."""
     return kind(online=True, steps=60, **parameters)
@@ -127,21 +158,7 @@ SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=list(SETTINGS))
 def test_runs_follow_the_draws(setting: str) -> None:
-    problem, algorithm = SETTINGS[setting]
-    D, seeds = 60, 16
-    prediction = algorithm.theory(problem, 1.0, Conditions(dimension=D))
-    assert not isinstance(prediction, str)
-    trajectory = prediction.trajectory
-    assert isinstance(trajectory, dict)
-    runs = run_overlaps(problem, algorithm, D, seeds)[..., trajectory["iteration"]]
-    for index, name in enumerate(("mse", "overlap")):
-        measured = runs[:, index].mean(axis=0)
-        error = runs[:, index].std(axis=0, ddof=1) / np.sqrt(seeds)
-        predicted, stated = (
-            np.array(trajectory[column])[:, 0] for column in (name, f"{name}_error")
-        )
-        assert (np.abs(measured - predicted) < 4 * np.hypot(error, stated)).all()
-        assert np.hypot(error, stated)[-1] < 0.2 * predicted[-1]
+    assert_runs_follow(*SETTINGS[setting], dimension=60, seeds=16)
 
 
 @pytest.mark.slow
@@ -169,6 +186,25 @@ def test_time_is_the_same_in_all_dimensions() -> None:
         flow_moments(algorithm, LINEAR, "squared", [0, 10, 20], D) for D in (40, 4000)
     ]
     np.testing.assert_array_equal(np.stack(limits[0]), np.stack(limits[1]))
+
+
+def test_limit_is_all_that_is_known_without_a_dimension() -> None:
+    parameters = {"learning_rate": 1e-3, "batch": 100}
+    algorithm = Sgd(online=True, steps=40, **parameters)
+    limit, at_size = (
+        algorithm.theory(LINEAR, 1.0, Conditions(dimension=dimension, trajectory=True))
+        for dimension in (None, 40)
+    )
+    assert not isinstance(limit, str)
+    assert not isinstance(at_size, str)
+    assert isinstance(limit.trajectory, dict)
+    assert isinstance(at_size.trajectory, dict)
+    for name in ("mse", "overlap", "trace", "overlap_beyond_chance"):
+        column = np.array(limit.trajectory[name])[:, 0]
+        np.testing.assert_allclose(column, at_size.trajectory[f"{name}_limit"])
+    assert limit.mse[0] == pytest.approx(limit.trajectory["mse"][-1][0])
+    narrow = Sgd(online=True, steps=40, width=10, **parameters)
+    assert "width" in str(narrow.theory(LINEAR, 1.0, Conditions()))
 
 
 def test_what_has_no_theory() -> None:

@@ -21,16 +21,16 @@ from smimbench.numerics import gauss_legendre
 SITES = 3
 
 
-def linear_coefficients(cross: np.ndarray, own: np.ndarray) -> Coefficients:
+def linear_coefficients(cross: np.ndarray, self_overlap: np.ndarray) -> Coefficients:
     """Coefficients of squared loss on linear labels of three sites, ``Phi = 3 (q11 - 2 q12 + q22)``."""
     return Coefficients(
         np.full(len(cross), 1.0 * SITES), np.full(len(cross), -1.0 * SITES)
     )
 
 
-def curved_coefficients(cross: np.ndarray, own: np.ndarray) -> Coefficients:
+def curved_coefficients(cross: np.ndarray, self_overlap: np.ndarray) -> Coefficients:
     """Coefficients that depend on the overlaps, as those of softmax do."""
-    return Coefficients(2 / (1 + own), -1.5 / (1 + cross**2))
+    return Coefficients(2 / (1 + self_overlap), -1.5 / (1 + cross**2))
 
 
 def marchenko_pastur(rho: float, nodes: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +78,7 @@ def test_multiple_of_the_identity_as_teacher(rho: float, decay: float) -> None:
         assert moments.cross[index, 0] == pytest.approx(
             teacher * weights @ eigenvalues, abs=2e-6
         )
-        assert moments.own[index, 0] == pytest.approx(
+        assert moments.self_overlap[index, 0] == pytest.approx(
             weights @ eigenvalues**2, abs=2e-6
         )
 
@@ -120,8 +120,8 @@ def matrix_moments(
     def derivative(_: float, flat: np.ndarray) -> np.ndarray:
         """The matrix equation."""
         student = flat.reshape(dimension, dimension)
-        _, cross, own = moments(student)
-        a, b = curved_coefficients(np.array([cross]), np.array([own]))
+        _, cross, self_overlap = moments(student)
+        a, b = curved_coefficients(np.array([cross]), np.array([self_overlap]))
         product = student @ (a[0] * student) + student * (b[0] * teacher + decay)
         return -(product + product.T).ravel()
 
@@ -271,18 +271,18 @@ def test_small_width_is_the_low_rank_equation() -> None:
         def moments(flat: np.ndarray) -> tuple[float, float, float]:
             """Normalized traces of the student, of its products with the teacher and with itself."""
             factor = flat.reshape(2 * columns, columns)
-            own, cross = factor.T @ gram @ factor, gram[columns:] @ factor
+            self_overlap, cross = factor.T @ gram @ factor, gram[columns:] @ factor
             return (
-                scale * np.trace(own) / D,
+                scale * np.trace(self_overlap) / D,
                 scale**2 * np.sum(cross**2) / D,
-                scale**2 * np.sum(own**2) / D,
+                scale**2 * np.sum(self_overlap**2) / D,
             )
 
         def derivative(_: float, flat: np.ndarray) -> np.ndarray:
             """The flow of the factor, in coordinates of the frame."""
             factor = flat.reshape(2 * columns, columns)
-            _, cross, own = moments(flat)
-            a, b = curved_coefficients(np.array([cross]), np.array([own]))
+            _, cross, self_overlap = moments(flat)
+            a, b = curved_coefficients(np.array([cross]), np.array([self_overlap]))
             change = a[0] * scale * factor @ (factor.T @ gram @ factor)
             change[columns:] += b[0] * scale * (gram[columns:] @ factor)
             return -change.ravel()

@@ -16,7 +16,7 @@ from smimbench_attention.algorithms.sgd import Sgd
 
 from smimbench.interfaces import Channel, Conditions
 from smimbench.problem import Problem
-from tests.helpers import Square, sgd_runs
+from tests.helpers import Square, assert_runs_follow
 
 
 class Bell(Square):
@@ -82,20 +82,8 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS, ids=list(SETTINGS))
 def test_runs_follow_the_draws(setting: str) -> None:
     problem, parameters = SETTINGS[setting]
-    D, seeds = 100, 8
     algorithm = Sgd(online=True, steps=60, **parameters)
-    prediction = matrix_theory(algorithm, problem, 1.0, Conditions(dimension=D))
-    assert not isinstance(prediction, str)
-    trajectory = prediction.trajectory
-    assert isinstance(trajectory, dict)
-    runs = sgd_runs(problem, algorithm, D, seeds)[..., trajectory["iteration"]]
-    for measured, name in zip(runs, ("mse", "overlap")):
-        predicted, stated = (
-            np.array(trajectory[column])[:, 0] for column in (name, f"{name}_error")
-        )
-        error = np.hypot(measured.std(axis=0, ddof=1) / np.sqrt(seeds), stated)
-        deviation = np.abs(measured.mean(axis=0) - predicted)
-        assert (deviation < 4 * error).all()
+    assert_runs_follow(problem, algorithm, dimension=100, seeds=8)
 
 
 def drawn_overlaps(problem: Problem, rate: float, steps: int, D: int) -> np.ndarray:

@@ -1,7 +1,10 @@
 """``smimbench reproduce``: figures of the papers, compared with tables that are made here from closed forms."""
 
+import csv
 import json
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,8 +101,15 @@ def test_every_figure_on_disk_is_listed_and_sound(capsys):
     assert set(listed) == files == set(shipped_figures())
     for name, one in listed.items():
         assert re.fullmatch(
-            r"(2502\.00901|2506\.01582|2410\.18858)-(fig|table)\d[-\w]*", name
+            r"(2502\.00901|2506\.01582|2410\.18858|2609\.03858)-(fig|table)\d[-\w]*",
+            name,
         )
+        if package := one.get("package"):
+            assert (ROOT / "plugins" / "examples" / package).is_dir()
+            if not find_spec(package.replace("-", "_")):
+                code, _, err = call(capsys, "reproduce", name)
+                assert (code, f"needs the package {package}" in err) == (2, True)
+                continue
         if "no_numbers" in one:
             code, _, err = call(capsys, "reproduce", name)
             assert (code, one["no_numbers"] in err) == (2, True)
@@ -122,12 +132,14 @@ def test_the_last_full_comparison_ships_and_decides(capsys, tmp_path, monkeypatc
         assert ("no_numbers" in figure) == (outcome is None)
         if outcome is None:
             continue
-        curves = outcome["curves"]
-        assert not outcome["quick"]
-        assert outcome["command"] == (
-            f"smimbench reproduce {figure['name']} --published FOLDER"
-        )
+        curves, command = outcome["curves"], f"smimbench reproduce {figure['name']}"
         assert all(0 <= c["outside"] <= c["points"] > 0 for c in curves)
+        if not figure["tables"]:
+            assert (outcome["against"], outcome["quick"]) == ("limit", True)
+            assert outcome["command"] == f"{command} --quick"
+            continue
+        assert not outcome["quick"]
+        assert outcome["command"] == f"{command} --published FOLDER"
         assert {c["verdict"] for c in curves} <= {"inside", "known correction"}
     name, options = "2506.01582-fig2-left", ("--results", tmp_path, "--quick")
     code, out, err = call(capsys, "reproduce", name, *options)
@@ -246,6 +258,89 @@ def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
     )
     code, found, _ = reproduce(capsys, tmp_path, path, "--workers", "1")
     assert (code, found["curves"][0]["verdict"]) == (1, "outside")
+
+
+LEARNING_CURVES = """
+[suite]
+title = "SGD on fresh samples of a linear map"
+[problem]
+model   = { name = "attention-indexed", tokens = 2 }
+channel = { name = "linear", noise = 0.1 }
+prior   = { name = "wishart", rho = 1.0 }
+[grid]
+alpha     = [1.0]
+dimension = [40]
+seeds     = 4
+[[algorithms]]
+name          = "sgd"
+online        = true
+learning_rate = 2e-3
+batch         = 400
+steps         = 60
+[figure]
+xlabel = "t"
+xlim   = [0.0, 0.5]
+ylim   = [0.0, 2.2]
+source = "no table is released"
+[[figure.curves]]
+label     = "error"
+algorithm = "sgd"
+x_factor  = 0.032
+band      = BAND
+"""
+
+
+@pytest.mark.parametrize(("band", "code"), [("0.1", 0), ("1e-9", 1)])
+def test_a_learning_curve_is_compared_with_its_limit(capsys, tmp_path, band, code):
+    """The time of the flow is t = 4 rate steps, to 0.48; one at small D deviates from the limit."""
+    path = tmp_path / "learning.toml"
+    path.write_text(LEARNING_CURVES.replace("BAND", band))
+    options = ("--results", tmp_path / "results", "--workers", "1")
+    exit_code, out, err = call(capsys, "reproduce", path, "--json", *options)
+    document = json.loads(out)
+    (curve,) = document["curves"]
+    assert (exit_code, err, document["against"]) == (code, "", "limit")
+    assert curve["verdict"] == ("outside" if code else "inside")
+    assert curve["points"] > 20
+    assert 1e-6 < abs(curve["deviation"]) < 0.4
+    (table,) = (file for file in document["files"] if file.endswith("csv"))
+    rows = list(csv.DictReader(Path(table).read_text().splitlines()))
+    limit, runs = (
+        [row for row in rows if row["what"] == what] for what in ("limit", "runs")
+    )
+    assert float(limit[-1]["alpha"]) == pytest.approx(4 * 2e-3 * 60)
+    assert float(limit[0]["value"]) == pytest.approx(2, abs=1e-6)
+    assert 10 < len(runs) <= 24
+    out = call(capsys, "reproduce", path, *options)[1]
+    assert "runs - limit; no table is released" in flat(out)
+
+
+def test_a_learning_curve_without_a_limit_is_not_compared(capsys, tmp_path):
+    path = tmp_path / "learning.toml"
+    text = LEARNING_CURVES.replace("BAND", "0.1").replace("seeds     = 4", "seeds = 1")
+    text = text.replace("steps         = 60", "steps = 5\nwidth = 20")
+    path.write_text(text)
+    options = ("--results", tmp_path / "results", "--workers", "1", "--json")
+    code, out, err = call(capsys, "reproduce", path, *options)
+    assert (code, json.loads(out)["curves"][0]["verdict"]) == (1, "not compared")
+    assert "error is not compared: the limit depends on the width" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('algorithm = "sgd"', "a curve needs a table or an algorithm"),
+        ("x_factor  = 0.032", "columns must name those of the table for x and y"),
+    ],
+)
+def test_what_a_curve_needs(capsys, tmp_path, line, message):
+    path = tmp_path / "learning.toml"
+    text = LEARNING_CURVES.replace("BAND", "0.1")
+    path.write_text(
+        text.replace(line, 'table = "line.csv"' if "columns" in message else "")
+    )
+    code, _, err = call(capsys, "reproduce", path)
+    assert (code, message in err) == (2, True)
 
 
 def test_thresholds_against_the_parameter_that_differs(capsys, tmp_path):

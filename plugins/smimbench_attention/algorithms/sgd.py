@@ -11,6 +11,7 @@ from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY, MomentumDescent
 from smimbench_attention.algorithms.gradient.mean_field import mean_field_theory
 from smimbench_attention.algorithms.gradient.online.matrix_theory import (
+    flow_theory,
     matrix_theory,
     with_flow_limit,
 )
@@ -68,7 +69,8 @@ class Sgd(MomentumDescent):
         Online: the mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
         ``1/sqrt(D)`` are drawn where that takes seconds. For linear labels the mean squared error follows closed equations at
         every D; for long runs the equations of the limit are solved (``gradient/online/equations.py``). Of matrices the runs are
-        drawn, and the limit is exact (``gradient/online/riccati.py``). The trajectory is against ``samples`` and ``iteration``.
+        drawn, and the limit is exact (``gradient/online/riccati.py``), all that is known without a dimension. The trajectory is
+        against ``samples`` and ``iteration``.
 
         Where samples are reused: mean-field dynamics of low-rank signals (``gradient/mean_field.py``),
         against ``iteration``, with ``train_error`` and ``test_error``, the mean loss of a sample, in the trajectory. For
@@ -77,6 +79,8 @@ class Sgd(MomentumDescent):
         """
         if self.online and problem.model.rank == "low":
             return online_theory(self, problem, alpha, conditions)
+        if self.online and conditions.dimension is None:
+            return flow_theory(self, problem, alpha)
         if self.online:
             prediction = matrix_theory(self, problem, alpha, conditions)
             if isinstance(prediction, str):

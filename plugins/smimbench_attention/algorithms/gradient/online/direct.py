@@ -75,7 +75,7 @@ def solve_direct_flow(
     Parameters
     ----------
     coefficients : callable
-        ``coefficients(cross, own)`` of ``tr(S S*^T)/D`` and ``tr(S S^T)/D``, (evaluations,) each.
+        ``coefficients(cross, self_overlap)`` of ``tr(S S*^T)/D`` and ``tr(S S^T)/D``, (evaluations,) each.
     times : ndarray
         Times t at which moments are wanted, ascending from 0.
     evaluation_count : int
@@ -100,7 +100,7 @@ def solve_direct_flow(
         """Time derivative of x and y of every evaluation."""
         shares = state.reshape(2, -1)
         moments = moments_of(shares)
-        a, b = coefficients(moments.cross, moments.own)
+        a, b = coefficients(moments.cross, moments.self_overlap)
         return np.stack(
             [-(a + decay) * shares[0], -(a + decay) * shares[1] - b]
         ).ravel()

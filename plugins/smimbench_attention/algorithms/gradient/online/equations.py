@@ -51,10 +51,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from smimbench.derive import observable, predict
-from smimbench.interfaces import Host, Overlaps
+from smimbench.interfaces import Conditions, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import (
+    fitting_loss,
     latent_derivatives,
     loss_and_derivative,
 )
@@ -67,7 +68,7 @@ from smimbench_attention.algorithms.gradient.online.fields import (
 )
 
 if TYPE_CHECKING:
-    from smimbench_attention.algorithms.gradient import MomentumDescent
+    from smimbench_attention.algorithms.gradient import Descent, MomentumDescent
 
 DIVERGED_OVERLAP = 1e4
 """Self-overlap above which a run counts as diverged."""
@@ -79,6 +80,37 @@ class OverlapsDiverge(ValueError):
 
 class TooExpensive(ValueError):
     """Error that solving the equations takes more than a minute, or too much memory."""
+
+
+class OnlineRun(NamedTuple):
+    """What theory needs to know of a run on fresh samples: its ``dimension`` D, number of ``steps`` and of samples in a batch
+    (``batch_size``), and the name of the ``loss``.
+    """
+
+    dimension: int
+    steps: int
+    batch_size: int
+    loss: str
+
+
+def online_run(
+    algorithm: Descent, problem: Problem, conditions: Conditions
+) -> OnlineRun | str:
+    """Return the parameters of an online run under the conditions of the runs, or the reason why they are not complete."""
+    if conditions.dimension is None:
+        unit = "D" if problem.model.rank == "low" else "D^2"
+        return f"the number of steps is counted in samples / {unit}: theory needs the dimension D of the runs"
+    return OnlineRun(
+        conditions.dimension,
+        int(algorithm.steps or 0),
+        int(algorithm.batch or 0),
+        algorithm.loss or fitting_loss(problem),
+    )
+
+
+def divergence_reason(algorithm: Descent) -> str:
+    """Say that there is no theory because the equations diverge."""
+    return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from smimbench_attention.algorithms.gradient.loss import (
     latent_derivatives,
     loss_and_derivative,
 )
-from smimbench_attention.algorithms.least_squares import additive_noise
+from smimbench_attention.algorithms.least_squares import linear_observation
 
 
 class FieldAccuracy(NamedTuple):
@@ -144,33 +144,69 @@ def gradient_averages(
         ``averages(cross_overlap, student_overlap)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis
         for each of the ``evaluation_count``.
     """
-    label_noise = additive_noise(problem) if loss == "squared" else None
-    if label_noise is None:
+    labels = _linear_labels(problem) if loss == "squared" else None
+    if labels is None:
         point_sets = _points_of_fields(
             problem, point_count or ACCURACY.points, set_count
         )
         return _SampledFields(problem, loss, teacher_overlaps, point_sets)
-    sites, identity = problem.model.sites, np.eye(teacher_overlaps.shape[-1])
-    label_second_moment = teacher_overlaps + float(label_noise.mean()) * identity
-    gradient_per_latent = 2.0 * sites * identity
+    P, sites = problem.components, problem.model.sites
+    response = labels.response.reshape(P, sites, P, sites)
+    gradient_per_latent = 2.0 * np.einsum("pcqc->pq", response)
+    noise_square = np.einsum(
+        "pcqc->pq", labels.noise_covariance.reshape(P, sites, P, sites)
+    )
 
     def averages(cross_overlap: Host, student_overlap: Host) -> GradientAverages:
         """Mean gradient and mean square in closed form at the overlaps of student with teacher (``cross_overlap``) and with
-        itself, for linear labels, where the derivative of the loss is ``g = 2 (z - z* - noise)`` for latents z of the student and
-        z* of the teacher; ``residual_square`` is the covariance of ``z - z* - noise``.
+        itself, for linear labels, where the derivative of the loss is ``g = 2 A^T (A (z - z*) - noise)`` for latents z of the
+        student and z* of the teacher; ``residual`` is the covariance of ``z - z*``.
         """
         cross_terms = cross_overlap + transposed(cross_overlap)
-        residual_square = student_overlap - cross_terms + label_second_moment
-        return GradientAverages(
-            -gradient_per_latent, gradient_per_latent, 4 * sites * residual_square
-        )
+        residual = student_overlap - cross_terms + teacher_overlaps
+        square = np.einsum("pcid,...ij,qcjd->...pq", response, residual, response)
+        on_student = np.broadcast_to(gradient_per_latent, square.shape)
+        return GradientAverages(-on_student, on_student, 4 * (square + noise_square))
 
     return averages
 
 
+class LinearLabels(NamedTuple):
+    """Labels ``A z + noise`` of latents z, P C entries of components and sites: the ``response`` ``A^T A`` and, with the
+    covariance N of the noise, ``noise_covariance`` ``A^T N A``, (P C, P C) each.
+    """
+
+    response: Host
+    noise_covariance: Host
+
+
+def _linear_labels(problem: Problem) -> LinearLabels | None:
+    """Labels of a problem, if they are invertible linear functions of the latents plus noise, else None."""
+    P, C = problem.components, problem.model.sites
+    rng = monte_carlo_rng("online descent: linear labels")
+    unit_latents, latents = np.eye(P * C), rng.standard_normal((4, P * C))
+    weights, output = (
+        np.asarray(predict(problem.channel, z.reshape(-1, P, C))).reshape(len(z), -1)
+        for z in (unit_latents, latents)
+    )
+    if weights.shape != unit_latents.shape or not np.allclose(
+        output, latents @ weights, rtol=0, atol=1e-12
+    ):
+        return None
+    observation = linear_observation(problem)
+    if isinstance(observation, str) or len(observation.combinations) < P * C:
+        return None
+    response = weights @ weights.T
+    # Noise in units of the latents, A^-1 N A^-T.
+    latent_noise = (
+        observation.combinations.T * observation.noise
+    ) @ observation.combinations
+    return LinearLabels(response, response @ latent_noise @ response)
+
+
 def evaluation_count(problem: Problem, loss: str) -> int:
     """Number of independent Monte Carlo evaluations of the expectations; one if they have a closed form."""
-    if loss == "squared" and additive_noise(problem) is not None:
+    if loss == "squared" and _linear_labels(problem) is not None:
         return 1
     return len(_point_counts(problem, ACCURACY.points))
 

@@ -20,6 +20,8 @@ from smimbench_attention.algorithms.gradient.online.equations import (
     OverlapPath,
     OverlapsDiverge,
     TooExpensive,
+    divergence_reason,
+    online_run,
     recorded_steps_of,
 )
 from smimbench_attention.algorithms.gradient.online.fields import (
@@ -68,23 +70,15 @@ def matrix_theory(
     """Predict a gradient method on fresh samples of matrices under the conditions of the runs (dimension), by means over draws
     of runs at their dimension, or return why there is no theory. alpha is the sample ratio.
     """
-    if problem.channel.vjp is None:
-        return "descent replaces hardmax by an annealed softmax, for which there is no theory"
-    if algorithm.spherical:
-        return "descent of matrices on a sphere has no theory"
+    run = online_run(algorithm, problem, conditions)
+    if isinstance(run, str):
+        return run
+    D, steps, batch_size, loss = run
+    if reason := _why_no_mean_gradient(algorithm, problem, loss):
+        return reason
     follows_gradient = getattr(algorithm, "direction_kind", None) == "gradient"
     if problem.components > 1 and not follows_gradient:
         return "of several matrices theory exists for sgd only"
-    if conditions.dimension is None:
-        return "the number of steps is counted in samples / D^2: theory needs the dimension D of the runs"
-    D, steps, batch_size = (
-        conditions.dimension,
-        int(algorithm.steps or 0),
-        int(algorithm.batch or 0),
-    )
-    loss = algorithm.loss or fitting_loss(problem)
-    if couples_opposite_pairs(problem, loss):
-        return "labels couple the pairs (a, b) and (b, a) of tokens, for which there is no theory without symmetry"
     excess = excess_of_derivatives(problem, loss, D)
     if excess > LARGEST_EXCESS:
         return (
@@ -117,7 +111,7 @@ def matrix_theory(
     except TooExpensive as error:
         return f"{error}; ask for fewer steps"
     except OverlapsDiverge:
-        return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
+        return divergence_reason(algorithm)
     if (noise_error[-1] > LARGEST_NOISE_ERROR * mean_errors[-1]).any():
         return (
             f"batches of {batch_size} samples are too small at learning rate {algorithm.learning_rate:g}: their noise is not "
@@ -146,19 +140,78 @@ def matrix_theory(
     )
     trajectory["overlap_error"] = overlap_errors.tolist()
     prediction.more["overlap_error"] = per_component(overlap_errors[-1])
-    teacher_trace = mean_trace(problem)
+    _add_traces(prediction, trajectory, overlaps, path.traces, mean_trace(problem))
+    return replace(prediction, trajectory=trajectory, at_size=True)
+
+
+def _why_no_mean_gradient(
+    algorithm: Descent, problem: Problem, loss: str
+) -> str | None:
+    """Reason why the mean gradient of a batch is not known, or is not what an algorithm follows; None if there is none."""
+    if problem.channel.vjp is None:
+        return "descent replaces hardmax by an annealed softmax, for which there is no theory"
+    if algorithm.spherical:
+        return "descent of matrices on a sphere has no theory"
+    if couples_opposite_pairs(problem, loss):
+        return "labels couple the pairs (a, b) and (b, a) of tokens, for which there is no theory without symmetry"
+    return None
+
+
+def _add_traces(
+    prediction: AlgorithmPrediction,
+    trajectory: Trajectory,
+    overlaps: OverlapPath,
+    traces: Host,
+    teacher_trace: float,
+) -> None:
+    """Add the normalized ``traces`` (evaluations, steps, P) of the student, and its overlap with the teacher beyond chance, to
+    a trajectory and, those at the end, to a prediction.
+    """
     cross = np.diagonal(overlaps.cross[:, :, 0], axis1=-2, axis2=-1)
-    traces = {
-        "trace": path.traces,
-        "overlap_beyond_chance": cross - path.traces * teacher_trace,
-    }
-    for name, values in traces.items():
+    columns = {"trace": traces, "overlap_beyond_chance": cross - traces * teacher_trace}
+    for name, values in columns.items():
         trajectory[name] = values.mean(axis=0).tolist()
         trajectory[f"{name}_error"] = standard_error(values).tolist()
-    for name in traces:
+    for name in columns:
         prediction.more[name] = trajectory[name][-1]
         prediction.more[f"{name}_error"] = trajectory[f"{name}_error"][-1]
-    return replace(prediction, trajectory=trajectory, at_size=True)
+
+
+def flow_theory(
+    algorithm: MomentumDescent, problem: Problem, alpha: float
+) -> AlgorithmPrediction | str:
+    """Predict ``sgd`` in the limit of large D and small steps, with its trajectory, or return why the limit is not known.
+    alpha is the sample ratio.
+    """
+    loss = algorithm.loss or fitting_loss(problem)
+    if reason := _why_no_mean_gradient(algorithm, problem, loss):
+        return reason
+    if algorithm.width is not None:
+        return "the limit depends on the width of the factor over D: theory needs the dimension D of the runs"
+    recorded_steps = recorded_steps_of(int(algorithm.steps or 0))
+    moments = flow_moments(algorithm, problem, loss, recorded_steps, 1)
+    if isinstance(moments, str):
+        return moments
+    trace, cross, self_overlap = (
+        values.T[:, :, None, None, None] for values in moments
+    )
+    truth = np.full_like(cross, _teacher_moment(problem))
+    overlaps = OverlapPath(np.asarray(recorded_steps), truth, cross, self_overlap)
+    prediction = limit_point(
+        problem,
+        alpha,
+        [
+            [Overlaps(*matrices)]
+            for matrices in zip(*(values[:, -1, 0] for values in overlaps[1:]))
+        ],
+        method="limit of large D and small steps, solved exactly",
+        branch="online descent",
+    )
+    trajectory = mean_trajectory(problem, overlaps, int(algorithm.batch or 0))
+    _add_traces(
+        prediction, trajectory, overlaps, trace[:, :, 0, 0], mean_trace(problem)
+    )
+    return replace(prediction, trajectory=trajectory)
 
 
 def with_flow_limit(
@@ -213,6 +266,11 @@ def mean_trace(problem: Problem) -> float:
     return math.copysign(math.sqrt(squared_trace), np.trace(small_mean))
 
 
+def _teacher_moment(problem: Problem) -> float:
+    """Overlap ``tr(S* S*^T) / D`` of the teacher with itself, of one matrix."""
+    return float(np.asarray(problem.prior.second_moment(1))[0, 0])
+
+
 def flow_moments(
     algorithm: MomentumDescent,
     problem: Problem,
@@ -226,13 +284,13 @@ def flow_moments(
     prior, descends_on_signal = problem.prior, is_direct(problem)
     if problem.components > 1 or not (descends_on_signal or isinstance(prior, Wishart)):
         return "the limit is known for one matrix only, Wishart or without a factor"
-    teacher_moment = float(np.asarray(prior.second_moment(1))[0, 0])
+    teacher_moment = _teacher_moment(problem)
     averages = gradient_averages(problem, loss, np.full((1, 1, 1), teacher_moment))
     sets = evaluation_count(problem, loss)
 
-    def coefficients(cross: Host, own: Host) -> Coefficients:
+    def coefficients(cross: Host, self_overlap: Host) -> Coefficients:
         """Coefficients of the flow: halves of those of the mean gradient at these overlaps."""
-        means = averages(cross[:, None, None, None], own[:, None, None, None])
+        means = averages(cross[:, None, None, None], self_overlap[:, None, None, None])
         return Coefficients(
             means.on_student[:, 0, 0, 0] / 2, means.on_teacher[:, 0, 0, 0] / 2
         )
@@ -269,9 +327,10 @@ def flow_moments(
 
 def _limit_columns(problem: Problem, moments: StudentMoments) -> Trajectory:
     """Columns of the limit for the trajectory: means over the evaluations of errors, overlaps and traces."""
-    teacher = float(np.asarray(problem.prior.second_moment(1))[0, 0])
     columns = {
-        "mse_limit": teacher - 2 * moments.cross + moments.own,
+        "mse_limit": _teacher_moment(problem)
+        - 2 * moments.cross
+        + moments.self_overlap,
         "overlap_limit": moments.cross,
         "trace_limit": moments.trace,
         "overlap_beyond_chance_limit": moments.cross

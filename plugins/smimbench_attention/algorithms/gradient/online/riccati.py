@@ -82,11 +82,11 @@ class Coefficients(NamedTuple):
 
 
 class StudentMoments(NamedTuple):
-    """Traces of the student, (evaluations,) each: ``trace`` tr(S)/D, ``cross`` tr(S S*)/D, ``own`` tr(S^2)/D."""
+    """Traces of the student, (evaluations,) each: ``trace`` tr(S)/D, ``cross`` tr(S S*)/D, ``self_overlap`` tr(S^2)/D."""
 
     trace: Host
     cross: Host
-    own: Host
+    self_overlap: Host
 
 
 def wishart_spectrum(rho: float) -> TeacherSpectrum:
@@ -136,11 +136,11 @@ def student_moments(
     noise = np.exp(log_decay - log_mu[:, None])
     profile = 1 / (curvature + noise)
     weighted_noise = profile**2 * noise
-    own = (profile**2) @ weights + (weighted_noise @ weights) ** 2 / (
+    self_overlap = (profile**2) @ weights + (weighted_noise @ weights) ** 2 / (
         rho * np.exp(log_mu) / sigma + (curvature * weighted_noise) @ weights
     )
     return StudentMoments(
-        profile @ weights, profile @ (weights * spectrum.eigenvalues), own
+        profile @ weights, profile @ (weights * spectrum.eigenvalues), self_overlap
     )
 
 
@@ -160,7 +160,7 @@ def solve_flow(
     ----------
     spectrum : TeacherSpectrum
     coefficients : callable
-        ``coefficients(cross, own)`` of ``tr(S S*)/D`` and ``tr(S^2)/D``, (evaluations,) each.
+        ``coefficients(cross, self_overlap)`` of ``tr(S S*)/D`` and ``tr(S^2)/D``, (evaluations,) each.
     times : ndarray
         Times t at which moments are wanted, ascending from 0.
     rho : float
@@ -184,7 +184,7 @@ def solve_flow(
         """Time derivative of B and m of every evaluation."""
         state = flat_state.reshape(evaluation_count, -1)
         moments = moments_at(time, state)
-        a, b = coefficients(moments.cross, moments.own)
+        a, b = coefficients(moments.cross, moments.self_overlap)
         growth = 2 * (b[:, None] * eigenvalues + decay)
         curvature_rate = 2 * a[:, None] + growth * state[:, 1:]
         return np.concatenate([b[:, None], curvature_rate], axis=1).ravel()

@@ -13,7 +13,7 @@ from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
-from smimbench_attention.algorithms.gradient.loss import factor_of, fitting_loss
+from smimbench_attention.algorithms.gradient.loss import factor_of
 from smimbench_attention.algorithms.gradient.online import fields
 from smimbench_attention.algorithms.gradient.online.equations import (
     DescentRule,
@@ -22,8 +22,10 @@ from smimbench_attention.algorithms.gradient.online.equations import (
     TooExpensive,
     affordable_draws,
     cost_of_all_steps,
+    divergence_reason,
     draw_paths,
     gram_of,
+    online_run,
     recorded_steps_of,
     solve,
 )
@@ -32,7 +34,6 @@ from smimbench_attention.algorithms.gradient.online.features import (
     draw_signs,
     solve_features,
 )
-from smimbench_attention.algorithms.gradient.online.fields import evaluation_count
 from smimbench_attention.algorithms.least_squares import additive_noise
 
 if TYPE_CHECKING:
@@ -71,16 +72,16 @@ def online_theory(
     """
     if (reason := why_no_equations(problem)) is not None:
         return reason
-    if conditions.dimension is None:
-        return "the number of steps is counted in samples / D: theory needs the dimension D of the runs"
-    D, steps, batch_size = (
-        conditions.dimension,
-        int(algorithm.steps or 0),
-        int(algorithm.batch or 0),
-    )
-    loss = algorithm.loss or fitting_loss(problem)
+    run = online_run(algorithm, problem, conditions)
+    if isinstance(run, str):
+        return run
+    D, steps, batch_size, loss = run
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
-    labels_are_linear = evaluation_count(problem, loss) == 1 and not algorithm.spherical
+    labels_are_linear = (
+        loss == "squared"
+        and additive_noise(problem) is not None
+        and not algorithm.spherical
+    )
     is_solved_by_feature = (
         problem.features is not None or algorithm.direction_kind != "gradient"
     )
@@ -122,7 +123,7 @@ def online_theory(
     except TooExpensive:
         return f"theory of {steps} steps takes longer than a minute; ask for fewer steps, or smaller batches"
     except OverlapsDiverge:
-        return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
+        return divergence_reason(algorithm)
     except StepLengthFluctuates as error:
         return f"too few features or samples determine a step, so its length stays random at any dimension ({error})"
     trajectory = mean_trajectory(problem, online_prediction.overlap_path, batch_size)
