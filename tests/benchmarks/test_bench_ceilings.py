@@ -170,6 +170,39 @@ def test_two_layers(benchmark, judge):
         assert max(times) <= 0.060
 
 
+@pytest.mark.benchmark(group="share of products")
+@pytest.mark.parametrize(
+    ("suite", "label", "alpha"),
+    [
+        ("untied", "linear", 0.25),
+        ("untied", "softmax", 0.12),
+        ("aim-hardmax-tokens", "T = 3", 0.2),
+        ("aim-two-layers", "two layers", 0.2),
+        ("smi-two-layers", "two layers, c = 1", 0.9),
+    ],
+)
+def test_share_of_products(benchmark, suite, label, alpha):
+    """Time of the two products of an iteration, alone and on all samples, over that of an iteration of a shipped suite's GAMP."""
+    plan = next(plan for plan in load_suite(suite).plans if plan.label == label)
+    problem, dimension = plan.problem, max(plan.dimensions)
+    data = problem.instance(alpha, dimension).data(get_backend("numpy"))
+    iterations = 1 if SMOKE else 10
+    tokens = data.inputs.reshape(-1, dimension)
+    rows = dimension if problem.model.rank == "extensive" else problem.components
+    signal = np.random.default_rng(0).standard_normal((rows, dimension))
+
+    def products():
+        for _ in range(problem.components if problem.model.rank == "extensive" else 1):
+            (tokens @ signal.T).T @ tokens
+
+    def run():
+        begun(problem, data, iterations)
+
+    alone, step = turns(products, run, rounds=3)
+    step /= iterations
+    report(benchmark, share=alone / step, milliseconds=1e3 * step)
+
+
 def child_seconds(*call, rounds=5):
     """Least CPU seconds of a child process."""
     times = []

@@ -38,7 +38,6 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Factor, Law, ParameterError
-from smimbench.numerics import FreeConvolution
 from smimbench_attention.priors.product import (
     ProductPrior,
     double_exponential,
@@ -148,7 +147,8 @@ def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, H
         )
         newton_step = (1 - 1 / f) / inverse_f_slope
         t = np.maximum(t + newton_step, 0.0)
-        if np.all(np.abs(newton_step) <= 1e-14 * t + 4e-16 / inverse_f_slope):
+        # rounding of f is a few 1e-16
+        if np.all(np.abs(newton_step) <= 1e-14 * t + 1e-15 / inverse_f_slope):
             break
     inverse_squares = 1 / (squared_distances + t)
     pole_terms = pole_weights * inverse_squares
@@ -172,7 +172,7 @@ def _nodes(
     """
     a = rho**-0.5
     delta_column = delta[:, None]
-    bulks = _bulks(delta, a)
+    bulks = _cached_bulks(float(delta[0]), rho) if delta.size == 1 else _bulks(delta, a)
     break_p = (
         _subordination(np.abs(np.asarray(breaks)), float(delta[0]), rho)[0].tolist()
         if len(breaks)
@@ -209,13 +209,56 @@ def _nodes(
 
 
 def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
-    """Subordination function ``w = p + i v`` of the law of ``S + sqrt(noise) Z`` at singular values x (n,); ``a =
-    rho^{-1/2}``.
+    r"""Real part p and squared modulus of the subordination function w of the law of ``S + sqrt(noise) Z`` at singular values
+    x (n,), >= 0; ``a = rho^{-1/2}``.
 
-    The equation of w is that of three atoms under a noise of ``1 + Delta``.
+    The equation of w is ``w^4 - x w^3 + (1 + Delta - a^2) w^2 + a^2 x w - a^2 Delta = 0``. For every x one root is in ``(-a, 0)``
+    and one in ``(0, a)``; w and its conjugate are the other two, of which only sum and product are needed. Outside the bulks
+    these two are real, and w is the one where ``dx/dw > 0``.
     """
     a = rho**-0.5
-    return FreeConvolution([-a, 0.0, a], [0.5, noise, 0.5]).subordination(x, 1 + noise)
+    quadratic_coefficient = 1 + noise - a * a
+    quartic = (1.0, -x, quadratic_coefficient, a * a * x, -a * a * noise)
+    negative_root = _newton_root(quartic, np.full(x.shape, -a))
+    # the quartic divided by its linear factor
+    cubic_2 = negative_root - x
+    cubic_1 = quadratic_coefficient + negative_root * cubic_2
+    cubic_0 = a * a * noise / negative_root
+    inflection = -cubic_2 / 3
+    value_there = ((inflection + cubic_2) * inflection + cubic_1) * inflection + cubic_0
+    is_right_of_inflection = (inflection < a) & (value_there < 0)
+    positive_root = _newton_root(
+        (1.0, cubic_2, cubic_1, cubic_0), np.where(is_right_of_inflection, a, 0.0)
+    )
+    root_product = negative_root * positive_root
+    root_sum = negative_root + positive_root
+    squared_modulus = -a * a * noise / root_product
+    # from the cubic term of the quartic or from its linear one: that in which nothing cancels
+    p = 0.5 * np.where(
+        squared_modulus < -root_product,
+        -(a * a * x + squared_modulus * root_sum) / root_product,
+        x - root_sum,
+    )
+    real_distance = np.sqrt(np.maximum(p * p - squared_modulus, 0.0))
+    is_smaller_root = (positive_root < p) & (p + real_distance < a)
+    w = p + np.where(is_smaller_root, -real_distance, real_distance)
+    return w, np.where(real_distance > 0, w * w, squared_modulus)
+
+
+def _newton_root(coefficients: tuple[Host | float, ...], w: Host) -> Host:
+    """Root of polynomials, given by ``coefficients`` (n,) from the highest power down, by Newton's method from points w (n,)
+    from which it is monotone.
+    """
+    for _ in range(200):
+        value = derivative = 0.0 * w
+        for coefficient in coefficients:
+            derivative = derivative * w + value
+            value = value * w + coefficient
+        newton_step = value / derivative
+        w = w - newton_step
+        if not np.any(np.abs(newton_step) > 1e-14 * np.abs(w)):
+            break
+    return w
 
 
 def observed_law(
@@ -295,10 +338,8 @@ def singular_map(
     if continued:
         bulk_edges = [_edge(float(p[0]), noise, rho) for p in _cached_bulks(noise, rho)]
         values_in_bulks = np.minimum(singular_values, bulk_edges[-1][0])
-    p, v = _subordination(values_in_bulks, noise, rho)
-    denoised = np.asarray(
-        values_in_bulks - 2 * noise * p / np.maximum(p * p + v * v, 1e-300)
-    )
+    p, squared_modulus = _subordination(values_in_bulks, noise, rho)
+    denoised = np.asarray(values_in_bulks - 2 * noise * p / squared_modulus)
     if not continued:
         return denoised
     (x_inner, xi_inner, _), (x_outer, xi_outer, _), (_, xi_end, end_slope) = bulk_edges
