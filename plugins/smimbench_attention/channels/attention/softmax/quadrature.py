@@ -3,7 +3,8 @@
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
 frame of their own moments are tried first. All that is compiled is in one file: Numba keeps machine code until the file of the
-outermost function changes.
+outermost function changes. Points are the columns of a table whose rows are named below: loops over them have no branches, so
+that the compiler turns them into vector instructions.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from smimbench_attention.channels.attention.softmax.weight import (
     Frame,
     Sample,
 )
-from smimbench_attention.channels.compiling import compiled
+from smimbench_attention.channels.compiling import bounded_log, compiled, exp
 
 # Guards of the arithmetic: smallest divisor, largest number whose square is finite, largest logarithm in products and quotients.
 _TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
@@ -27,6 +28,11 @@ _TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
 
 _inlined = njit(error_model="numpy", inline="always")
 _compiled_function = njit(error_model="numpy")
+_vectorized = njit(error_model="numpy", fastmath={"contract"})
+_reduction = njit(error_model="numpy", fastmath={"contract", "reassoc", "nnan", "nsz"})
+
+# Rows of a table of points: a, b, exp(-t - v/2), exp(-t + v/2), a_2 and b_2, the logarithm of the weight, and the weight
+_A, _B, _DECAY_P, _DECAY_R, _SHIFT_A, _SHIFT_B, _LOG_WEIGHT, _WEIGHT = range(8)
 
 
 @_inlined
@@ -42,33 +48,90 @@ def _logistic(u):
 
 
 @_inlined
+def _bounded_exp(x):
+    """Exponential of x, clipped to where products and quotients of two are finite."""
+    return exp(_clipped(x, -_LARGEST_LOG, _LARGEST_LOG))
+
+
+@_inlined
 def _nonzero(s):
     """Number s, or the smallest divisor ``_TINY`` in place of a smaller one."""
     return _TINY if abs(s) < _TINY else s
 
 
-@_compiled_function
-def _log_weight(prior, sample, a, b, p, r):
-    """Return the log-weight of an integration point of the first layer's latents for one ``sample``, and the second layer's
-    latents a_2, b_2 that give the label there. The point is ``a``, ``b``: a_1, b_1 minus their prior means, over their prior
-    standard deviations; so are the returned ``shift_a``, ``shift_b`` for a_2, b_2. Before that, the residuals of a_2, b_2 are
-    taken: minus their means given a, b. p, r are the diagonal entries of the first layer's attention, ``s = p + r + c - 1`` with
-    the skip strength c; ``prior`` is a ``Weight``.
+@_vectorized
+def _weigh_points(prior, sample, count, points):
+    """Write the log-weights of ``count`` points of the first layer's latents for one ``sample``, and the second layer's latents
+    a_2, b_2 that give the label there, into the table ``points``. A point is ``a``, ``b``: a_1, b_1 minus their prior means, over
+    their prior standard deviations; so are the ``shift_a``, ``shift_b`` written for a_2, b_2. Before that, the residuals of a_2,
+    b_2 are taken: minus their means given a, b. p, r are the diagonal entries of the first layer's attention, ``s = p + r + c -
+    1`` with the skip strength c; ``prior`` is a ``Weight``.
     """
-    c = prior.skip
-    inverse_s = 1 / _nonzero(p + r + (c - 1))
-    a2 = sample.slope * inverse_s * inverse_s
-    b2 = (sample.margin * inverse_s - ROOT2 * (2 * p + (c - 1)) * a2) * (1 / (1 + c))
-    shift_a, shift_b = a2 - sample.a2, b2 - sample.b2
-    residual_a, residual_b = shift_a - prior.lift * a, shift_b - prior.lift * b
-    log_weight = (residual_a * residual_a + residual_b * residual_b) * (
-        -0.5 / prior.variance_2
-    ) - (a * a + b * b) / 2
-    # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
-    root_precision = 1 / math.sqrt(prior.variance_2 + prior.lift * prior.lift)
-    shift_a = _clipped(shift_a, -_LARGEST, _LARGEST) * root_precision
-    shift_b = _clipped(shift_b, -_LARGEST, _LARGEST) * root_precision
-    return max(log_weight + 3 * math.log(abs(inverse_s)), -_LARGEST), shift_a, shift_b
+    c, lift = prior.skip, prior.lift
+    inverse_skip, precision = 1 / (1 + c), -0.5 / prior.variance_2
+    root_precision = 1 / math.sqrt(prior.variance_2 + lift * lift)
+    for k in range(count):
+        a, b = points[_A, k], points[_B, k]
+        p, r = 1 / (1 + points[_DECAY_P, k]), 1 / (1 + points[_DECAY_R, k])
+        inverse_s = 1 / _nonzero(p + r + (c - 1))
+        a2 = sample.slope * inverse_s * inverse_s
+        b2 = (sample.margin * inverse_s - ROOT2 * (2 * p + (c - 1)) * a2) * inverse_skip
+        shift_a, shift_b = a2 - sample.a2, b2 - sample.b2
+        residual_a, residual_b = shift_a - lift * a, shift_b - lift * b
+        log_weight = (residual_a * residual_a + residual_b * residual_b) * precision - (
+            a * a + b * b
+        ) / 2
+        # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
+        points[_SHIFT_A, k] = _clipped(shift_a, -_LARGEST, _LARGEST) * root_precision
+        points[_SHIFT_B, k] = _clipped(shift_b, -_LARGEST, _LARGEST) * root_precision
+        points[_LOG_WEIGHT, k] = max(
+            log_weight + 3 * bounded_log(abs(inverse_s)), -_LARGEST
+        )
+
+
+@_reduction
+def _highest(count, points):
+    """Largest log-weight of ``count`` points of the table ``points``."""
+    highest = points[_LOG_WEIGHT, 0]
+    for k in range(1, count):
+        highest = max(highest, points[_LOG_WEIGHT, k])
+    return highest
+
+
+@_vectorized
+def _exponentiate(log_unit, factor, node_weights, points):
+    """Write the weights of points, in units of ``exp(log_unit)`` times ``factor`` times two of the ``node_weights``, into the
+    table ``points``, a square of as many points along either axis as there are node weights.
+    """
+    node_count = len(node_weights)
+    for j in range(node_count):
+        row_factor = factor * node_weights[j]
+        for i in range(node_count):
+            k = j * node_count + i
+            log_weight = max(points[_LOG_WEIGHT, k] - log_unit, -2 * _LARGEST_LOG)
+            points[_WEIGHT, k] = exp(log_weight) * (row_factor * node_weights[i])
+
+
+@_reduction
+def _add_points(count, points, sums):
+    """Add ``count`` points of the table ``points`` to 15 ``sums``: of their weights, of them times each of four variables (a_1,
+    b_1, a_2, b_2), and times each pair of them.
+    """
+    s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    s5, s6, s7, s8, s9 = 0.0, 0.0, 0.0, 0.0, 0.0
+    s10, s11, s12, s13, s14 = 0.0, 0.0, 0.0, 0.0, 0.0
+    for k in range(count):
+        weight, a, b = points[_WEIGHT, k], points[_A, k], points[_B, k]
+        shift_a, shift_b = points[_SHIFT_A, k], points[_SHIFT_B, k]
+        wa, wb = weight * a, weight * b
+        wc, wd = weight * shift_a, weight * shift_b
+        s0, s1, s2, s3, s4 = s0 + weight, s1 + wa, s2 + wb, s3 + wc, s4 + wd
+        s5, s6, s7, s8 = s5 + wa * a, s6 + wa * b, s7 + wa * shift_a, s8 + wa * shift_b
+        s9, s10, s11 = s9 + wb * b, s10 + wb * shift_a, s11 + wb * shift_b
+        s12, s13, s14 = s12 + wc * shift_a, s13 + wc * shift_b, s14 + wd * shift_b
+    moments = s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14
+    for moment in range(15):
+        sums[moment] += moments[moment]
 
 
 @_inlined
@@ -80,28 +143,15 @@ def _write(row, values):
         row[index] = values[index]
 
 
-@_inlined
-def _add_point(sums, weight, values):
-    """Add one integration point to 15 ``sums``: of its ``weight``, of it times each of four variables ``values`` (a_1, b_1, a_2,
-    b_2), and times each pair (i, j) of them.
-    """
-    sums[0] += weight
-    moment_index = 5
-    for i in range(4):
-        weighted_variable = weight * values[i]
-        sums[1 + i] += weighted_variable
-        for j in range(i, 4):
-            sums[moment_index] += weighted_variable * values[j]
-            moment_index += 1
-
-
 @_compiled_function
 def _curve_t(log_odds, v):
     """Mean logit t of p and r, the diagonal entries of the first layer's attention matrix, where their logits differ by v and
     ``log((p + r) / (2 - p - r)) = log_odds``: with x = e^t the positive root of ``c_2 x^2 - c_1 x - c_0 = 0``, for
     ``|log_odds|``; the other sign exchanges t and -t. ``odds`` is exp(-|log_odds|).
     """
-    exp_half_v = math.exp(_clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG))
+    if log_odds == 0:  # the line t = 0
+        return 0.0
+    exp_half_v = _bounded_exp(v / 2)
     odds = math.exp(-abs(log_odds))
     c_2, c_0 = 2 * odds / (1 + odds), 2 / (1 + odds)
     c_1 = (1 - odds) / (1 + odds) * (exp_half_v + 1 / exp_half_v)
@@ -220,37 +270,45 @@ def _gaussian_frame(t, v, tt, tv, vv):
 
 
 @_compiled_function
-def _integrate_gaussian(prior, sample, frame, rule, sums):
+def _integrate_gaussian(prior, sample, frame, rule, points, sums):
     """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in the coordinates of a Gaussian ``frame``
     (center, root of the covariance) of (t, v), mean and difference of the logits of p and r (the diagonal entries of the first
     layer's attention matrix), into ``sums``; return the logarithm of their unit, and a new frame, from the means and
     (co)variances tt, tv, vv found for a, b, which are (a_1, b_1) less their prior means, in prior widths. i and j count nodes
-    along the axes, k points, ``prior`` is a ``Weight``.
+    along the axes, k points, whose table is ``points``, ``prior`` is a ``Weight``.
     """
     nodes, log_weights = rule
     node_count = len(nodes)
-    points = np.empty((node_count * node_count, 5))
-    log_unit, k = -math.inf, 0
+    for j in range(node_count):
+        points[_WEIGHT, j] = _bounded_exp(-frame.vv * nodes[j] / 2)
+    for i in range(node_count):
+        t = frame.t + frame.tt * nodes[i]
+        row_v = frame.v + frame.vt * nodes[i]
+        decay_p, decay_r = _bounded_exp(-t - row_v / 2), _bounded_exp(-t + row_v / 2)
+        for j in range(node_count):
+            k = i * node_count + j
+            v = row_v + frame.vv * nodes[j]
+            points[_A, k] = (t - sample.t) / prior.unit_t
+            points[_B, k] = (v - sample.v) / prior.unit_v
+            points[_DECAY_P, k] = decay_p * points[_WEIGHT, j]
+            points[_DECAY_R, k] = decay_r / points[_WEIGHT, j]
+    count = node_count * node_count
+    _weigh_points(prior, sample, count, points)
     for i in range(node_count):
         for j in range(node_count):
-            t = frame.t + frame.tt * nodes[i]
-            v = frame.v + frame.vt * nodes[i] + frame.vv * nodes[j]
-            a, b = (t - sample.t) / prior.unit_t, (v - sample.v) / prior.unit_v
-            log_weight, shift_a2, shift_b2 = _log_weight(
-                prior, sample, a, b, _logistic(t + v / 2), _logistic(t - v / 2)
-            )
-            log_weight = log_weight + (log_weights[i] + log_weights[j])
-            _write(points[k], (log_weight, a, b, shift_a2, shift_b2))
-            log_unit, k = max(log_unit, points[k, 0]), k + 1
+            points[_LOG_WEIGHT, i * node_count + j] += log_weights[i] + log_weights[j]
+    log_unit = _highest(count, points)
+    for k in range(count):
+        log_weight = max(points[_LOG_WEIGHT, k] - log_unit, -2 * _LARGEST_LOG)
+        points[_WEIGHT, k] = exp(log_weight)
     sums[:] = 0.0
-    for k in range(node_count * node_count):
-        _add_point(sums, math.exp(points[k, 0] - log_unit), points[k, 1:])
+    _add_points(count, points, sums)
     a, b = sums[1] / sums[0], sums[2] / sums[0]
     tt, tv, vv = 0.0, 0.0, 0.0
-    for k in range(node_count * node_count):
-        probability = math.exp(points[k, 0] - log_unit) / sums[0]
-        deviation_a = points[k, 1] - a
-        deviation_b = points[k, 2] - b
+    for k in range(count):
+        probability = points[_WEIGHT, k] / sums[0]
+        deviation_a = points[_A, k] - a
+        deviation_b = points[_B, k] - b
         tt = tt + probability * deviation_a * deviation_a
         tv = tv + probability * deviation_a * deviation_b
         vv = vv + probability * deviation_b * deviation_b
@@ -267,11 +325,14 @@ def _integrate_gaussian(prior, sample, frame, rule, sums):
 
 
 @_compiled_function
-def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sums):
+def _nearly_gaussian(
+    prior, sample, peak, accuracy, rules, points, coarse_sums, fine_sums
+):
     """Whether the weight of ``sample`` is nearly Gaussian around ``peak``, a Gaussian frame (center t, v and root tt, vt, vv of
     the covariance) at its likeliest point, and the logarithm of the unit of ``fine_sums``, its integrals by the last of three
     Gauss-Hermite ``rules`` (``coarse_sums``: by the one before). It is if another search for the likeliest point agrees, two
-    orders of the rule agree, and the prior allows the label. ``prior`` is a ``Weight``, ``accuracy`` has the settings.
+    orders of the rule agree, and the prior allows the label. ``prior`` is a ``Weight``, ``accuracy`` has the settings, ``points``
+    is a table for points.
     """
     least_cost, frame = _minimize_cost(prior, sample, sample.t, sample.v)
     is_unsuitable = abs(frame.t - peak.t) >= 0.1 * frame.tt or abs(
@@ -284,9 +345,9 @@ def _nearly_gaussian(prior, sample, peak, accuracy, rules, coarse_sums, fine_sum
         ) <= accuracy.half_width * (prior.unit_t + prior.unit_v / 2)
     if is_unsuitable or not least_cost < 40:
         return False, 0.0
-    _, frame = _integrate_gaussian(prior, sample, frame, rules[0], coarse_sums)
-    _, frame = _integrate_gaussian(prior, sample, frame, rules[1], coarse_sums)
-    log_unit, _ = _integrate_gaussian(prior, sample, frame, rules[2], fine_sums)
+    _, frame = _integrate_gaussian(prior, sample, frame, rules[0], points, coarse_sums)
+    _, frame = _integrate_gaussian(prior, sample, frame, rules[1], points, coarse_sums)
+    log_unit, _ = _integrate_gaussian(prior, sample, frame, rules[2], points, fine_sums)
     largest_difference = 0.0
     for sum_index in range(1, 15):
         largest_difference = max(
@@ -305,16 +366,18 @@ def write_crude_means(samples, prior, start_t, start_v, rules, means):
     difference of the logits of p and r, the diagonal entries of the first layer's attention matrix; ``prior`` is a ``Weight``,
     and the six numbers of a sample are the fields of ``Sample``: prior means of t, v, a_2 and b_2, then what the label says.
     """
-    sums = np.empty(15)
+    sums, points = np.empty(15), np.empty((8, len(rules[2][0]) ** 2))
     for index in range(len(samples)):
         prior_t, prior_v, a2, b2, slope, margin = samples[index]
         sample = Sample(prior_t, prior_v, a2, b2, slope, margin, prior_t)
         _, frame = _minimize_cost(prior, sample, start_t[index], start_v[index])
-        _, refined_frame = _integrate_gaussian(prior, sample, frame, rules[1], sums)
-        _integrate_gaussian(prior, sample, refined_frame, rules[2], sums)
+        _, refined_frame = _integrate_gaussian(
+            prior, sample, frame, rules[1], points, sums
+        )
+        _integrate_gaussian(prior, sample, refined_frame, rules[2], points, sums)
         # a rule whose frame has slipped off the weight is worse than the likeliest point itself
         if np.max(np.abs(sums[1:5])) > 4 * sums[0]:
-            _integrate_gaussian(prior, sample, frame, rules[0], sums)
+            _integrate_gaussian(prior, sample, frame, rules[0], points, sums)
         for variable in range(4):
             means[index, variable] = _clipped(sums[1 + variable] / sums[0], -4.0, 4.0)
 
@@ -326,29 +389,23 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
     first layer's attention matrix and c the skip strength.
     """
     excess_a2 = max(abs(slope_size * q - target_a2) - slack, 0.0)
-    return 1.5 * math.log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
+    return 1.5 * bounded_log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
 
 
 @_compiled_function
-def _q_variation(s_low, s_high, best_q, threshold, slope_size, target_a2, slack, prior):
-    """Largest minus smallest value of ``_q_log_weight`` at ``q = 1 / s^2`` for s from s_low to s_high, values below ``threshold``
-    counted as ``threshold``. s is p + r + c - 1, with p and r the diagonal entries of the first layer's attention matrix and c
-    the skip strength. As a function of q, ``_q_log_weight`` rises up to ``best_q`` and falls beyond; ``slope_size`` and the
-    arguments after it are passed to it.
+def _q_range(s_low, s_high, level_low, level_high, best_q, best_level):
+    """Smallest and largest value of ``_q_log_weight`` at ``q = 1 / s^2`` for s from s_low to s_high, where it is ``level_low``
+    and ``level_high``. s is p + r + c - 1, with p and r the diagonal entries of the first layer's attention matrix and c the skip
+    strength. As a function of q, ``_q_log_weight`` rises up to ``best_q``, where it is ``best_level``, and falls beyond.
 
-    The difference is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
+    The range is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
-    least_s = 0.0 if s_low <= 0 <= s_high else min(abs(s_low), abs(s_high))
-    q_low = 1 / max(abs(s_low), abs(s_high), _TINY) ** 2
-    q_high = 1 / max(least_s, _TINY) ** 2
-    highest_bound = _q_log_weight(
-        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, prior
-    )
-    lowest_bound = min(
-        _q_log_weight(q_low, slope_size, target_a2, slack, prior),
-        _q_log_weight(q_high, slope_size, target_a2, slack, prior),
-    )
-    return max(highest_bound - max(lowest_bound, threshold), 0.0)
+    crosses_0 = s_low <= 0 <= s_high
+    largest_square = max(s_low * s_low, s_high * s_high)
+    least_square = 0.0 if crosses_0 else min(s_low * s_low, s_high * s_high)
+    has_best = best_q * largest_square > 1 and best_q * least_square < 1
+    highest = best_level if has_best else max(level_low, level_high)
+    return -math.inf if crosses_0 else min(level_low, level_high), highest
 
 
 @_compiled_function
@@ -363,14 +420,15 @@ def _product_range(low, high, factor_low, factor_high):
 
 
 @_compiled_function
-def _upper_bound(prior, sample, cell, threshold):
+def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y being t, the mean logit of p and r (the diagonal
     entries of the first layer's attention matrix), less its value on the ridge (the curve along which the weight is long); and by
     how much the bound, where it exceeds ``threshold``, varies with a_2 along either axis. Names in low, high, lower, upper are
     bounds over the cell: p and r are monotone in both coordinates; s = p + r + c - 1, with the skip strength c, rises with y and,
     along b, has its extremes at the ends or where v, the difference of the logits, is nearest to 0. The label fixes a_2 as a
     multiple of q = 1 / s^2, in which the weight has a single maximum; the range of s that is left, with that of p, bounds b_2.
-    ``prior`` is a ``Weight``.
+    ``prior`` is a ``Weight``; ``s_values`` and ``levels`` (2, 3) are work arrays for s and its log-weight at either end of y, for
+    three v.
     """
     c = prior.skip
     y_low = cell[0] - cell[2]
@@ -379,27 +437,32 @@ def _upper_bound(prior, sample, cell, threshold):
     b_high = cell[1] + cell[3]
     v_low, v_high = sample.v + prior.unit_v * b_low, sample.v + prior.unit_v * b_high
     v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
-    t_low, s_low, s_lowest_upper = math.inf, math.inf, math.inf
-    t_high, s_high, s_highest_lower = -math.inf, -math.inf, -math.inf
+    t_low, s_low, t_high, s_high = math.inf, math.inf, -math.inf, -math.inf
     p_low, p_high, r_low, r_high = 0.0, 0.0, 0.0, 0.0
-    s_lower, s_upper = np.empty(3), np.empty(3)
+    decay_lower = _bounded_exp(-prior.unit_t * y_low)
+    decay_upper = _bounded_exp(-prior.unit_t * y_high)
     for v_case, v in enumerate((v_low, v_high, v_nearest_0)):
         t_of_curve = _curve_t(sample.ridge, v)
-        t_lower = prior.unit_t * y_low + t_of_curve
-        t_upper = prior.unit_t * y_high + t_of_curve
-        t_low, t_high = min(t_low, t_lower), max(t_high, t_upper)
-        p_lower, r_lower = _logistic(t_lower + v / 2), _logistic(t_lower - v / 2)
-        p_upper, r_upper = _logistic(t_upper + v / 2), _logistic(t_upper - v / 2)
+        t_low = min(t_low, prior.unit_t * y_low + t_of_curve)
+        t_high = max(t_high, prior.unit_t * y_high + t_of_curve)
+        odds_p = _bounded_exp(-t_of_curve - v / 2)
+        odds_r = _bounded_exp(-t_of_curve + v / 2)
+        p_lower, r_lower = (
+            1 / (1 + decay_lower * odds_p),
+            1 / (1 + decay_lower * odds_r),
+        )
+        p_upper, r_upper = (
+            1 / (1 + decay_upper * odds_p),
+            1 / (1 + decay_upper * odds_r),
+        )
         if v_case == 0:
             p_low, r_high = p_lower, r_upper
         elif v_case == 1:
             r_low, p_high = r_lower, p_upper
-        s_lower[v_case] = p_lower + r_lower + (c - 1)
-        s_upper[v_case] = p_upper + r_upper + (c - 1)
-        s_low = min(s_low, s_lower[v_case])
-        s_highest_lower = max(s_highest_lower, s_lower[v_case])
-        s_high = max(s_high, s_upper[v_case])
-        s_lowest_upper = min(s_lowest_upper, s_upper[v_case])
+        s_values[0, v_case] = p_lower + r_lower + (c - 1)
+        s_values[1, v_case] = p_upper + r_upper + (c - 1)
+        s_low = min(s_low, s_values[0, v_case])
+        s_high = max(s_high, s_values[1, v_case])
     distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / prior.unit_t
     distance_b = max(b_low, -b_high, 0.0)
     prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
@@ -416,19 +479,41 @@ def _upper_bound(prior, sample, cell, threshold):
     best_q = (
         target_a2 + slack + math.sqrt((target_a2 + slack) ** 2 + 6 * prior.variance_2)
     ) / (2 * slope_size)
-    q_bound = _q_log_weight(
-        _clipped(best_q, q_low, q_high), slope_size, target_a2, slack, prior
-    )
-    q_terms = best_q, threshold - prior_bound, slope_size, target_a2, slack, prior
-    variation_y = 0.0
+    best_level = _q_log_weight(best_q, slope_size, target_a2, slack, prior)
+    for side in range(2):
+        for v_case in range(3):
+            levels[side, v_case] = _q_log_weight(
+                1 / max(abs(s_values[side, v_case]), _TINY) ** 2,
+                slope_size,
+                target_a2,
+                slack,
+                prior,
+            )
+    least_level = threshold - prior_bound
+    variation_y, variation_b, ends_level = 0.0, 0.0, -math.inf
     for v_case in range(3):
-        variation_y = max(
-            variation_y, _q_variation(s_lower[v_case], s_upper[v_case], *q_terms)
+        lowest, highest = _q_range(
+            s_values[0, v_case],
+            s_values[1, v_case],
+            levels[0, v_case],
+            levels[1, v_case],
+            best_q,
+            best_level,
         )
-    variation_b = max(
-        _q_variation(s_low, s_highest_lower, *q_terms),
-        _q_variation(s_lowest_upper, s_high, *q_terms),
-    )
+        variation_y = max(variation_y, highest - max(lowest, least_level))
+    for side in range(2):
+        i, j = np.argmin(s_values[side]), np.argmax(s_values[side])
+        lowest, highest = _q_range(
+            s_values[side, i],
+            s_values[side, j],
+            levels[side, i],
+            levels[side, j],
+            best_q,
+            best_level,
+        )
+        variation_b = max(variation_b, highest - max(lowest, least_level))
+        ends_level = max(ends_level, levels[side, i if side == 0 else j])
+    _, q_bound = _q_range(s_low, s_high, ends_level, ends_level, best_q, best_level)
     # how far a_2 may be off without putting the weight below the least by itself
     allowed_a2 = slack + math.sqrt(
         2
@@ -466,27 +551,30 @@ def _upper_bound(prior, sample, cell, threshold):
 
 
 @_compiled_function
-def _evaluate_cell(prior, sample, cell, nodes, values):
-    """Write to ``values`` (k, k, 5) the log-weight and a_1, b_1, a_2, b_2 at k times k points (y, b) of a ``cell`` (center,
+def _evaluate_cell(prior, sample, cell, nodes, points):
+    """Write to the table ``points`` the log-weight and a_1, b_1, a_2, b_2 at k times k points (b, y) of a ``cell`` (center,
     half-widths), y being t, the mean logit of p and r (the diagonal entries of the first layer's attention matrix), less its
     value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; ``nodes`` are the k
     points in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
     """
     node_count = len(nodes)
+    for i in range(node_count):
+        y = cell[0] + cell[2] * nodes[i]
+        points[_WEIGHT, i] = _bounded_exp(-prior.unit_t * y)
     for j in range(node_count):
         b = cell[1] + cell[3] * nodes[j]
         v = sample.v + prior.unit_v * b
         t_of_curve = _curve_t(sample.ridge, v)
-        odds_p = math.exp(_clipped(-t_of_curve - v / 2, -_LARGEST_LOG, _LARGEST_LOG))
-        odds_r = math.exp(_clipped(-t_of_curve + v / 2, -_LARGEST_LOG, _LARGEST_LOG))
+        odds_p = _bounded_exp(-t_of_curve - v / 2)
+        odds_r = _bounded_exp(-t_of_curve + v / 2)
+        a_of_curve = (t_of_curve - sample.t) / prior.unit_t
         for i in range(node_count):
-            y = cell[0] + cell[2] * nodes[i]
-            decay = math.exp(_clipped(-prior.unit_t * y, -_LARGEST_LOG, _LARGEST_LOG))
-            a = y + (t_of_curve - sample.t) / prior.unit_t
-            log_weight, shift_a2, shift_b2 = _log_weight(
-                prior, sample, a, b, 1 / (1 + decay * odds_p), 1 / (1 + decay * odds_r)
-            )
-            _write(values[i, j], (log_weight, a, b, shift_a2, shift_b2))
+            k = j * node_count + i
+            points[_A, k] = cell[0] + cell[2] * nodes[i] + a_of_curve
+            points[_B, k] = b
+            points[_DECAY_P, k] = points[_WEIGHT, i] * odds_p
+            points[_DECAY_R, k] = points[_WEIGHT, i] * odds_r
+    _weigh_points(prior, sample, node_count * node_count, points)
 
 
 @_compiled_function
@@ -527,7 +615,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
     is halved.
     """
     nodes, node_weights = rule
-    cells, halved_cells, cell_bounds, probe_values, cell_values, probe_nodes = buffers
+    cells, halved_cells, cell_bounds, points, probe_nodes, s_values, levels = buffers
     cell_count = _root_cells(prior, sample, accuracy, cells)
     log_unit, is_unfinished = -math.inf, False
     sums[:] = 0.0
@@ -542,7 +630,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                 - accuracy.negligible
             )
             upper_bound, variation_y, variation_b = _upper_bound(
-                prior, sample, cells[k], threshold
+                prior, sample, cells[k], threshold, s_values, levels
             )
             if upper_bound > threshold:
                 _write(cells[active_count], cells[k])
@@ -555,17 +643,19 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
             break
         probed_maximum = log_unit
         for k in range(active_count):
-            _evaluate_cell(prior, sample, cells[k], probe_nodes, probe_values)
+            _evaluate_cell(prior, sample, cells[k], probe_nodes, points)
             for i in range(4):
                 min_along_y = math.inf
                 max_along_y = -math.inf
                 min_along_b = math.inf
                 max_along_b = -math.inf
                 for j in range(4):
-                    min_along_y = min(min_along_y, probe_values[j, i, 0])
-                    max_along_y = max(max_along_y, probe_values[j, i, 0])
-                    min_along_b = min(min_along_b, probe_values[i, j, 0])
-                    max_along_b = max(max_along_b, probe_values[i, j, 0])
+                    log_weight = points[_LOG_WEIGHT, 4 * i + j]
+                    min_along_y = min(min_along_y, log_weight)
+                    max_along_y = max(max_along_y, log_weight)
+                    log_weight = points[_LOG_WEIGHT, 4 * j + i]
+                    min_along_b = min(min_along_b, log_weight)
+                    max_along_b = max(max_along_b, log_weight)
                 cell_bounds[k, 1] = max(cell_bounds[k, 1], max_along_y - min_along_y)
                 cell_bounds[k, 2] = max(cell_bounds[k, 2], max_along_b - min_along_b)
                 cell_bounds[k, 4] = max(cell_bounds[k, 4], max_along_y)
@@ -606,20 +696,11 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                     halved_cells[cell_count, 2 + axis] /= 2
                     cell_count += 1
                 continue
-            _evaluate_cell(prior, sample, cell, nodes, cell_values)
-            cell_maximum = log_unit
-            for i in range(len(nodes)):
-                for j in range(len(nodes)):
-                    cell_maximum = max(cell_maximum, cell_values[i, j, 0])
-            log_unit = _raise_unit(log_unit, cell_maximum, sums)
-            for i in range(len(nodes)):
-                for j in range(len(nodes)):
-                    point_weight = (
-                        math.exp(cell_values[i, j, 0] - log_unit)
-                        * (cell[2] * cell[3])
-                        * (node_weights[i] * node_weights[j])
-                    )
-                    _add_point(sums, point_weight, cell_values[i, j, 1:])
+            _evaluate_cell(prior, sample, cell, nodes, points)
+            point_count = len(nodes) ** 2
+            log_unit = _raise_unit(log_unit, _highest(point_count, points), sums)
+            _exponentiate(log_unit, cell[2] * cell[3], node_weights, points)
+            _add_points(point_count, points, sums)
         if cell_count == 0:
             break
         cells, halved_cells = halved_cells, cells
@@ -645,13 +726,15 @@ def integrate_samples(
     which are the last four arguments; i and j count the four variables.
     """
     sums, spare_sums = np.empty(15), np.empty(15)
-    max_rows, nodes = 2 * accuracy.most_cells, accuracy.cell_nodes
+    max_rows = 2 * accuracy.most_cells
+    points = np.empty((8, max(accuracy.cell_nodes, len(rules[2][0]), 4) ** 2))
     cells = np.empty((max_rows, 4)), np.empty((max_rows, 4)), np.empty((max_rows, 5))
     buffers = (
         *cells,
-        np.empty((4, 4, 5)),
-        np.empty((nodes, nodes, 5)),
+        points,
         np.array([-1.0, -0.4, 0.4, 1.0]),
+        np.empty((2, 3)),
+        np.empty((2, 3)),
     )
     log_normalization = math.log(
         (2 * math.pi) ** 2 * prior.variance_2 * ROOT8 * (1 + prior.skip)
@@ -667,7 +750,7 @@ def integrate_samples(
             _, peak = _minimize_cost(prior, sample, start_point[0], start_point[1])
             if try_gauss_hermite:
                 is_accepted, log_unit = _nearly_gaussian(
-                    prior, sample, peak, accuracy, rules, spare_sums, sums
+                    prior, sample, peak, accuracy, rules, points, spare_sums, sums
                 )
             if follows_ridge:
                 sample = Sample(
