@@ -12,6 +12,7 @@ from smimbench.backend.arrays import (
     on_device,
     read_together,
     send,
+    shared_constants,
     special,
     to_host,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "read_together",
     "sample_chunks",
     "send",
+    "shared_constants",
     "special",
     "take_samples",
     "to_host",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +47,21 @@ def matching(array: Array, dtype: object = None) -> dict[str, Any]:
         "dtype": array.dtype if dtype is None else dtype,
         "device": array_api_compat.device(array),
     }
+
+
+def shared_constants(values: tuple[float, ...], like: Array, dtype: object) -> Array:
+    """Array of this ``dtype`` of the constants ``values`` with the namespace and device of ``like``, made once and shared by all
+    calls: not to be written to.
+    """
+    return _constants(values, namespace(like), dtype, array_api_compat.device(like))
+
+
+@functools.lru_cache(maxsize=256)
+def _constants(
+    values: tuple[float, ...], xp: ModuleType, dtype: object, device: object
+) -> Array:
+    """Array of the constants ``values`` in the library ``xp``, of this ``dtype`` on this ``device``."""
+    return xp.asarray(values, dtype=dtype, device=device)
 
 
 def dtype_name(array: Array) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import clip, namespace, special
+from smimbench.backend.arrays import clip, namespace, shared_constants, special
 from smimbench.interfaces import Array
 from smimbench.numerics.indexing import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
@@ -121,6 +122,22 @@ def log_cdf(
     )
 
 
+@cache
+def _angle_rule(r: float) -> tuple[tuple[float, ...], ...]:
+    """Sines and inverse squared cosines of angles between 0 and ``arcsin r``, and of ``arcsin r`` itself, where the integrand is
+    the density; and the weights of all but the last.
+    """
+    # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
+    nodes, node_weights = gauss_legendre(10 if abs(r) <= 0.5 else 32, 0.0, 1.0)
+    angle = math.asin(r) * np.append(nodes, 1.0)
+    arrays = (
+        np.sin(angle),
+        1 / np.cos(angle) ** 2,
+        node_weights * math.asin(r) / math.tau,
+    )
+    return tuple(tuple(array.tolist()) for array in arrays)
+
+
 def _log_cdf_central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Array, hessian: bool
 ) -> tuple[Array, list[Array]]:
@@ -129,20 +146,11 @@ def _log_cdf_central(
     r^2)``; the probability is that of independent normals plus an integral over an angle from 0 to ``arcsin r``. ``xp`` is the
     array namespace.
     """
-    device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
-    # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
-    nodes, node_weights = gauss_legendre(10 if abs(r) <= 0.5 else 32, 0.0, 1.0)
-    angle = math.asin(r) * np.append(
-        nodes, 1.0
-    )  # the last node gives the density itself
-    sine = xp.asarray(np.sin(angle), dtype=xp.float64, device=device)[:, None]
-    inverse_cos2 = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[
-        :, None
-    ]
-    angle_weights = xp.asarray(
-        node_weights * math.asin(r) / (2 * math.pi), dtype=xp.float64, device=device
+    sine, inverse_cos2, angle_weights = (
+        shared_constants(values, h, xp.float64) for values in _angle_rule(r)
     )
+    sine, inverse_cos2 = sine[:, None], inverse_cos2[:, None]
     signed_product = (
         h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
     )

@@ -9,13 +9,12 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, shared_constants, to_host
 from smimbench.interfaces import Array, Capabilities, Channel, Host, Uncertain
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import (
@@ -176,21 +175,6 @@ def array_like(values: object, like: Array) -> Array:
     """Array of the numbers ``values`` with the namespace, device and dtype of ``like``."""
     xp = namespace(like)
     return xp.asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
-
-
-def shared_constants(values: tuple[float, ...], like: Array, dtype: object) -> Array:
-    """Array of this ``dtype`` of the constants ``values`` with the namespace and device of ``like``, made once and shared by all
-    calls: not to be written to.
-    """
-    return _constants(values, namespace(like), dtype, array_api_compat.device(like))
-
-
-@functools.lru_cache(maxsize=256)
-def _constants(
-    values: tuple[float, ...], xp: ModuleType, dtype: object, device: object
-) -> Array:
-    """Array of the constants ``values`` in the library ``xp``, of this ``dtype`` on this ``device``."""
-    return xp.asarray(values, dtype=dtype, device=device)
 
 
 def identity_like(size: int, like: Array) -> Array:

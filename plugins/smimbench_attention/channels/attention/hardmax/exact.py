@@ -17,10 +17,10 @@ from typing import NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, shared_constants, to_host
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import entry_sites, gauss_legendre, site_pairs, site_scales
-from smimbench_attention.channels.common import array_like, shared_constants
+from smimbench_attention.channels.common import array_like
 
 
 class Pattern(NamedTuple):
