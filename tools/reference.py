@@ -2,11 +2,13 @@
 
 Into ``results/reference``: of each suite one file with its table and what it was made with (``smimbench show`` and ``smimbench
 compare`` read it), its figures, and a page that the gallery of the site is made of. Cells and theory are kept under
-``results/reference/work``, which is not under version control: what is there is not run again.
+``results/reference/work``, which is not under version control: what is there is not run again. What runs took goes to
+``suites/costs.json``, for dry runs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parent.parent / "results" / "reference"
 WORK = FOLDER / "work"
+COSTS = FOLDER.parent.parent / "suites" / "costs.json"
 
 SIZES: dict[str, list[str]] = {
     "quickstart": ["grid.seeds=6"],
@@ -270,6 +273,34 @@ def make(name: str) -> None:
     print(f"{name}: {seconds:.0f} s of one core", flush=True)  # noqa: T201
 
 
+def write_costs() -> None:
+    """Write what a run of each problem and algorithm took, the longest one, for estimates of dry runs."""
+    from smimbench.report.packed import read_packed
+    from smimbench.run.cost import cost_key
+
+    longest: dict[str, list[float]] = {}
+    for file in sorted(FOLDER.glob("*.json")):
+        for row in read_packed(file)[0].rows:
+            place, identity = row.place, row.identity
+            cost = [
+                place.alpha,
+                place.dimension,
+                row.cost.iterations,
+                row.cost.cpu_seconds,
+            ]
+            if all(cost):
+                key = cost_key(identity.problem, identity.algorithm, place.backend)
+                longest[key] = max(
+                    longest.get(key, cost), cost, key=lambda cost: cost[3]
+                )
+    lines = [
+        f"  {json.dumps(key)}: {json.dumps([float(f'{number:.3g}') for number in longest[key]])}"
+        for key in sorted(longest)
+    ]
+    COSTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     for size in sys.argv[1:] or SIZES:
         make(size)
+    write_costs()

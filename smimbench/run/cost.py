@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +19,14 @@ from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.algorithm import plan_of, refusal
 from smimbench.interfaces.problem import placeholder_data
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import Problem, without
+from smimbench.registry.items import Parameters
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
 from smimbench.run.processes import run_in_processes
 from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
+from smimbench.suite.document import shipped_suites
 
 TRIAL = 0.02
 """Seconds of an iteration, by its matrix products, that a trial is cut down to. Doubled, a dry run takes twice as long."""
@@ -77,7 +82,7 @@ def estimate_cost(
     runs (``past_records``) or short trials; ``slowdown`` is the ratio of their times to the ideal ones.
 
     A cell takes as many times what its matrix products take as earlier runs of its problem and algorithm on this machine, or
-    else as some iterations on an instance that is cut down to ``TRIAL``.
+    else as those that shipped suites were made with, or else as some iterations on an instance that is cut down to ``TRIAL``.
 
     Parameters
     ----------
@@ -108,7 +113,7 @@ def estimate_cost(
         refusal_reason, error = attempt(refusal, algorithm, problem)
         if refusal_reason or error is not None:  # refused cells end at once
             continue
-        group_runs = past_runs.get(group_key, [])
+        group_runs = past_runs.get(group_key) or _shipped_runs(group_cells[0])
         trial_runs = (
             []
             if group_runs
@@ -144,6 +149,29 @@ def estimate_cost(
         cells_from_past,
         cells_from_trials,
     )
+
+
+def cost_key(problem: Parameters, algorithm: Parameters, backend: str) -> str:
+    """Key of cells (runs) with these specifications, whatever their versions, in the file of shipped costs."""
+    specs = [without("version", problem), without("version", algorithm), backend]
+    return hashlib.sha256(canonical_json(specs).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _shipped_costs() -> dict[str, list[float]]:
+    """Sample ratio, dimension, iterations and seconds of a run of each group of the shipped suites, on another machine."""
+    path = next(iter(shipped_suites().values())).parent / "costs.json"
+    costs: dict[str, list[float]] = json.loads(path.read_text(encoding="utf-8"))
+    return costs
+
+
+def _shipped_runs(cell: Cell) -> list[_PastRun]:
+    """Runs of the problem and algorithm of a cell that the shipped suites were made with."""
+    cost = _shipped_costs().get(cost_key(cell.problem, cell.algorithm, cell.backend))
+    if cost is None:
+        return []
+    alpha, dimension, iterations, seconds = cost
+    return [_PastRun(alpha, int(dimension), math.ceil(iterations), seconds)]
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from smimbench import load_suite
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
 from smimbench.run import cost
@@ -84,14 +85,25 @@ def test_trials_share_their_time_and_pay_once_for_a_first_iteration(
         return SimpleNamespace(timing=SimpleNamespace(**timings[trials[-1]]))
 
     monkeypatch.setattr(cost, "run_cell", run)
+    monkeypatch.setattr(cost, "_shipped_costs", dict)
     assert cost.estimate_cost(cells, 1).cells_from_trials == len(cells)
     assert trials == ["gamp", "adam", "adam", "ridge"]
+
+
+@pytest.mark.parametrize("name", ["smi-three-layers", "untied", "aim-two-layers"])
+def test_shipped_suites_are_estimated_without_trials(monkeypatch, name):
+    monkeypatch.setattr(cost, "run_cell", lambda cell: pytest.fail("a trial ran"))
+    cells = load_suite(name).cells("numpy")
+    estimate = cost.estimate_cost(cells, 1)
+    assert estimate.cells_from_past == len(cells)
+    assert 1 < estimate.seconds < 3600
 
 
 def test_cost_is_what_the_model_says(tmp_path, registry, monkeypatch):
     """Products of a symmetric matrix take three quarters of what others take."""
     monkeypatch.setattr(cost, "HOST", cost._Speed(1e8))
     monkeypatch.setattr(cost, "_timed_trial", lambda *run: [])
+    monkeypatch.setattr(cost, "_shipped_costs", dict)
     cells = cells_of(
         tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 300}
     )
@@ -388,6 +400,7 @@ def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkey
         tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}
     )
     monkeypatch.setattr(cost, "_timed_trial", lambda *run: [])
+    monkeypatch.setattr(cost, "_shipped_costs", dict)
     host = cost.estimate_cost(cells, 1).seconds
     monkeypatch.setattr(cost, "get_backend", lambda name: place)
     monkeypatch.setattr(machine, "peak_rates", lambda backend: rates)
