@@ -21,7 +21,7 @@ from smimbench.theory.curve import (
     perfect_prediction,
     thresholds_with_reasons,
 )
-from smimbench.theory.scouting import Scout, scout
+from smimbench.theory.scouting import comes_back, rises
 from smimbench.theory.tracing import Stage, arc_lengths, components_decouple
 from smimbench.theory.types import HardPhase, Prediction, Threshold, Thresholds
 
@@ -381,7 +381,7 @@ class FixedPointCurve(Continuation, Curve):
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """Predict all competing fixed points at every sample ratio, the Bayes-optimal one first. The curve is traced up to the
-        largest ratio below perfect recovery, if a rough look says that its rest does not come back there.
+        largest ratio below perfect recovery, if a rough look at its rest says that it does not come back there.
         """
         perfect_alpha = np.inf if self.perfect is None else self.perfect.value
         alphas_below = [alpha for alpha in alphas if alpha < perfect_alpha]
@@ -389,12 +389,10 @@ class FixedPointCurve(Continuation, Curve):
             self.trace(until=max(alphas_below, default=1e-300))
         if self.is_finished or self._has_fold():
             return super().competing(alphas)
-        is_rest_higher = self._rest.lowest_log_alpha > np.log(
-            max(alphas_below, default=1e-300)
+        is_alone = len(alphas_below) == len(alphas) and not comes_back(
+            self, max(alphas)
         )
-        if not (
-            self._rest.rises or (is_rest_higher and len(alphas_below) == len(alphas))
-        ):
+        if not (is_alone or self._rest_rises):
             return super().competing(alphas)
         return [
             [replace(prediction, branch="unique")]
@@ -409,20 +407,20 @@ class FixedPointCurve(Continuation, Curve):
                 and len(self.bifurcations) < self.problem.components
             ):
                 self.trace_next_node(self.stages[-1])
-            if not self.is_finished and not self._has_fold() and self._rest.rises:
+            if not self.is_finished and not self._has_fold() and self._rest_rises:
                 return None
         return super().hard_phase()
 
     @cached_property
-    def _rest(self) -> Scout:
-        """Rough look at the curve beyond what was traced at the first call."""
-        return scout(self)
+    def _rest_rises(self) -> bool:
+        """Whether alpha rises beyond what was traced at the first call, by a rough look."""
+        return rises(self)
 
     def _is_beyond_rising_curve(self, alpha: float) -> bool:
         """Whether the curve ends below a sample ratio, by the rough look at its rest if there was one."""
         return (
-            "_rest" in self.__dict__
-            and self._rest.rises
+            "_rest_rises" in self.__dict__
+            and self._rest_rises
             and self.perfect is not None
             and alpha >= self.perfect.value
         )

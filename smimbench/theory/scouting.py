@@ -1,8 +1,11 @@
 """Rough look at the rest of a curve of fixed points: whether its sample ratio alpha falls again, and how low.
 
 Which fixed point is Bayes-optimal at a sample ratio depends on the whole curve, which may come back to that ratio. Where the
-information is sampled, the part beyond is followed with few labels and in long steps, at a tenth of the cost. If alpha clearly
-rises there, one fixed point is left; if not, the curve has to be traced accurately.
+information is sampled, few labels may tell, at a tenth of the cost, that it does not; if not, it has to be traced accurately.
+
+* For one sample ratio: state evolution ``Qhat <- kappa alpha I(Q)`` is monotone, so from far above all fixed points it falls to
+  the highest of them.
+* For all: the part beyond is followed in long steps. If alpha clearly rises there, one fixed point is left at any ratio.
 """
 
 from __future__ import annotations
@@ -10,12 +13,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from smimbench.interfaces import Host
 from smimbench.theory.continuation import Continuation
+from smimbench.theory.information import diagonals, information_at
 from smimbench.theory.tracing import (
     SAMPLED,
     ComponentRatios,
@@ -32,15 +35,12 @@ are several times larger, with labels in common. Doubled, shallower folds are ov
 MOST_EVALUATIONS = 60
 """Rough values after which the look is given up, because noise leads it astray. Usual are 20 to 40."""
 
-
-class Scout(NamedTuple):
-    """What a rough look at the rest of a curve says: whether alpha rises to perfect recovery, and the lowest log alpha on it."""
-
-    rises: bool
-    lowest_log_alpha: float
-
-
-UNKNOWN = Scout(False, -np.inf)
+HIGHEST_QHAT = 1e4
+"""Qhat from which state evolution falls: errors are 1e-4, and the sample ratio of a fixed point is that of perfect recovery."""
+LOWEST_QHAT = 0.02
+"""Qhat below which a component that is stable without overlap counts as not learned. Halved, one step more."""
+MOST_STEPS = 40
+"""Steps of state evolution after which a question is left open; it takes more within a tenth of perfect recovery."""
 
 
 class RoughRatios(ComponentRatios):
@@ -70,11 +70,37 @@ class RoughRatios(ComponentRatios):
         return super().log_ratios(x, learned_components, rough=True)
 
 
-def scout(curve: Continuation) -> Scout:
-    """Follow the rest of a ``curve`` roughly, from its latest node to perfect recovery; the curve is left as it is."""
+def comes_back(curve: Continuation, alpha: float) -> bool:
+    """Whether the rest of a ``curve`` that was traced beyond the sample ratio ``alpha``, below perfect recovery, may come back
+    there: False if state evolution, with information that is too high by three errors, falls from above to the traced part.
+    """
+    if not curve.ratios.has_rough_information:
+        return True
+    stage, problem = curve.stages[-1], curve.problem
+    node, kappa = stage.nodes[-1], float(problem.model.kappa)
+    if not (node.log_ratios > np.log(alpha)).all():
+        return True
+    traced_qhat = curve.ratios.qhat(node.x, stage.learned_components)
+    qhat = np.full(problem.components, HIGHEST_QHAT)
+    for _ in range(MOST_STEPS):
+        Q, V = curve.ratios.overlap(qhat)
+        information, error = diagonals(information_at(problem, Q, V, rough=True))
+        next_qhat = np.minimum(qhat, kappa * alpha * (information + 3 * error))
+        if (next_qhat <= np.maximum(traced_qhat, LOWEST_QHAT)).all():
+            return False
+        if not (next_qhat < 0.99 * qhat).any():
+            return True
+        qhat = next_qhat
+    return True
+
+
+def rises(curve: Continuation) -> bool:
+    """Whether alpha clearly rises along the rest of a ``curve``, from its latest node to perfect recovery, at ``first_node`` with
+    rough values; the curve is left as it is.
+    """
     perfect = curve.perfect
     if not (curve.ratios.has_rough_information and perfect and perfect.value > 0):
-        return UNKNOWN
+        return False
     rest, stage = copy.copy(curve), curve.stages[-1]
     rest.ratios = ratios = RoughRatios(curve.ratios)
     rest.corrector = Corrector(ratios)
@@ -96,7 +122,7 @@ def scout(curve: Continuation) -> Scout:
         rest.trace_next_node(rest.stages[-1])
     nodes = [node for stage in rest.stages for node in stage.nodes]
     if not rest.is_known(rest.stages[-1], nodes[-1], 1e-2):
-        return UNKNOWN
+        return False
     log_alpha = np.array([node.log_alpha for node in nodes])
     log_alpha_error = np.array(
         [stage.mean_error(node) for stage in rest.stages for node in stage.nodes]
@@ -105,8 +131,6 @@ def scout(curve: Continuation) -> Scout:
         np.maximum.accumulate(log_alpha) - log_alpha,
         log_alpha.max() - np.log(perfect.value),
     )
+    # What rough values of the same labels have in common does not count.
     allowance = 1e-6 + SMALLEST_FALL * np.append(log_alpha_error, log_alpha_error[-1])
-    lowest_node = (log_alpha - 3 * log_alpha_error)[1:].min()
-    return Scout(
-        bool((fall <= allowance).all()), float(min(lowest_node, np.log(perfect.value)))
-    )
+    return bool((fall <= allowance).all())
