@@ -51,8 +51,8 @@ def test_figure_2_of_the_paper(label):
 
 
 def run(label: str, prior: str, learning_rate: float, steps: int) -> dict:
-    """Metrics of one run at d = 100 with batches of 4000 samples, in the time of the suite."""
-    problem, d, batch = problem_of(label, prior), 100, 4000
+    """Metrics of one run at d = 60 with batches of 2500 samples, in the time of the suite."""
+    problem, d, batch = problem_of(label, prior), 60, 2500
     algorithm = Sgd(online=True, steps=steps, learning_rate=learning_rate, batch=batch)
     instance = problem.instance(problem.model.sample_ratio(batch, d), d, 0)
     data = instance.data(get_backend("numpy"))
@@ -65,7 +65,7 @@ def run(label: str, prior: str, learning_rate: float, steps: int) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "learning_rate", "steps"),
-    [("h1", 1e-3, 300), ("h2", 1e-3, 300), ("h3", 3e-4, 1000)],
+    [("h1", 1 / 600, 180), ("h2", 1 / 600, 180), ("h3", 3e-4, 1000)],
 )
 def test_runs_learn_what_the_limit_says(label, learning_rate, steps):
     """The errors begin at 2 and 3; the matrix has the overlap 2 p, with p the overlap beyond chance."""
