@@ -44,7 +44,11 @@ class Sgd(MomentumDescent):
         Step along ``m v + grad L_B`` instead of v.
     weight_decay : float
         lambda >= 0.
-    steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, surrogate_beta
+    schedule : {"constant", "step", "cosine", "1/t", "optimal"}
+        As for ``adam``; "optimal": the rates that minimize the mean squared error after the last step by the equations of the
+        overlaps, for fresh samples of low-rank signals (one direction, or linear labels). They are computed before the run from
+        the problem, ``steps``, ``batch`` and D; ``learning_rate``, ``momentum``, ``weight_decay`` and ``spherical`` are left out.
+    steps, epochs, batch, online, loss, decay_steps, decay_factor, spherical, width, surrogate_beta
         As for ``adam``.
 
     References

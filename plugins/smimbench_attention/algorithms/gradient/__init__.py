@@ -34,6 +34,10 @@ from smimbench_attention.algorithms.gradient.loss import (
     surrogate,
 )
 from smimbench_attention.algorithms.gradient.online.matrix_theory import matrix_theory
+from smimbench_attention.algorithms.gradient.online.schedule import (
+    optimal_rates,
+    why_no_optimal_rates,
+)
 from smimbench_attention.algorithms.nuclear.limit import wide_factor_point
 from smimbench_attention.algorithms.nuclear.shrinkage import spectrum
 
@@ -42,6 +46,7 @@ SCHEDULES = {
     "step": ("decay_steps", "decay_factor"),
     "cosine": (),
     "1/t": ("decay_steps",),
+    "optimal": (),
 }
 """Learning-rate schedules, with the parameters that each requires."""
 
@@ -83,6 +88,8 @@ class DescentState(NamedTuple):
         Steps of the whole run, and steps so far.
     processed_samples : int
         Processed so far, repeated ones counted each time.
+    rates : ndarray (total_steps,) or None
+        Learning rates, where they are computed before the run.
     """
 
     factor: Array
@@ -96,6 +103,7 @@ class DescentState(NamedTuple):
     total_steps: int  # steps of the whole run
     steps_made: int = 0  # steps so far
     processed_samples: int = 0  # samples of all steps so far
+    rates: Host | None = None  # learning rate of every step
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,18 @@ class Descent(Algorithm):
         require_parameter(
             "schedule", is_known_schedule, f"one of {', '.join(SCHEDULES)}"
         )
+        if self.schedule == "optimal":
+            require_parameter(
+                "schedule",
+                self.online and self.name == "sgd",
+                "another than 'optimal', which is known for sgd with online = true only",
+            )
+            for key in ("learning_rate", "momentum", "weight_decay", "spherical"):
+                require_parameter(
+                    key,
+                    getattr(self, key) == getattr(type(self), key),
+                    "left out with schedule = 'optimal', which computes the rates of plain sgd",
+                )
         for key in ("decay_steps", "decay_factor"):
             is_required = key in SCHEDULES[self.schedule]
             requirement = f"{'given' if is_required else 'left out'} with schedule = {self.schedule!r}"
@@ -187,6 +207,8 @@ class Descent(Algorithm):
             return "width applies to attention-indexed models only; remove it"
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
             return f"cross-entropy needs labels that are probabilities, unlike those of channel {problem.channel.name!r}"
+        if self.schedule == "optimal":
+            return why_no_optimal_rates(problem, self.loss or fitting_loss(problem))
         return None
 
     def theory(
@@ -286,6 +308,7 @@ class Descent(Algorithm):
             mean_square=mean_square,
             loss=self.loss or fitting_loss(problem),
             total_steps=int(self.plan(data).steps or 0),
+            rates=self.computed_rates(problem, data.dimension),
         )
 
     def step(
@@ -329,7 +352,11 @@ class Descent(Algorithm):
                 gradient = gradient + penalty * factor
             return LossGradient(loss, gradient)
 
-        learning_rate = self.learning_rate_at(state.steps_made, state.total_steps)
+        learning_rate = (
+            self.learning_rate_at(state.steps_made, state.total_steps)
+            if state.rates is None
+            else float(state.rates[state.steps_made])
+        )
         factor, memory = self.advance(
             objective, state.factor, state.memory, learning_rate, state.steps_made + 1
         )
@@ -510,6 +537,15 @@ class Descent(Algorithm):
         )
         beta = lowest_beta * (highest_beta / lowest_beta) ** run_fraction
         return surrogate(problem, beta), [surrogate_warning, *channel_warnings]
+
+    def computed_rates(self, problem: Problem, dimension: int) -> Host | None:
+        """Learning rates of all steps in ``dimension`` D where they are computed before a run, None where ``learning_rate_at``
+        has them.
+        """
+        if self.schedule != "optimal":
+            return None
+        loss = self.loss or fitting_loss(problem)
+        return optimal_rates(problem, loss, self.steps or 0, self.batch or 0, dimension)
 
     def learning_rate_at(self, step: float, total_steps: int) -> float:
         """Learning rate of a step (0, 1, ...) of a run of ``total_steps`` according to the schedule."""

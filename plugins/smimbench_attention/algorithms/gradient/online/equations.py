@@ -108,9 +108,9 @@ def online_run(
     )
 
 
-def divergence_reason(algorithm: Descent) -> str:
-    """Say that there is no theory because the equations diverge."""
-    return f"the equations diverge at learning rate {algorithm.learning_rate:g}; a smaller rate may converge"
+def divergence_reason(learning_rate: float) -> str:
+    """Say that there is no theory because the equations diverge at this initial learning rate."""
+    return f"the equations diverge at learning rate {learning_rate:g}; a smaller rate may converge"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class DescentRule:
         ``direction(velocity, metric)``: what the student moves along in place of the velocity, in the same coordinates.
     """
 
-    learning_rate: Callable[[float], float]  # as a function of the step
+    learning_rate: Callable[[int], float]  # as a function of the step
     batch_ratio: float  # B / D
     decay: float = 0.0  # weight decay lambda
     momentum: float = 0.0

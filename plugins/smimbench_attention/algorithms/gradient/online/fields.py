@@ -293,7 +293,9 @@ class _SampledFields:
 
         def cotangent(labels: Host) -> Host:
             """Derivative of the loss with respect to the channel's ``output`` at the student's latents, for these labels."""
-            targets = labels.reshape(output.shape)
+            # Labels of a teacher that all starts share are repeated.
+            labels_of_starts = np.broadcast_to(labels, (start_count, *labels.shape[1:]))
+            targets = labels_of_starts.reshape(output.shape)
             return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:

@@ -111,7 +111,7 @@ def matrix_theory(
     except TooExpensive as error:
         return f"{error}; ask for fewer steps"
     except OverlapsDiverge:
-        return divergence_reason(algorithm)
+        return divergence_reason(algorithm.learning_rate)
     if (noise_error[-1] > LARGEST_NOISE_ERROR * mean_errors[-1]).any():
         return (
             f"batches of {batch_size} samples are too small at learning rate {algorithm.learning_rate:g}: their noise is not "

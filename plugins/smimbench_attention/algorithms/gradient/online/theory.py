@@ -95,6 +95,9 @@ def online_theory(
     rule = DescentRule.of_algorithm(
         algorithm, steps, batch_size / D, inverse_batch_rows
     )
+    rates = algorithm.computed_rates(problem, D)
+    if rates is not None:
+        rule = replace(rule, learning_rate=rates.item)
     starts = conditions.starts or typical_starts(
         problem, D, algorithm.spherical, fields.ACCURACY.random_starts
     )
@@ -123,7 +126,7 @@ def online_theory(
     except TooExpensive:
         return f"theory of {steps} steps takes longer than a minute; ask for fewer steps, or smaller batches"
     except OverlapsDiverge:
-        return divergence_reason(algorithm)
+        return divergence_reason(rule.learning_rate(0))
     except StepLengthFluctuates as error:
         return f"too few features or samples determine a step, so its length stays random at any dimension ({error})"
     trajectory = mean_trajectory(problem, online_prediction.overlap_path, batch_size)
