@@ -50,6 +50,16 @@ def test_figure_2_of_the_paper(label):
         assert np.abs(from_matrix).max() < 0.02
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_entries_of_reproduce_are_suites(side):
+    name = f"2609.03858-fig2-{side}"
+    suite = smimbench.load_suite(name)
+    assert suite.figure.package == "smimbench-hermite"
+    assert [curve.label for curve in suite.figure.curves] == ["h1", "h2", "h3"]
+    quick = smimbench.load_suite(name, suite.figure.quick)
+    assert {cell.dimension for cell in quick.cells("numpy")} == {100}
+
+
 def run(label: str, prior: str, learning_rate: float, steps: int) -> dict:
     """Metrics of one run at d = 60 with batches of 2500 samples, in the time of the suite."""
     problem, d, batch = problem_of(label, prior), 60, 2500
