@@ -115,6 +115,7 @@ def test_the_readme_is_one_screen():
     assert (ROOT / "docs" / "quickstart.png").stat().st_size < 100_000
 
 
+@pytest.mark.slow
 def test_the_optimiser_of_the_readme_joins_a_shipped_suite(
     tmp_path, monkeypatch, capsys
 ):
@@ -155,6 +156,7 @@ def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
         assert extra in extras
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = block("python", "python")

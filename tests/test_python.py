@@ -227,6 +227,7 @@ def test_errors_of_prediction_are_columns_where_they_are_asked_for():
         smimbench.theory(**PHASES, rho=0.3, alpha=0.1).plot(width="wide")
 
 
+@pytest.mark.slow
 def test_a_list_makes_several_problems_and_an_axis_for_each():
     found = smimbench.theory(**PHASES, rho=[0.2, 0.5], alpha=[0.1, 0.3])
     assert len({row["problem"] for row in as_rows(found.table)}) == 2

@@ -251,6 +251,7 @@ def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parame
     assert_allclose(found[1], found[0], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channel", "scale"),
     [({"name": "softmax", "layers": 2}, 0.5), ({"name": "linear", "noise": 4.5}, 3.0)],

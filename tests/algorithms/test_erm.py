@@ -111,6 +111,7 @@ def angle(alpha, loss, penalty):
     return math.acos(M / math.sqrt(Q)) / math.pi
 
 
+@pytest.mark.slow
 def test_published_rates_of_the_perceptron():
     """arXiv:2006.06560: ``alpha e_g`` tends to 0.4417 (Bayes, and the best logistic penalty nearly so), ``sqrt(alpha) e_g`` of
     least squares to 0.2405 ``= sqrt(pi / 2 - 1) / pi``.

@@ -174,6 +174,7 @@ def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
         )
 
 
+@pytest.mark.slow
 def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
     """Undamped, noiseless softmax runs away at small size below perfect recovery; half damped it does not."""
     results = [
@@ -239,6 +240,7 @@ def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     assert (1.1 - predicted[1]) / made[1] == pytest.approx(1, abs=0.4)
 
 
+@pytest.mark.slow
 def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(
     monkeypatch,
 ):
@@ -269,6 +271,7 @@ def with_a_strong_sample(problem, alpha, dimension, factor):
     return Instance(problem, instance.signal, inputs, labels, instance.sample_ratio)
 
 
+@pytest.mark.slow
 def test_a_strong_sample_neither_oscillates_nor_moves_the_fixed_point():
     """It would, in a step of the same weight for all samples, whatever the others do."""
     problem = attention()
@@ -317,6 +320,7 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
         assert float(state.damping_state.weight) == 1.0
 
 
+@pytest.mark.slow
 def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
     """Each step corrects it by the share V of what it is wrong by; it took hundreds, or ended 10% off at thrice the error."""
     result = run(sequence("hardmax"), 8.0, 100, 0)
@@ -403,6 +407,7 @@ class Other:
         return getattr(self._prior, name)
 
 
+@pytest.mark.slow
 def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spikes():
     """Paired: the same instances, with the eigenvalue map beyond the bulk exchanged."""
     gains = []

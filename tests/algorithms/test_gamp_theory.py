@@ -162,6 +162,7 @@ def random_start(problem, overlap, dimension):
     )
 
 
+@pytest.mark.slow
 def test_a_random_start_ends_at_the_fixed_point():
     """Far off the line, where the overlap is 30 times the one that is claimed; every set of points comes to the same end."""
     start = random_start(SOFTMAX, 1e-6, 1000)
@@ -253,6 +254,7 @@ def test_where_no_closed_form_is_known_there_is_none():
     )
 
 
+@pytest.mark.slow
 def test_it_stands_beside_the_fitted_one(tmp_path):
     text = (
         suite_text(LINE, [1.0], 0, 0, 'name = "gamp"')

@@ -174,6 +174,7 @@ def test_every_start_of_the_runs_counts_alike():
     assert found.mse == pytest.approx(1.25, abs=0.01)
 
 
+@pytest.mark.slow
 def test_draws_that_diverge_are_left_out_and_counted():
     """Squares of latents at a rate at which one run in a hundred diverges."""
     problem = replaced(Square())
@@ -385,6 +386,7 @@ def runs_of(problem, algorithm, alpha, D, count):
     return tuple(starts), np.array(errors), samples[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "algorithm"),
     [

@@ -110,6 +110,7 @@ def test_least_squares_in_closed_form():
     assert found.estimate.degrees_of_freedom == pytest.approx(1, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_semicircle_in_closed_form():
     """A signal that is zero: R is a semicircle, and the estimate is zero from ``tau = 2 sqrt(nu c K)`` on."""
     seen = Observations(np.ones(1), np.full(1, 0.4), 1.5)
@@ -196,6 +197,7 @@ def test_published_quadratic_networks(n, exponent, noise, penalty, error):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rho", "alpha", "channel"),
     [

@@ -164,6 +164,7 @@ def states_of(algorithm, instance, rng, factor=None):
     return states
 
 
+@pytest.mark.slow
 def test_runs_that_escape_from_nothing_follow_the_draws():
     """From a random start at D = 60 the equations are far off, the mean of draws is that of runs."""
     D, starts, ends = 60, [], []
@@ -181,6 +182,7 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
     assert error < 0.15 * point.mse
 
 
+@pytest.mark.slow
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
     accuracy(monkeypatch, draw_range=(16, 16))
@@ -307,6 +309,7 @@ def descended(rng, teacher, student, steps, batch, rate, momentum=0.0):
     return student
 
 
+@pytest.mark.slow
 def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     """Ten dimensions and batches of three: 60,000 runs, written down here. The mean of a ratio is within its stated error."""
     size, batch, rate, momentum, runs = 10, 3, 0.02, 0.5, 60_000
@@ -340,6 +343,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
 
 
+@pytest.mark.slow
 def test_without_runs_linear_labels_start_from_the_mean_over_all_signals():
     """Six dimensions: the error of 100,000 teachers and students."""
     size, batch, rate, runs = 6, 4, 0.1, 100_000
@@ -354,6 +358,7 @@ def test_without_runs_linear_labels_start_from_the_mean_over_all_signals():
     assert point.mse_error == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [20, 2000])
 def test_without_runs_the_spread_of_typical_starts_is_in_the_error(batch):
     """By draws of small batches and by the equations of large ones, against 150 starts."""
@@ -419,6 +424,7 @@ def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
     return M, Q
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "fraction", "steps"), [(0.05, 1.0, 150), (0.01, 0.3, 400)]
 )

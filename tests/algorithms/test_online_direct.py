@@ -109,6 +109,7 @@ def test_trace_of_the_teacher_has_its_sign() -> None:
     assert mean_trace(UNTIED) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_time_is_the_same_in_all_dimensions() -> None:
     algorithm = Sgd(online=True, steps=20, learning_rate=1e-3, batch=100)
     limits = [

@@ -137,6 +137,7 @@ def test_draws_of_signs_have_the_law_of_runs(exponent, components, batch):
         assert (abs(gap) < 4 * spread / math.sqrt(runs)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_muon_approaches_its_equations(exponent):
     how = {"momentum": 0.9, "nesterov": True}
@@ -198,6 +199,7 @@ SGD, SIGN = (
 MUON = Muon(online=True, batch=20, steps=100, learning_rate=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "exponent"),
     [

@@ -179,6 +179,7 @@ def test_draws_become_the_limit() -> None:
     assert deviations[2] < deviations[0] / 2
 
 
+@pytest.mark.slow
 def test_time_is_the_same_in_all_dimensions() -> None:
     """The time of the flow is 4 rate steps / sqrt(rho): the limit of a step does not depend on the dimension."""
     algorithm = Sgd(online=True, steps=20, learning_rate=1e-3, batch=100)

@@ -353,6 +353,7 @@ class Correlated:
         return np.zeros((components, dimension))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_correlated_components_of_any_length_land_on_theory(kind):
     """Errors of finite runs, which know nothing of how theory whitens; the overlap is the squared cosine of the run."""

@@ -150,6 +150,7 @@ def test_rows_average_what_is_known():
     assert peak_share([record(9.0, cost=False)]) == (None, None)
 
 
+@pytest.mark.slow
 def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
     suite = write_suite(tmp_path)
     options = [

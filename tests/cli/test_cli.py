@@ -84,6 +84,7 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, words, heavy):
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error():
     first = subprocess.Popen(
         command("info", "quickstart"),

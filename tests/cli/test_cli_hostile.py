@@ -111,6 +111,7 @@ def require(name):
     return folder, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"), [("posterior", "RuntimeError"), ("constructor", "left out")]
 )
@@ -194,6 +195,7 @@ def test_columns_that_are_no_number_are_80(columns, monkeypatch, capsys):
 
 
 # The second is what Python makes of the C locale where it may not take UTF-8 instead.
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])
 def test_a_terminal_without_a_letter_gets_another(tmp_path, encoding):
     suite = write_suite(tmp_path, SUITE.replace('"line"', '"Größe α"'))
@@ -231,6 +233,7 @@ def test_an_unexpected_error_is_one_line_with_the_way_to_its_place(
     assert "SMIMBENCH_TRACEBACK=1" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

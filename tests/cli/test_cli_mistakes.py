@@ -84,6 +84,7 @@ def test_the_command_to_run_first_has_the_same_options(tmp_path, capsys):
     assert f"run '{command}' first" in err
 
 
+@pytest.mark.slow
 def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
     for options in (["grid.seed=7", "grid.seeds=1"], ["grid.seeds=1", "grid.seed=7"]):
@@ -96,6 +97,7 @@ def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
     assert "there are some with --set grid.seed=7 --set grid.seeds=1" in err
 
 
+@pytest.mark.slow
 def test_another_seed_is_no_worse(twice, capsys):
     """Two runs per point: their standard errors are a guess, and an interval says so."""
     own = twice / "results" / "small"
@@ -106,6 +108,7 @@ def test_another_seed_is_no_worse(twice, capsys):
         assert not {entry["verdict"] for entry in found["rows"]} & {"worse", "differs"}
 
 
+@pytest.mark.slow
 def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
     (tmp_path / "twice.py").write_text(CHANNEL)
     text = SUITE.replace('"linear", noise = 0.2', '"twice"').partition(
@@ -253,6 +256,7 @@ def test_a_failed_cell_says_where_and_how_to_run_it_again(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
     """A channel without a closed form takes longer than its matrix products; what was run before says how long."""
     suite = write_suite(tmp_path, SUITE)
@@ -316,6 +320,7 @@ def test_results_of_an_earlier_text_of_a_suite_are_named(twice, tmp_path, capsys
     output(capsys, "show", folder)
 
 
+@pytest.mark.slow
 def test_compare_refuses_what_it_cannot_judge(twice, tmp_path, capsys):
     results = twice / "results" / "small"
     other = write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = 0.3"))

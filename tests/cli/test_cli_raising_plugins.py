@@ -64,6 +64,7 @@ def untimed(text):
     return [{name: row[name] for name in names} for row in rows]
 
 
+@pytest.mark.slow
 def test_rows_of_what_ships_are_those_without_it(capsys, folder):
     clean = write_suite(folder, suite_of(OURS), "clean")
     options = ("--results", folder / "clean", "--workers", "1", "--no-figure", "--json")

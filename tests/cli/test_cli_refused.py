@@ -190,6 +190,7 @@ def test_cupy_without_cupy(tmp_path, capsys):
     assert "smimbench[cuda12]" in err or "smimbench doctor" in err
 
 
+@pytest.mark.slow
 @FULL
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",)])
 def test_a_full_disk(words):

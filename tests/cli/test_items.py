@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from smimbench.report.wording import AGREEMENT, VERDICT_HELP
 from tests.helpers import call, call_outside, one_document, output
 
@@ -86,6 +88,7 @@ ENDING = {
 }
 
 
+@pytest.mark.slow
 def test_a_plugin_that_ends_the_process_when_it_is_imported_is_one_line(tmp_path):
     for place, text in enumerate(ENDING):
         (tmp_path / f"bad{place}.py").write_text(text)

@@ -39,6 +39,7 @@ def test_no_other_width_is_taken(text):
         width_in_inches(text)
 
 
+@pytest.mark.slow
 def test_theory_goes_to_a_file_of_this_width_without_title(tmp_path, capsys):
     file = tmp_path / "new" / "curve.pdf"
     options = [
@@ -59,6 +60,7 @@ def test_theory_goes_to_a_file_of_this_width_without_title(tmp_path, capsys):
     assert not list((tmp_path / "r").glob("*/figures"))
 
 
+@pytest.mark.slow
 def test_runs_go_to_a_file(ran, tmp_path, capsys):
     results = tmp_path / "results"
     shutil.copytree(ran[0] / "results", results)

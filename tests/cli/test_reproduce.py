@@ -126,6 +126,7 @@ def test_every_figure_on_disk_is_listed_and_sound(capsys):
         )
 
 
+@pytest.mark.slow
 def test_the_last_full_comparison_ships_and_decides(capsys, tmp_path, monkeypatch):
     for figure in figure_list():
         outcome = stored_comparison(figure["name"])
@@ -155,6 +156,7 @@ def test_the_last_full_comparison_ships_and_decides(capsys, tmp_path, monkeypatc
     assert (code, json.loads(out)["date"]) == (1, outcome["date"])
 
 
+@pytest.mark.slow
 def test_a_table_of_several_curves_in_the_axes_of_the_figure(capsys, tmp_path):
     """The figure's x is twice alpha; rows of another rho belong to another curve."""
     folder = tmp_path / "tables"
@@ -211,6 +213,7 @@ def test_a_curve_of_theory_is_inside(capsys, tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "code"),
     [("above = 1.1, below = 1.3", 0), ("above = 1.3", 1), ("below = 1.1", 1)],
@@ -236,6 +239,7 @@ def test_a_correction_explains_the_points_in_its_range(capsys, tmp_path, ends, c
     ) == (not code)
 
 
+@pytest.mark.slow
 def test_runs_are_compared_within_their_scatter(capsys, tmp_path):
     path = write(tmp_path, errors(np.array([0.2, 0.6, 1.0])), spread=0.05, runs=True)
     code, found, err = reproduce(capsys, tmp_path, path, "--workers", "1")
@@ -343,6 +347,7 @@ def test_what_a_curve_needs(capsys, tmp_path, line, message):
     assert (code, message in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_thresholds_against_the_parameter_that_differs(capsys, tmp_path):
     """One layer of attention is weakly recovered from 1 / (M (M + 1)) on."""
     path = tmp_path / "thresholds.toml"

@@ -150,6 +150,7 @@ def test_cells_of_a_status_can_be_run_again(troubled, capsys):
     assert len(list((words[2] / "small" / "set-aside").glob("*.json"))) == 4
 
 
+@pytest.mark.slow
 def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.5]"))
     arguments = ["run", suite, "--results", tmp_path / "r", "--no-figure"]
@@ -169,6 +170,7 @@ def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
         )
 
 
+@pytest.mark.slow
 def test_a_spoiled_record_is_reported_and_run_again(ran, tmp_path, capsys):
     folder = tmp_path / "copy"
     shutil.copytree(ran[0], folder)

@@ -14,6 +14,7 @@ from tests.helpers import SUITE, call, flat, one_document, output, write_suite
 from tests.records import records_in
 
 
+@pytest.mark.slow
 def test_show_has_tables_and_all_figures(ran, tmp_path, capsys):
     folder, done = ran
     results = tmp_path / "results"
@@ -146,6 +147,7 @@ def test_show_without_full_is_the_contenders_then_the_verdict(ran, capsys):
     assert quiet[-1].startswith("  adam: ")
 
 
+@pytest.mark.slow
 def test_remarks_on_a_run_are_one_note_after_its_verdict(tmp_path, capsys):
     text = SUITE + "[algorithms.tune]\nlearning_rate = [0.1, 0.2]\n"
     suite = write_suite(tmp_path, text)

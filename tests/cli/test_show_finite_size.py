@@ -11,6 +11,7 @@ from tests.helpers import LINE, answer, call, suite_text, write_suite
 pytestmark = pytest.mark.usefixtures("svg_alone")
 
 
+@pytest.mark.slow
 def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
     text = suite_text(LINE, [0.7], 20, 4, 'name = "gamp"').replace(
         "[20]", "[20, 40, 80]"

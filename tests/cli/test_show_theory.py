@@ -84,6 +84,7 @@ POSTERIOR = CHANNEL[CHANNEL.index("    def posterior") : CHANNEL.index("@hookimp
 LIKELIHOOD = "    def log_likelihood(self, y, z):\n        return 0 * z[:, 0, 0]\n\n\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -174,6 +175,7 @@ def smimbench_register_algorithms(register):
 """
 
 
+@pytest.mark.slow
 def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_others(
     tmp_path, capsys
 ):

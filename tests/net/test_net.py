@@ -1,6 +1,6 @@
 """Moving code changes nothing: see ``collect.py``. A number that has to change is written again, and the commit says why.
 
-Half of it takes over three seconds: ``pytest tests/net -m ''`` holds all of it.
+Much of it is slow: ``pytest tests/net -m ''`` holds all of it.
 """
 
 import json

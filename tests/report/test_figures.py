@@ -238,6 +238,7 @@ def test_the_data_lie_beside_every_figure(results):
     assert len(theory) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("svg_alone")
 def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     text = ATTENTION.replace("rho = 0.5", "rho = [0.2, 0.5, 1.0]").partition(

@@ -38,6 +38,7 @@ def made(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_packed_table_is_the_table(made, capsys):
     beside = answer(capsys, "show", made / "small.toml", "--results", made / "results")
     out = silent(capsys, "show", made / "small.json", "--json")
@@ -66,6 +67,7 @@ def test_it_is_compared_without_a_rerun(made, tmp_path, capsys, after):
     assert {row["verdict"] for row in rows} == {"unchanged"}
 
 
+@pytest.mark.slow
 def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
     changed = ("--set", "grid.seeds=1")
     call(
@@ -193,6 +195,7 @@ def test_a_table_whose_rows_do_not_fit_each_other_is_one_line(
     )
 
 
+@pytest.mark.slow
 def test_a_table_is_shown_and_marked(made, capsys):
     table = made / "results" / "small" / "table" / "rows.json"
     code, out, err = call(capsys, "show", table, "--json")
@@ -224,6 +227,7 @@ def test_numbers_that_overflow_are_none(made, tmp_path, capsys):
     ] in (0, 1)
 
 
+@pytest.mark.slow
 def test_results_that_changed_are_seen(made, tmp_path, capsys):
     other = (
         "--results",

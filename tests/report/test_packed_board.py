@@ -135,6 +135,7 @@ def records_of(pack, algorithm, alpha=1.0):
     ]
 
 
+@pytest.mark.slow
 def test_what_was_packed_agrees_when_it_is_run_again(made, said):
     text = said("verify", made / "a.json", "--cells", 30)
     for line in (
@@ -161,6 +162,7 @@ FORGED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
 def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said, name):
     forge, line = FORGED[name]
@@ -174,6 +176,7 @@ def test_a_number_that_was_changed_is_named_with_its_cell(made, tmp_path, said, 
     assert "30 cells run again: 1 disagrees" in text
 
 
+@pytest.mark.slow
 def test_a_theory_that_was_changed_is_solved_again(made, tmp_path, said):
     def harder(pack):
         answer = pack["theory"]["point"][0]
@@ -297,6 +300,7 @@ def test_a_file_of_code_is_left_out_and_said(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_diverges_is_packed_and_run_again_and_what_is_for_other_problems_is_not(
     tmp_path, capsys
 ):
@@ -358,6 +362,7 @@ def test_the_board_has_rankings_by_how_settings_were_chosen(made, plugin):
     assert packages(made / "a.json") == ["smimbench-noise==1.5"]
 
 
+@pytest.mark.slow
 def test_intervals_against_the_leader_hold_together(monkeypatch):
     """Thirteen contenders as good as the leader: in 5% of all boards, within chance, one of them looks different; by single
     intervals of Student's t it would be in 40%."""
@@ -444,6 +449,7 @@ def test_a_reference_is_no_submission():
     )
 
 
+@pytest.mark.slow
 def test_a_plugin_with_other_code_is_named(made, tmp_path):
     install_package(
         tmp_path,

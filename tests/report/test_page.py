@@ -143,6 +143,7 @@ def seen(request, windows):
     return windows[0][request.param], windows[1]
 
 
+@pytest.mark.slow
 def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     found, console = seen
     assert console == []

@@ -90,6 +90,7 @@ def test_shares_end_at_what_was_reached():
     assert y.tolist() == [0.25, 0.5, 0.75]
 
 
+@pytest.mark.slow
 def test_hits_are_those_of_the_trajectories(tmp_path):
     path = write_suite(tmp_path, SUITE)
     smimbench.run(path, results=tmp_path / "r")
@@ -127,6 +128,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
     """It stands at another sample ratio, with another Bayes-optimal error, than the instance it would be compared on."""
     online = '[[algorithms]]\nname = "sgd"\nlabel = "fresh"\nonline = true\nbatch = 10\nsteps = 30\n'

@@ -300,6 +300,7 @@ def exact(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_stored_optimum_wins_over_a_fit(exact):
     fitted, stored = exact
     assert len(fitted) == len(stored)

@@ -65,6 +65,7 @@ def registered(share):
     set_registry(None)
 
 
+@pytest.mark.slow
 def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsys):
     suite, out = write_suite(tmp_path, SUITE), tmp_path / "r"
     options = (

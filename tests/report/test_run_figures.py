@@ -67,6 +67,7 @@ def lines_of(axis):
     }
 
 
+@pytest.mark.slow
 def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(
     tmp_path, drawn
 ):
@@ -125,6 +126,7 @@ def problem_error(problem, n):
     )
 
 
+@pytest.mark.slow
 def test_components_have_a_line_each(tmp_path, drawn):
     problem = LINE.replace("noise = 0.2", "components = 2, noise = 0.3")
     sgd = 'name = "sgd"\nepochs = 3\nbatch = 10\nlearning_rate = 0.02'
@@ -150,6 +152,7 @@ def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
     assert not (tmp_path / "figures").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_keeps_its_last_value(tmp_path, drawn):
     """Between two looks a run holds its last value; the median is that of all runs from where each has been looked at."""
     _, store, pairs, _ = draw(

@@ -61,6 +61,7 @@ max_iterations = 5
 """
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_suite_say_it(tmp_path):
     cache = TheorySolver()
     found = cache.thresholds(sequence())

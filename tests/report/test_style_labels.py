@@ -114,6 +114,7 @@ def overlaps(figure):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SUITES)
 def test_no_label_overlaps_another_and_none_is_cut(name, width):
@@ -155,6 +156,7 @@ def test_ticks_of_any_range_have_room(ends, width):
     )
 
 
+@pytest.mark.slow
 def test_letters_have_one_size_in_print_and_on_the_page(tmp_path):
     chart = synthetic_chart("quickstart", "overlap")
     path, *_ = save(chart, tmp_path, ("svg",), "3.3in")

@@ -280,6 +280,7 @@ def test_refuses_variances_that_are_none(V):
         channel.posterior(np.zeros((1, 2, 2)), np.zeros((1, 2, 3)), np.array(V))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (2.0, 0.0), (0.5, 2.0)])
 def test_information_near_perfect_recovery(beta, skip):
     """Two numbers are seen of six, so that sum_l V_ll I_ll -> 2, and the layer that is known less takes most of them.

@@ -102,6 +102,7 @@ def test_unlikely_labels_stay_finite(rng):
         assert np.isfinite(channel.log_partition(y, omega, scalar(1.0))).all()
 
 
+@pytest.mark.slow
 def test_information_equals_plain_sampling(rng):
     tokens = 3
     v = 0.1
@@ -119,6 +120,7 @@ def test_information_equals_plain_sampling(rng):
     assert spread < 1e-2 * estimate.mean()
 
 
+@pytest.mark.slow
 def test_information_curve_of_two_tokens_and_its_ends():
     channel = SequenceHardmax(tokens=2)
     for x in (0.015, 0.9):
@@ -187,6 +189,7 @@ def exact(s):
     return two_token_information(s) / s / (1 - s * s)
 
 
+@pytest.mark.slow
 def test_against_a_plain_grid():
     s = 0.6
     width = math.sqrt(1 - s * s) / s
@@ -217,6 +220,7 @@ def test_the_polynomial_is_as_good_as_it_says():
     assert (error < 1e-8).all()
 
 
+@pytest.mark.slow
 def test_sampling_is_unbiased():
     """The regression on what is known was fitted on its own points: 4 standard errors too high."""
     z = []

@@ -11,6 +11,7 @@ from smimbench.derive.sampled_information import _control_variates, without_over
 from tests.channels.sequence.deep_attention import diagonal
 
 
+@pytest.mark.slow
 def test_labels_of_two_layers_are_as_many_as_their_error_takes():
     network = Network(2, 2, 1.0)
     few, some, many = (
@@ -85,6 +86,7 @@ def test_small_error_counts_equations(layers, tokens):
     assert error < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("skip", "q", "labels"),
     [(1.0, (0.0, 0.5), 8192), (0.3, (0.0, 0.9), 8192), (1.0, (0.0, 0.0, 0.8), 2048)],

@@ -207,6 +207,7 @@ def test_what_is_covered():
     assert not tables.supports(Q, V + 0.1)
 
 
+@pytest.mark.slow
 def test_a_well_known_last_layer_without_skip_is_that_of_plain_draws():
     """Tables are too coarse there: labels are drawn instead."""
     problem = sequence(layers=2, skip=0.0)
@@ -302,6 +303,7 @@ def test_a_dominant_skip_connection_leaves_one_layer():
         assert found.error[2, 2] < 0.03 * alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "skip"),
     [
