@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from smimbench.interfaces import Host
-from smimbench_attention.channels.compiling import compiled, exp
+from smimbench_attention.channels.compiling import compiled, exp, normal_cdf
 
 SMALLEST = 1e-300
 """Floor of what is divided by. Where it acts a label is too unlikely for the windows, and the Gibbs sampler is asked."""
@@ -77,11 +77,19 @@ def make_kernel(jit):
             start, length = unit * node_count, panels[2 * unit + 1]
             panel_integral = 0.0
             for node in range(node_count):
-                integral = 0.0
-                for other in range(node_count):
-                    integral += integrals[node, other] * values[start + other]
-                buffer[node] = integral
+                buffer[node] = 0.0
                 panel_integral += weights[node] * values[start + node]
+            for other in range(0, node_count, 4):  # a fourth of the loads and stores
+                value_1, value_2 = values[start + other], values[start + other + 1]
+                value_3, value_4 = values[start + other + 2], values[start + other + 3]
+                for node in range(node_count):
+                    buffer[node] += (
+                        integrals[other, node] * value_1
+                        + integrals[other + 1, node] * value_2
+                    ) + (
+                        integrals[other + 2, node] * value_3
+                        + integrals[other + 3, node] * value_4
+                    )
             for node in range(node_count):
                 values[start + node] = total + length * buffer[node]
             total += length * panel_integral
@@ -118,21 +126,20 @@ def make_kernel(jit):
         for unit in range(unit_count):
             is_maximum |= 1 << sites[unit]
         for site in range(C):
-            deviation = deviations[site]
+            inverse_deviation = 1.0 / deviations[site]
             for node in range(count):
-                score = (maxima[node] - mean[site]) / deviation
+                score = (maxima[node] - mean[site]) * inverse_deviation
+                gaussian = exp(-min(score * score / 2, 690.0))
+                cdf = normal_cdf(score, gaussian)
                 scores[site, node] = score
-                slopes[site, node] = 0.3989422804014327 * exp(
-                    -min(score * score / 2, 690.0)
-                )
+                cdfs[site, node] = cdf
+                slopes[site, node] = 0.3989422804014327 * gaussian
             if is_maximum >> site & 1:
                 for node in range(count):
-                    slopes[site, node] /= deviation
+                    slopes[site, node] *= inverse_deviation
             else:
                 for node in range(count):
-                    cdf = 0.5 * math.erfc(-0.7071067811865476 * scores[site, node])
-                    cdfs[site, node] = cdf
-                    slopes[site, node] /= max(cdf, SMALLEST)
+                    slopes[site, node] /= max(cdfs[site, node], SMALLEST)
             moments[0, site] = moments[1, site] = moments[2, site] = 0.0
         buffer = maxima  # they are in the scores
         everything = (1 << unit_count) - 1
