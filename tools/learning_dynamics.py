@@ -1,8 +1,9 @@
-"""Figure and table of learning-dynamics.md: runs of online ``sgd`` on attention matrices against theory.
+"""Table of learning-dynamics.md: runs of online ``sgd`` on attention matrices against theory, in six random settings.
 
-python tools/learning_dynamics.py FOLDER      # half an hour of one core; what lies in FOLDER is not run again
+python tools/learning_dynamics.py FOLDER          # d = 50, 100, 200; half an hour of one core
+python tools/learning_dynamics.py FOLDER large    # d = 100, 200, 400 in float32, noise 1/d; 25 minutes of one core
 
-Six random settings at d = 50, 100, 200: runs against draws at their dimension, and both extrapolated to infinite d.
+Runs and draws at their dimension are compared, and both extrapolated to infinite d. What lies in FOLDER is not run again.
 """
 
 from __future__ import annotations
@@ -10,23 +11,58 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from smimbench_attention.algorithms.gradient.loss import fitting_loss
 from smimbench_attention.algorithms.gradient.online.matrices import draw_matrix_paths
-from smimbench_attention.algorithms.gradient.online.matrix_theory import flow_moments
 from smimbench_attention.algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES, SEEDS, DRAWS, STEPS = (100, 200, 400), 8, 16, 30
-NOISE_TIMES_D = {"linear": 8.0, "softmax": 40.0}
-"""Noise of a step, ``rate d^2 / batch``, times d, so that it vanishes as d grows. Derivatives of softmax labels are small: at
-d = 400 noise moves errors of either by a few per cent in most of the path, and by up to a half at its end."""
+SEEDS, DRAWS = 8, 16
+MOMENTS = 10
+"""Steps at which runs and theory are compared."""
+
+
+class Protocol(NamedTuple):
+    """How the settings are run: dimensions, steps, precision, and noise of a step, ``rate d^2 / batch``, of a setting."""
+
+    sizes: tuple[int, int, int]
+    steps: int
+    dtype: str
+    page: str
+    noise_words: str
+    noise: Callable[[str, int], float]
+
+    @property
+    def moments(self) -> np.ndarray:
+        """Steps at which runs and theory are compared."""
+        return np.unique(np.linspace(1, self.steps, MOMENTS).round().astype(int))
+
+
+PROTOCOLS = {
+    "small": Protocol(
+        (50, 100, 200),
+        60,
+        "float64",
+        "learning-dynamics.md",
+        "0.02 at all sizes",
+        lambda label, d: 0.02,
+    ),
+    # Derivatives of softmax labels are small: there noise of 0.1 moves errors as little as 0.02 does of linear labels.
+    "large": Protocol(
+        (100, 200, 400),
+        30,
+        "float32",
+        "learning-dynamics-large.md",
+        "8 / d for linear and 40 / d for softmax labels",
+        lambda label, d: (8.0 if label == "linear" else 40.0) / d,
+    ),
+}
 
 
 def random_settings() -> list[dict[str, Any]]:
@@ -71,13 +107,14 @@ def label_of(setting: dict[str, Any]) -> str:
     return channel if isinstance(channel, str) else channel["name"]
 
 
-def algorithm_of(setting: dict[str, Any], d: int) -> Sgd:
+def algorithm_of(setting: dict[str, Any], d: int, protocol: Protocol) -> Sgd:
     """Return the algorithm of a setting in d dimensions."""
+    noise = protocol.noise(label_of(setting), d)
     return Sgd(
         online=True,
-        steps=STEPS,
+        steps=protocol.steps,
         learning_rate=setting["rate"],
-        batch=round(setting["rate"] * d**3 / NOISE_TIMES_D[label_of(setting)]),
+        batch=max(1, round(setting["rate"] * d**2 / noise)),
         weight_decay=setting["decay"],
         schedule=setting["schedule"],
         loss=setting["loss"],
@@ -85,38 +122,39 @@ def algorithm_of(setting: dict[str, Any], d: int) -> Sgd:
     )
 
 
-MOMENTS = np.unique(np.linspace(1, STEPS, 10).round().astype(int))
-"""Steps at which runs and theory are compared."""
-
-
-def errors_of_run(setting: dict[str, Any], d: int, seed: int) -> list[float]:
-    """Return mean squared errors at the ``MOMENTS`` of a run, in float32."""
-    problem, algorithm = problem_of(setting), algorithm_of(setting, d)
+def errors_of_run(
+    setting: dict[str, Any], d: int, seed: int, protocol: Protocol
+) -> list[float]:
+    """Return mean squared errors of a run at the moments."""
+    problem, algorithm = problem_of(setting), algorithm_of(setting, d, protocol)
     instance = problem.instance((algorithm.batch or 1) / d**2, d, seed, seed=11)
-    data = instance.data(get_backend("numpy", "float32"))
+    data = instance.data(get_backend("numpy", protocol.dtype))
     state = algorithm.init(problem, data, np.random.default_rng(seed))
     path = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, protocol.steps + 1):
         state, _ = algorithm.step(problem, data, state)
-        if step in MOMENTS:
+        if step in protocol.moments:
             path.append(float(instance.metrics(state.signal)["mse"][0]))
     return path
 
 
-def errors_of_draws(setting: dict[str, Any], d: int) -> np.ndarray:
+def errors_of_draws(
+    setting: dict[str, Any], d: int, protocol: Protocol
+) -> list[list[float]]:
     """Return mean squared errors (draws, steps) of draws at d dimensions."""
-    algorithm = algorithm_of(setting, d)
+    algorithm = algorithm_of(setting, d, protocol)
     overlaps = draw_matrix_paths(
         problem_of(setting),
         algorithm,
         setting["loss"],
-        [0, *MOMENTS.tolist()],
+        [0, *protocol.moments.tolist()],
         int(algorithm.batch or 1),
         d,
         DRAWS,
     ).overlaps
     errors = overlaps.truth - 2 * overlaps.cross + overlaps.self_overlap
-    return errors[:, 1:, 0, 0, 0]
+    paths: list[list[float]] = errors[:, 1:, 0, 0, 0].tolist()
+    return paths
 
 
 def largest(measured: np.ndarray, predicted: np.ndarray, error: np.ndarray) -> str:
@@ -126,38 +164,38 @@ def largest(measured: np.ndarray, predicted: np.ndarray, error: np.ndarray) -> s
     return f"{100 * deviation / predicted[step]:+.1f}% ({deviation / error[step]:+.1f})"
 
 
-def run_all(folder: Path) -> list[dict[str, Any]]:
+def run_all(folder: Path, protocol: Protocol) -> list[dict[str, Any]]:
     """Run what is missing in the folder, the smallest sizes and first seeds of all settings first, and return the errors of runs
     and draws (seeds, steps) of every setting by kind and size.
     """
     settings = random_settings()
     files = [folder / f"setting-{number}.json" for number in range(len(settings))]
     stored = [json.loads(file.read_text()) if file.exists() else {} for file in files]
-    for d in SIZES:
+    for d in protocol.sizes:
         for seed in range(SEEDS):
             for setting, file, errors in zip(settings, files, stored):
                 if f"draws-{d}" not in errors:
-                    errors[f"draws-{d}"] = errors_of_draws(setting, d).tolist()
+                    errors[f"draws-{d}"] = errors_of_draws(setting, d, protocol)
                 runs = errors.setdefault(f"runs-{d}", [])
                 if seed >= len(runs):
-                    runs.append(errors_of_run(setting, d, seed))
+                    runs.append(errors_of_run(setting, d, seed, protocol))
                     file.write_text(json.dumps(errors))
     return stored
 
 
-def compare(folder: Path) -> list[str]:
+def compare(folder: Path, protocol: Protocol) -> list[str]:
     """Return the rows of the table."""
     rows = []
-    for setting, stored in zip(random_settings(), run_all(folder)):
+    for setting, stored in zip(random_settings(), run_all(folder, protocol)):
         deviations, means, variances = [], {}, {}
-        for d in SIZES:
+        for d in protocol.sizes:
             for kind in ("runs", "draws"):
                 errors = np.array(stored[f"{kind}-{d}"])
                 means[kind, d] = errors.mean(axis=0)
                 variances[kind, d] = errors.var(axis=0, ddof=1) / len(errors)
             error = np.sqrt(variances["runs", d] + variances["draws", d])
             deviations.append(largest(means["runs", d], means["draws", d], error))
-        half, full = SIZES[-2:]
+        half, full = protocol.sizes[-2:]
         limits = [
             2 * means[kind, full] - means[kind, half] for kind in ("runs", "draws")
         ]
@@ -173,43 +211,32 @@ def compare(folder: Path) -> list[str]:
     return rows
 
 
-def limit_of(
-    channel: Any, rho: float, loss: str, times: np.ndarray, tokens: int = 2
-) -> Any:
-    """Return the moments of the exact limit at the given times, which are equidistant from 0."""
-    problem = problem_of({"tokens": tokens, "channel": channel, "rho": rho})
-    steps = len(times) - 1
-    rate = times[1] * math.sqrt(rho) / 4
-    algorithm = Sgd(online=True, steps=steps, learning_rate=rate, batch=1, loss=loss)
-    return flow_moments(
-        algorithm, problem, loss or fitting_loss(problem), list(range(steps + 1)), 1
-    )
-
-
 def main() -> None:
-    """Write the table and print what the page quotes."""
-    folder = Path(sys.argv[1])
+    """Write the table."""
+    name = sys.argv[2] if sys.argv[2:] else "small"
+    folder, protocol = Path(sys.argv[1]) / name, PROTOCOLS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    rows = compare(folder)
-    head = "| labels, tokens, loss | rho | width / d | decay | schedule | runs, d = 200, end | draws |"
-    head += (
-        "".join(f" d = {d}: largest deviation (z) |" for d in SIZES) + " extrapolated |"
-    )
+    rows = compare(folder, protocol)
+    head = "| labels, tokens, loss | rho | width / d | decay | schedule "
+    head += f"| runs, d = {protocol.sizes[-1]}, end | draws |"
+    head += "".join(f" d = {d}: largest deviation (z) |" for d in protocol.sizes)
+    head += " extrapolated |"
+    allowed = ", ".join(f"{500 / d:g}%" for d in protocol.sizes)
     text = [
         "# Learning dynamics: runs of online SGD against theory",
         "",
         "Behind [how SGD learns an attention matrix](../../docs/learning-dynamics.md); written by `tools/learning_dynamics.py`.",
         "",
-        f"Six random settings, {SEEDS} runs and {DRAWS} draws at each of three sizes, mean squared errors at {len(MOMENTS)}",
-        f"of {STEPS} steps, in float32; the noise of a step, rate d² / batch, is 8 / d (linear) or 40 / d (softmax).",
-        "z counts chance alone; the stated error of a prediction has 5 / d of the mean squared error besides: 10%, 5% and 2.5%.",
+        f"Six random settings, {SEEDS} runs and {DRAWS} draws at each of three sizes, mean squared errors at {MOMENTS}",
+        f"of {protocol.steps} steps; the noise of a step, rate d² / batch, is {protocol.noise_words}.",
+        f"z counts chance alone; the stated error of a prediction has 5 / d of the mean squared error besides: {allowed}.",
         "",
         head,
         "|" + "---|" * 11,
         *rows,
         "",
     ]
-    (ROOT / "results" / "checks" / "learning-dynamics.md").write_text("\n".join(text))
+    (ROOT / "results" / "checks" / protocol.page).write_text("\n".join(text))
 
 
 if __name__ == "__main__":
