@@ -23,7 +23,7 @@ from smimbench.report.stored_table import UNVERIFIABLE
 from smimbench.report.style import COLORS, plain_matplotlib
 from smimbench.report.text_files import markdown_table
 from smimbench.report.verdict import verdicts
-from smimbench.report.wording import agreement_cell
+from smimbench.report.wording import agreement_cell, worth_cell
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from smimbench.files import JsonObject
     from smimbench.report.row import Row
+    from smimbench.report.verdict import Contender
 
 LEVEL = 0.95
 """Level of the intervals, and of all comparisons with a leader together. Nearer to 1, more are tied."""
@@ -49,6 +50,8 @@ says what is tuned and counted. Tuned contenders and those that need no tuning h
 has none.
 
 {PICTURE}
+
+SENTENCE
 
 A contender is tied with the leader if the interval of its error over the leader's contains 1. These intervals hold together, over
 the whole board, at {LEVEL:.0%}: instances are compared in pairs, the largest t of a ranking is resampled, and Bonferroni's
@@ -118,6 +121,10 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "cpu_seconds": first_row.cost.cpu_seconds,
                     "ranking": _ranking(entry["settings"]),
                     "as_predicted": agreement_cell(contender),
+                    "worth": worth_cell(contender),
+                    "worth_passes": _only_number(contender, "worth"),
+                    "passes": _only_number(contender, "passes"),
+                    "ratio_to_floor": _only_number(contender, "ratio"),
                 }
                 key = entry["key"], canonical_json(first_row.identity.algorithm)
                 if key not in newest or newest[key]["written"] < entry["written"]:
@@ -146,6 +153,12 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
     )
 
 
+def _only_number(contender: Contender, name: str) -> float | None:
+    """The field ``name`` of what a contender is worth, if it was run at a single sample ratio and has one component."""
+    is_single = len(contender.first_order) == 1
+    return getattr(contender.first_order[0], name) if is_single else None
+
+
 def _interval(entry: Mapping[str, Any], n: int) -> list[float] | None:
     """Confidence interval of a contender's error over the optimal one, by Student's t on the logarithm of this ratio over ``n``
     runs; None where it is unknown.
@@ -165,12 +178,13 @@ def _ranking(settings: str) -> str:
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[float, ...]:
-    """Sort key of the entries of a ranking: errors below the optimum last, then by missing sample ratios, then by the error over
-    the optimal one.
+    """Sort key of the entries of a ranking: errors that are impossibly low last, then by missing sample ratios, then by the error
+    over the optimal one.
     """
     ratio = entry["ratio_to_limit"]
     distance = math.inf if ratio is None else ratio
-    return entry["below_optimum"], entry["missing"], distance
+    is_too_low = entry["below_optimum"] or entry["below_floor"]
+    return is_too_low, entry["missing"], distance
 
 
 def _log_errors(rows: Sequence[Row], metric: str) -> dict[str, float]:
@@ -236,7 +250,9 @@ def simultaneous_intervals(
 def page(paths: Sequence[Path] | None = None) -> str:
     """The board as Markdown, made of the packed files ``paths`` (default: all in results/board)."""
     entries = board(packed_under(FOLDER) if paths is None else paths)
-    sections = [HEAD] if entries else [HEAD, "Nothing has been submitted yet.\n"]
+    sections = [HEAD.replace("SENTENCE\n\n", in_words(entries))]
+    if not entries:
+        sections.append("Nothing has been submitted yet.\n")
     for contest, contest_entries in grouped(
         entries, lambda entry: entry["contest"]
     ).items():
@@ -246,11 +262,53 @@ def page(paths: Sequence[Path] | None = None) -> str:
         ).items():
             title = f"**{ranking[0].upper()}{ranking[1:]}**"
             sections.append(f"{title}\n\n{_table(ranking_entries, _row)}")
+        sections.append(_without_worth(contest_entries))
         sections.append(
             "<details markdown><summary>Versions, authors and files</summary>\n\n"
             f"{_table(contest_entries, _origin)}\n</details>\n"
         )
     return "\n".join(sections)
+
+
+def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What tuned contenders are worth in passes of the best first-order method, in words; empty if none is compared with it."""
+    tuned = [
+        entry
+        for entry in entries
+        if entry["ranking"].startswith("tuned") and entry["ratio_to_floor"] is not None
+    ]
+    worths = sorted(
+        (entry["worth_passes"], f"{entry['algorithm']} on {entry['contest']}")
+        for entry in tuned
+        if entry["worth_passes"] is not None
+    )
+    if not worths:
+        return ""
+    (least, least_name), *_, (most, most_name) = worths * 2
+    words = (
+        f"Tuned contenders make {np.median([entry['passes'] for entry in tuned]):.4g} passes over the data, in the median. The "
+        f"best first-order method has their errors after {least:.1f} ({least_name.partition(',')[0]}) to {most:.1f} passes "
+        f"({most_name.partition(',')[0]}), {np.median([worth for worth, _ in worths]):.1f} in the median"
+    )
+    if len(worths) < len(tuned):
+        words += f"; {len(tuned) - len(worths)} of {len(tuned)} errors are as small as those in which it ends"
+    return f"{words}: [what a pass is worth](worth.md).\n\n"
+
+
+def _without_worth(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Why contenders are not compared with the best first-order method, in a sentence; empty if none is."""
+    names_by_reason: dict[str, list[str]] = {}
+    for entry in entries:
+        for first_order in entry["first_order"][:1]:
+            if first_order["ratio"] is None and first_order["remark"]:
+                names = names_by_reason.setdefault(first_order["remark"], [])
+                names.append(entry["algorithm"])
+    if not names_by_reason:
+        return ""
+    reasons = (
+        f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items()
+    )
+    return f"Not on the scale of passes: {'; '.join(reasons)}.\n"
 
 
 def _table(entries: Sequence[Mapping[str, Any]], row: Any) -> str:
@@ -279,6 +337,8 @@ def _row(entry: Mapping[str, Any]) -> dict[str, str]:
             entry["ratio_to_limit"], entry["ratio_to_limit_error"]
         ),
         "over the leader": leader_text if is_ranked else "",
+        "passes": number(entry["passes"], 0),
+        "worth in passes": entry["worth"],
         "error where optimum is 0": number(entry["where_zero"], 3),
         "agrees with theory": entry["as_predicted"],
         "CPU time": seconds(entry["cpu_seconds"]),
@@ -353,6 +413,12 @@ def picture(paths: Sequence[Path], target: Path) -> None:
                 if ratio > LARGEST_RATIO:
                     text_style = {"ha": "right", "va": "center", "fontsize": 6}
                     axis.text(x / 1.5, y, f"{ratio:.3g}", color=color, **text_style)
+                if entry["worth_passes"] is not None:
+                    words, place = (
+                        f"{entry['worth_passes']:.1f}",
+                        (1.3 * LARGEST_RATIO, y),
+                    )
+                    axis.text(*place, words, ha="right", va="center", fontsize=5)
             axis.set_xlim(0.8, 1.3 * LARGEST_RATIO)
         for entry in entries:
             y = names.index(entry["algorithm"])
@@ -370,7 +436,7 @@ def picture(paths: Sequence[Path], target: Path) -> None:
         axes[0].set_yticks(range(len(names)), names)
         figure.supxlabel(
             "error / optimal error at infinite size, one axis for all problems (full: tied with the leader of its ranking; "
-            "blue: self-tuning, orange: tuned)",
+            "blue: self-tuning, orange: tuned;\nnumbers: worth in passes of the best first-order method)",
             fontsize=7,
         )
         target.parent.mkdir(parents=True, exist_ok=True)

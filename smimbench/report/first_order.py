@@ -69,6 +69,8 @@ def pass_scale(
             return FRESH
         if plan.batch is not None and plan.batch < samples:
             return MINIBATCHES
+        if plan.steps == 1 and plan.passes is None:
+            return UNCOUNTED  # its only step may hide any number of passes
         floor = answers.floor(problem, ratio)
     except (RegistryError, ParameterError) as error:
         return f"the algorithm is not installed: {error}"

@@ -124,6 +124,7 @@ ALGORITHMS = (
     'name = "adam"\nlabel = "minibatches"\nsteps = 40\nbatch = 50',
     'name = "averaged"\nof = { name = "adam", steps = 20, learning_rate = 0.1 }\nstudents = 4',
     'name = "erm"',
+    'name = "spectral"',
 )
 
 
@@ -141,8 +142,9 @@ def test_passes_are_counted(rows):
     assert rows["gamp"]["passes"] == rows["gamp"]["iterations"]
     assert (rows["adam"]["passes"], rows["averaged"]["passes"]) == (40, 20)
     assert rows["minibatches"]["worth_remark"] == MINIBATCHES
-    assert rows["erm"]["worth_remark"] == UNCOUNTED
-    for name in ("minibatches", "erm"):
+    for name in ("erm", "spectral"):
+        assert rows[name]["worth_remark"] == UNCOUNTED
+    for name in ("minibatches", "erm", "spectral"):
         assert rows[name]["passes"] is rows[name]["worth_passes"] is None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.registry.registry import Registry, using
-from smimbench.report.packed import _text_of, rerun_obstacle
+from smimbench.report.packed import _text_of, read_packed, rerun_obstacle
 from smimbench.run.record import indented_json, with_digest
 from smimbench.suite.cells import key_of
 from tests.helpers import (
@@ -24,7 +24,15 @@ from tests.helpers import (
     write_suite,
 )
 from tests.records import records_in
-from tools.board import absent, board, packages, page, picture, simultaneous_intervals
+from tools.board import (
+    absent,
+    board,
+    in_words,
+    packages,
+    page,
+    picture,
+    simultaneous_intervals,
+)
 
 NOISE = """
 from smimbench import Capabilities, hookimpl
@@ -360,6 +368,50 @@ def test_the_board_has_rankings_by_how_settings_were_chosen(made, plugin):
     assert "A. Name" in text
     assert absent(made / "a.json") == []
     assert packages(made / "a.json") == ["smimbench-noise==1.5"]
+
+
+def test_without_trajectories_passes_are_counted(made, plugin):
+    rows = read_packed(made / "a.json")[0].rows
+    passes = {
+        row.place.algorithm: row.first_order.passes
+        for row in rows
+        if row.metric == "mse"
+    }
+    assert (passes["sgd"], passes["adam, steps 6"], passes["adam, steps 4"]) == (
+        8,
+        6,
+        4,
+    )
+    assert passes["ridge"] is passes["noise"] is None
+
+
+def test_the_sentence_is_written_from_the_numbers():
+    def entry(worth, **more):
+        usual = {
+            "algorithm": "adam",
+            "contest": "line, D = 20, alpha 1",
+            "ranking": "tuned, 16 trials",
+            "passes": 300.0,
+            "ratio_to_floor": 2.0,
+            "worth_passes": worth,
+        }
+        return {**usual, **more}
+
+    words = in_words(
+        [
+            entry(1.5),
+            entry(0.0, algorithm="lion"),
+            entry(4.26, contest="probit, D = 400, alpha 3"),
+            entry(None),
+            entry(9.0, ranking="self-tuning"),
+        ]
+    )
+    assert "make 300 passes" in words
+    assert (
+        "0.0 (lion on line) to 4.3 passes (adam on probit), 1.5 in the median" in words
+    )
+    assert "1 of 4 errors" in words
+    assert in_words([entry(None, ratio_to_floor=None)]) == ""
 
 
 @pytest.mark.slow
