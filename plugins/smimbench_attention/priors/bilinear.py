@@ -166,7 +166,7 @@ def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host, Host]:
     """Quadrature weights (of sum about 1), singular values x, posterior means xi (``mean``) and posterior variances over Delta at
-    nodes (n, K), for noise variances delta (n,). ``panels`` holds the arrays of all panels of nodes in ``p = Re w``, which end at
+    nodes (n, K), for noise variances delta (n,). Panels of nodes in ``p = Re w`` end at
     the edges of the bulks and at the singular values ``breaks``; w is the subordination function, ``v = Im w``, ``a =
     rho^{-1/2}``.
     """
@@ -179,7 +179,7 @@ def _nodes(
         else []
     )
     unit_nodes, unit_weights = double_exponential()
-    panels = []
+    nodes, node_weights = [], []
     for bulk_start, bulk_end in (
         (np.zeros(delta.shape), bulks.inner),
         (bulks.outer, bulks.end),
@@ -191,20 +191,13 @@ def _nodes(
         ]
         for panel_start, panel_end in pairwise([bulk_start, *breaks_in_bulk, bulk_end]):
             panel_length = (panel_end - panel_start)[:, None]
-            p = panel_start[:, None] + panel_length * unit_nodes
-            x, dx_dp, v, relative_variance = _bulk_functions(p, delta_column, a)
-            w_squared = p * p + v * v
-            panels.append(
-                (
-                    2 / math.pi * panel_length * unit_weights * dx_dp * v / w_squared,
-                    x,
-                    x - 2 * delta_column * p / w_squared,
-                    relative_variance,
-                )
-            )
-    quadrature_weights, x, mean, relative_variance = (
-        np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
-    )
+            nodes.append(panel_start[:, None] + panel_length * unit_nodes)
+            node_weights.append(2 / math.pi * panel_length * unit_weights)
+    p = np.concatenate(nodes, axis=-1)
+    x, dx_dp, v, relative_variance = _bulk_functions(p, delta_column, a)
+    w_squared = p * p + v * v
+    quadrature_weights = np.concatenate(node_weights, axis=-1) * dx_dp * v / w_squared
+    mean = x - 2 * delta_column * p / w_squared
     return quadrature_weights, x, mean, relative_variance
 
 
