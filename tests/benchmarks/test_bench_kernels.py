@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from smimbench_attention.algorithms.gamp.message_pass import multiply_components
 from threadpoolctl import threadpool_limits
 
 from suites.asv.cases import Case, problems
@@ -34,6 +35,15 @@ def part_of(suite, part):
 def test_part(benchmark, suite, part):
     with threadpool_limits(limits=1):
         benchmark(part_of(suite, part))
+
+
+@pytest.mark.parametrize("components", [2, 4, 16])
+def test_latents_between_components(benchmark, components):
+    """Products of 400,000 latents of two tokens with a matrix between components."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((200_000 // components, components, 2))
+    with threadpool_limits(limits=1):
+        benchmark(multiply_components, rng.standard_normal((components, components)), z)
 
 
 def least_ratio(call, unit):

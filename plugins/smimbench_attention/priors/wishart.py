@@ -344,7 +344,8 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
         ]
     denoised = mean_eigenvalue * noise / np.clip(s_squared, smallest_s**2, largest_s**2)
     for edge, beyond_edge in edges_and_masks:
-        denoised[beyond_edge] = edge.denoise_beyond(eigenvalues[beyond_edge])
+        if beyond_edge.any():
+            denoised[beyond_edge] = edge.denoise_beyond(eigenvalues[beyond_edge])
     return denoised
 
 
