@@ -124,7 +124,7 @@ def board(paths: Iterable[Path]) -> list[JsonObject]:
                     "worth": worth_cell(contender),
                     "worth_passes": _only_number(contender, "worth"),
                     "passes": _only_number(contender, "passes"),
-                    "ratio_to_floor": _only_number(contender, "ratio"),
+                    "is_compared": _only_number(contender, "is_compared"),
                 }
                 key = entry["key"], canonical_json(first_row.identity.algorithm)
                 if key not in newest or newest[key]["written"] < entry["written"]:
@@ -275,7 +275,7 @@ def in_words(entries: Sequence[Mapping[str, Any]]) -> str:
     tuned = [
         entry
         for entry in entries
-        if entry["ranking"].startswith("tuned") and entry["ratio_to_floor"] is not None
+        if entry["ranking"].startswith("tuned") and entry["is_compared"]
     ]
     worths = sorted(
         (entry["worth_passes"], f"{entry['algorithm']} on {entry['contest']}")
@@ -300,8 +300,8 @@ def _without_worth(entries: Iterable[Mapping[str, Any]]) -> str:
     names_by_reason: dict[str, list[str]] = {}
     for entry in entries:
         for first_order in entry["first_order"][:1]:
-            if first_order["ratio"] is None and first_order["remark"]:
-                names = names_by_reason.setdefault(first_order["remark"], [])
+            if first_order["reason"]:
+                names = names_by_reason.setdefault(first_order["reason"], [])
                 names.append(entry["algorithm"])
     if not names_by_reason:
         return ""

@@ -161,7 +161,7 @@ def ratio_words(ratio: Number, error: Number = None) -> str:
 def worth_words(worth: PassesWorth) -> str:
     """Format the number of passes that runs are worth, with its interval; blank if it is unknown."""
     if worth.worth is None:
-        return "" if worth.ratio is None else worth.remark or ""
+        return worth.remark or ""
     low, high = worth.interval or (None, None)
     if not worth.worth or low is None:
         return f"{worth.worth:.2g}"

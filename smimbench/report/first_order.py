@@ -20,7 +20,15 @@ from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import placeholder_data
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.registry import RegistryError
-from smimbench.report.row import FITTED, LIMIT, OptimalValue, Optimum, PassesWorth, Row
+from smimbench.report.row import (
+    FITTED,
+    LIMIT,
+    ZERO,
+    OptimalValue,
+    Optimum,
+    PassesWorth,
+    Row,
+)
 from smimbench.report.statistics import TracedRun, mean_and_error
 from smimbench.run.answers import THEORY_ERRORS, Answers, NotStored
 from smimbench.suite.cells import Cell, build_algorithm
@@ -176,13 +184,16 @@ def worth_of_row(
     optimal, component = row.optimum, (row.component or 1) - 1
     errors = {name: error for name, error in row.estimate.values.items() if error > 0}
     if isinstance(scale, str) or passes is None or not errors:
-        return PassesWorth(remark=scale if isinstance(scale, str) else UNCOUNTED)
+        return PassesWorth(reason=scale if isinstance(scale, str) else UNCOUNTED)
     floor = scale.floor
     limit = float(floor.after(passes, component))
-    theory_error = float(floor.mse_error[component] / floor.mse[-1, component])
-    worth = PassesWorth(passes, limit, limit * theory_error, floor.is_proven)
+    end, end_error = float(floor.mse[-1, component]), float(floor.mse_error[component])
+    theory_error = end_error / max(end, end_error, 1e-300)
+    has_better_branch = optimal.limit is not None and optimal.limit < (1 - SAME) * end
+    floor_error = None if has_better_branch else limit * theory_error
+    worth = PassesWorth(passes, limit, floor_error, floor.is_proven)
     if row.is_fitted_to_itself:
-        return replace(worth, remark=OWN_OPTIMUM)
+        return replace(worth, reason=OWN_OPTIMUM)
     at_size = FloorAtSize(floor, component, optimal)
     logs = {
         name: math.log(error / at_size.prior_error) for name, error in errors.items()
@@ -209,7 +220,9 @@ def worth_of_row(
         remark = LESS_THAN_ONE if worth_passes else NO_BETTER
     elif not math.isfinite(worth_passes):
         remark = f"{at_size.last} or more"
-    ratio = float(np.mean([*errors.values()])) / at_size.after(passes)
+    floor_at_size, ratio = at_size.after(passes), None
+    if floor_at_size > ZERO * row.target:
+        ratio = float(np.mean([*errors.values()])) / floor_at_size
     return replace(
         worth,
         ratio=ratio,

@@ -612,7 +612,7 @@ def is_below_floor(rows: Sequence[Row], metric: str | None) -> bool:
     return _is_too_low(
         (row, _at_end(row, None, row.first_order.floor, row.first_order.floor_error))
         for row in rows
-        if row.metric == metric
+        if row.metric == metric and row.first_order.floor_error is not None
     )
 
 

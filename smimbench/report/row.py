@@ -184,17 +184,18 @@ class PassesWorth:
     ----------
     passes : float or None
     floor, floor_error : float or None
-        Smallest error of a first-order method after as many passes at infinite dimension, and its numerical error.
+        Smallest error of a first-order method after as many passes at infinite dimension, and its numerical error; no error where
+        another fixed point is better, which runs of finite size may reach.
     is_proven : bool or None
         Whether the floor is a theorem, or a conjecture.
     ratio : float or None
-        Ratio of the mean error to the floor at the dimension of the runs.
+        Ratio of the mean error to the floor at the dimension of the runs; None where that is 0.
     worth : float or None
         Passes after which the floor at this dimension is at their error; None if it does not fall below it.
     interval : list or None
         95% interval of ``worth``; an end that is None is beyond the end of the floor.
-    remark : str or None
-        What ``worth`` means in words where it is below 1 or not known, or why there is none.
+    remark, reason : str or None
+        What ``worth`` means in words where it is below 1 or beyond the end of the floor; why runs are not compared with it.
     """
 
     passes: Number = None
@@ -205,6 +206,12 @@ class PassesWorth:
     worth: Number = None
     interval: list[Number] | None = None
     remark: Text | None = None
+    reason: Text | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether runs are compared with the best first-order method."""
+        return self.passes is not None and self.reason is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ _FLAT = """
     theory.value=theory theory.error=theory_error theory.difference theory.z prediction.z=own_z
     optimum.ratio=ratio_to_bayes first_order.passes first_order.floor first_order.floor_error
     first_order.is_proven=floor_is_proven first_order.ratio=ratio_to_floor first_order.worth=worth_passes
-    first_order.interval=worth_interval first_order.remark=worth_remark prediction.also_predicted prediction.teachers
+    first_order.interval=worth_interval first_order.remark=worth_remark first_order.reason=no_worth
+    prediction.also_predicted prediction.teachers
 """
 """Path of each JSON key in a row, in the order of the JSON; ``=KEY`` follows where the key differs from the field's name."""
 

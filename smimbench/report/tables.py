@@ -158,9 +158,9 @@ def _unknown_worths(rows: Sequence[Row]) -> list[str]:
         return []
     algorithms_by_reason = grouped(
         dict.fromkeys(
-            (row.first_order.remark, row.place.algorithm)
+            (row.first_order.reason, row.place.algorithm)
             for row in rows
-            if row.first_order.remark and row.first_order.ratio is None
+            if row.first_order.reason
         ),
         lambda reason_and_algorithm: reason_and_algorithm[0],
     )

@@ -220,7 +220,7 @@ def _zero_phrases(contender: Contender, digits: int) -> list[str]:
 def _worth_phrases(contender: Contender) -> list[str]:
     """Return the phrase on what a contender's passes over the data are worth, if it was run at a single sample ratio."""
     first_order, *others = contender.first_order
-    if others or first_order.ratio is None:
+    if others or not first_order.is_compared:
         return []
     words = f"{number(first_order.passes, 0)} passes, worth {worth_words(first_order)}"
     is_small = first_order.worth is not None and first_order.worth < 1

@@ -392,7 +392,7 @@ def test_the_sentence_is_written_from_the_numbers():
             "contest": "line, D = 20, alpha 1",
             "ranking": "tuned, 16 trials",
             "passes": 300.0,
-            "ratio_to_floor": 2.0,
+            "is_compared": True,
             "worth_passes": worth,
         }
         return {**usual, **more}
@@ -411,7 +411,7 @@ def test_the_sentence_is_written_from_the_numbers():
         "0.0 (lion on line) to 4.3 passes (adam on probit), 1.5 in the median" in words
     )
     assert "1 of 4 errors" in words
-    assert in_words([entry(None, ratio_to_floor=None)]) == ""
+    assert in_words([entry(None, is_compared=False)]) == ""
 
 
 @pytest.mark.slow
