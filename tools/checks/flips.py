@@ -85,7 +85,7 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
     del document["digest"]
     if kind == "record":
         numbers = [(document["metrics"], name) for name in document["metrics"]]
-    elif kind in ("point", "curve", "own", "thresholds", "node"):
+    elif kind in ("point", "curve", "floor", "own", "thresholds", "node"):
         numbers = [(document, "answer")]
     elif kind == "pack":
         numbers = [
