@@ -94,6 +94,7 @@ def test_a_command_is_understood_as_it_is_printed(page, words, tmp_path, monkeyp
     verb.make_context(words[0], words[1:], parent=above)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_start_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")

@@ -98,6 +98,7 @@ def test_files(tmp_path, rng):
             trec.read(file)
 
 
+@pytest.mark.slow
 def test_made_up_questions_need_attention_and_are_learned(tmp_path, monkeypatch):
     file = tmp_path / "made.label"
     file.write_text(trec.generated(1500, np.random.default_rng(1)), encoding="latin-1")

@@ -467,6 +467,7 @@ def by_gauss_hermite(mixing, q, v, noise):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.3, 0.7), (0.8, 0.2)])
 @pytest.mark.parametrize("covariance", [[[1.2, 0.7], [0.7, 0.8]], [[1, -0.9], [-0.9, 1]]])  # fmt: skip
 def test_information_of_two_correlated_signs_is_that_of_its_definition(

@@ -250,6 +250,7 @@ def test_a_device_draws_no_sample_of_a_file_twice(backend, tmp_path, monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_no_theory_is_claimed_where_none_is_known(tmp_path, capsys):
     """Neither by ``theory`` nor next to runs; the errors of the runs are there."""
     text = suite_text(

@@ -39,6 +39,7 @@ def test_three_samples_of_one_token_tell_as_much_as_one_of_two():
     assert one.mse[0] == pytest.approx(three.mse[0], rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "close"), [(Gamp(), 0.1), (Nuclear(0.5), 0.12)])
 def test_runs(algorithm, close):
     problem = network(0.5, 0.3)

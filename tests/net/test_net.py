@@ -30,7 +30,7 @@ SUITES = [
 
 
 RUNS = [
-    pytest.param(name, marks=[] if name in ("retries", "figures") else pytest.mark.slow)
+    pytest.param(name, marks=[] if name == "retries" else pytest.mark.slow)
     for name in REFERENCE["runs"]
 ]
 

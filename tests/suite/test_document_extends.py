@@ -87,6 +87,7 @@ def test_it_can_neither_be_set_nor_be_read_from_results(tmp_path):
         parse_suite(tmp_path / "x.toml", 'extends = "optimizers"', from_results=True)
 
 
+@pytest.mark.slow
 def test_results_stand_without_the_base(tmp_path, capsys):
     base, results = write_suite(tmp_path), tmp_path / "results"
     mine = write_suite(tmp_path, MINE, "mine")

@@ -52,6 +52,7 @@ def test_what_is_too_large_is_refused_at_once(tmp_path, capsys, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
     suite = write_suite(
         tmp_path,

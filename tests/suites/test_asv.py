@@ -60,6 +60,7 @@ def quickstart(benchmarks):
     )
 
 
+@pytest.mark.slow
 def test_every_channel_and_prior_is_discovered(benchmarks):
     """Also those in no suite, and those of a plugin, which asv's processes load as any other does."""
     from smimbench.registry.registry import Registry, get_registry, set_registry
@@ -141,6 +142,7 @@ def test_the_gate_is_a_part_of_what_is_followed(benchmarks):
     assert "--bench ^gate" in (FOLDER / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_commands_are_typed(benchmarks, tmp_path):
     commands = benchmarks["commands"]
     assert "quickstart" in commands.suites()
