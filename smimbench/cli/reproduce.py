@@ -196,6 +196,7 @@ def _solve_learning_curves(
         if isinstance(limit, str):
             request.remark(f"{line.label} is not compared: {limit}")
         curves.append(learning_curve(line, results, limit, suite.figure.xlim))
+    _remark_on_failed_runs(request, results.counts)
     lines_with_limits, means = (list(column) for column in zip(*curves))
     chart = figure_chart(suite, results.answers, (), lines_with_limits, means, {})
     return lines_with_limits, means, chart
@@ -251,6 +252,13 @@ def _solve(
         our_points(line, answers, rows, sorted(alphas_by_problem[line.plans[0].label]))
         for line in lines
     ]
+    _remark_on_failed_runs(request, status_counts)
+    chart = figure_chart(suite, answers, rows, lines, our_lines, alphas_by_problem)
+    return our_lines, chart
+
+
+def _remark_on_failed_runs(request: Request, status_counts: Mapping[str, int]) -> None:
+    """Say how many runs did not end ok, from the numbers of runs by status."""
     failure_texts = [
         f"{count} {status}" for status, count in status_counts.items() if status != "ok"
     ]
@@ -258,8 +266,6 @@ def _solve(
         request.remark(
             f"runs that did not end ok: {', '.join(failure_texts)}, of {sum(status_counts.values())}; their points may be missing"
         )
-    chart = figure_chart(suite, answers, rows, lines, our_lines, alphas_by_problem)
-    return our_lines, chart
 
 
 def _print_figures(console: Console, figures: list[ShippedFigure]) -> None:

@@ -320,7 +320,8 @@ def learning_curve(
     x_limits: Sequence[float],
 ) -> tuple[PublishedLine, Line]:
     """Return a learning curve with the path of its limit, from the ``prediction`` for its runs, as points, and the mean over
-    runs at the same numbers of samples with standard errors, within the figure's range; without points if there is no limit.
+    runs at the same numbers of samples with standard errors, within the figure's range, as long as all runs last; without
+    points if there is no limit.
     """
     metric, index = line.curve.metric, line.component_index
     path = None if isinstance(prediction, str) else prediction.trajectory
@@ -352,10 +353,11 @@ def learning_curve(
     run_count = len(values_of_runs)
     deviation = np.std(values_of_runs, axis=0, ddof=1 if run_count > 1 else 0)
     limit = Line(x[is_shown], column(metric), column(f"{metric}_error"))
-    runs = limit._replace(
-        value=np.mean(values_of_runs, axis=0), error=deviation / np.sqrt(run_count)
-    )
-    return replace(line, points=limit), runs
+    means = np.mean(values_of_runs, axis=0)
+    runs = limit._replace(value=means, error=deviation / np.sqrt(run_count))
+    # A run that diverges ends early.
+    complete = np.isfinite(means)
+    return replace(line, points=limit), Line(*(column[complete] for column in runs))
 
 
 @dataclass(frozen=True)

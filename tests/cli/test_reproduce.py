@@ -330,6 +330,18 @@ def test_a_learning_curve_without_a_limit_is_not_compared(capsys, tmp_path):
     assert "error is not compared: the limit depends on the width" in err
 
 
+def test_points_after_the_end_of_a_run_are_not_compared(capsys, tmp_path):
+    """Steps of this length diverge within a few, and the limit goes on."""
+    path = tmp_path / "learning.toml"
+    text = LEARNING_CURVES.replace("BAND", "1e9").replace("2e-3", "1e-1")
+    path.write_text(text.replace("seeds     = 4", "seeds = 1"))
+    options = ("--results", tmp_path / "results", "--workers", "1", "--json")
+    _, out, err = call(capsys, "reproduce", path, *options)
+    (curve,) = json.loads(out)["curves"]
+    assert curve["points"] < 20
+    assert "1 diverged, of 1" in err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
