@@ -22,7 +22,7 @@ import numpy as np
 
 from smimbench.backend.arrays import NUMPY, on_device
 from smimbench.files import ForeseenError
-from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array
 
 NAMESPACES = Path(__file__).with_name("namespaces")
 """Folder with one file per backend other than NumPy's."""
@@ -127,7 +127,7 @@ class Backend:
             generator.standard_normal(shape), dtype="float64"
         )
 
-    def reader(self, host: Host) -> Callable[[slice], Array]:
+    def reader(self, host: Array) -> Callable[[slice], Array]:
         """Function that copies a slice of samples of a host array to this backend, in the host's data type."""
         return lambda samples: self.asarray(host[samples], dtype=host.dtype.name)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -13,10 +15,14 @@ from smimbench.backend.device import Backend, chunk_scale
 from smimbench.interfaces import Array, Host, Model
 from smimbench.interfaces.item import takes
 
-_SLICES_ONLY = "the inputs do not fit the device and are streamed: read them in slices of samples, inputs[a:b, ...]"
+_SLICES_ONLY = "the inputs do not fit the memory and are streamed: read them in slices of samples, inputs[a:b, ...]"
 
 SHARE_OF_MEMORY = 0.6
-"""Fraction of the free device memory that the inputs may take; the rest is for intermediate results."""
+"""Fraction of the free memory of a device, or of all memory of the host, that the inputs may take; the rest is for intermediate
+results."""
+LARGEST_REDRAWN = 16
+"""Largest size of inputs that the host draws again in every pass, over its memory. Doubled: a mistyped dimension starts a run of
+weeks in place of days."""
 
 
 class StreamedInputs:
@@ -102,9 +108,9 @@ class StreamedInputs:
 
 
 class DrawnInputs(StreamedInputs):
-    """Random inputs (n, T, D) too large for device memory, generated again from their seeds whenever they are read.
+    """Random inputs (n, T, D) too large for the memory, generated again from their seeds whenever they are read.
 
-    Drawing takes a GPU less time than reading the same numbers from the host.
+    Drawing takes a GPU less time than reading the same numbers from the host, and a host less than reading them from most disks.
 
     Parameters
     ----------
@@ -152,7 +158,10 @@ class DrawnInputs(StreamedInputs):
                 else namespace(like).concat(block_samples, axis=0)
             )
 
-        self._set_source(shape, like, read)
+        is_on_host = isinstance(like, np.ndarray)
+        self._set_source(
+            shape, like, read_ahead(shape[0], read) if is_on_host else read
+        )
 
     def whole_blocks(self, chunks: Iterable[slice]) -> list[slice]:
         """Move the boundaries of sample slices (``chunks``) to those of blocks, which are drawn as a whole, so that no block
@@ -212,6 +221,23 @@ def fits_device_memory(byte_count: int, backend: Backend) -> bool:
     free_bytes = backend.free_memory()
     return (
         free_bytes is None or byte_count <= SHARE_OF_MEMORY * chunk_scale() * free_bytes
+    )
+
+
+@functools.cache
+def host_memory() -> int:
+    """Memory of this machine in bytes."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def redrawn_on_host(byte_count: int) -> bool:
+    """Whether inputs of this size in bytes are drawn again whenever they are read, since the memory of the host would not hold
+    them.
+    """
+    return (
+        SHARE_OF_MEMORY * host_memory() < byte_count <= LARGEST_REDRAWN * host_memory()
     )
 
 
@@ -299,6 +325,21 @@ class Prefetch:
         if stop < self._length:
             return stop, min(2 * stop - start, self._length)
         return (0, self._first_stop) if 0 < self._first_stop < self._length else None
+
+
+def read_ahead(length: int, read: Callable[[slice], Array]) -> Callable[[slice], Array]:
+    """Reader of slices of ``length`` samples by the function ``read``, which reads the next slice in a thread meanwhile; slices
+    are read one after the other.
+    """
+    executor = ThreadPoolExecutor(max_workers=1)
+
+    def begin(start: int, stop: int) -> tuple[Future[Array], Future[Array]]:
+        """Begin to read the samples from ``start`` to ``stop``."""
+        future = executor.submit(read, slice(start, stop))
+        return future, future
+
+    prefetch = Prefetch(length, begin, lambda future: None)
+    return lambda samples: prefetch(samples).result()
 
 
 _LOCKED_HOSTS: set[int] = set()

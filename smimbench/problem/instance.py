@@ -69,7 +69,7 @@ class Instance:
     signal : ndarray
         The teacher, ``(P, D)`` or ``(P, D, D)``. Algorithms never see it.
     inputs : array (n, T, D)
-        On the host; on a device if they were drawn there (``DrawnInputs`` where they do not fit it).
+        On the host; on a device if they were drawn there. ``DrawnInputs`` where they do not fit.
     labels : array (n, ...)
         Where the inputs were drawn.
     sample_ratio : float
@@ -110,8 +110,9 @@ class Instance:
                 self.inputs.size * number_bytes, backend
             )
         inputs = self.inputs
-        if not isinstance(inputs, DrawnInputs):
-            if stream:
+        is_redrawn = isinstance(inputs, DrawnInputs)
+        if not is_redrawn or namespace(inputs) is not backend.xp:
+            if stream or is_redrawn:
                 inputs = StreamedInputs(read_only(inputs), backend)
             elif backend.storage:
                 compute_dtype = getattr(backend.xp, backend.dtype)
@@ -321,13 +322,56 @@ def fill_with_tokens(
             inputs_array.shape,
         )
         return
-    block_size = max(1, HOST_BLOCK // max(1, math.prod(inputs_array.shape[1:])))
+    block_size = _samples_of_block(inputs_array.shape)
     for first_sample in range(0, len(inputs_array), block_size):
         token_block = inputs_array[first_sample : first_sample + block_size]
-        tokens = inputs.transform(rng.standard_normal(token_block.shape))
-        token_block[...] = checked_array(
-            f"inputs {inputs.name!r}: transform", tokens, token_block.shape
-        )
+        token_block[...] = _draw_tokens(inputs, rng, token_block.shape)
+
+
+def redrawn_tokens(
+    shape: tuple[int, int, int],
+    inputs: Inputs,
+    rng: np.random.Generator,
+    input_dtype: str,
+    slice_dtype: str,
+) -> DrawnInputs:
+    """Draw tokens of the distribution ``inputs`` with ``rng`` as ``fill_with_tokens`` does, and again whenever they are read,
+    from the states of the generator before every block: rounded to ``input_dtype``, in slices of ``slice_dtype``.
+    """
+    sample_count, *sample_shape = shape
+    block_size, states = _samples_of_block(shape), []
+
+    def draw_block(generator: np.random.Generator, block_index: int) -> Host:
+        """Draw the samples of one block."""
+        block_length = min(block_size, sample_count - block_index * block_size)
+        return _draw_tokens(inputs, generator, (block_length, *sample_shape))
+
+    for block_index in range(-(-sample_count // block_size)):
+        states.append(rng.bit_generator.state)
+        draw_block(rng, block_index)
+
+    def redraw_block(block_index: int) -> Host:
+        """Draw the samples of one block again, in their data type."""
+        generator = np.random.Generator(type(rng.bit_generator)())
+        generator.bit_generator.state = states[block_index]
+        return draw_block(generator, block_index).astype(input_dtype, copy=False)
+
+    like = np.empty((0, *sample_shape), dtype=slice_dtype)
+    return DrawnInputs(shape, block_size, redraw_block, like)
+
+
+def _samples_of_block(shape: tuple[int, ...]) -> int:
+    """Number of samples that are drawn at once of inputs of this shape (n, T, D)."""
+    return max(1, HOST_BLOCK // max(1, math.prod(shape[1:])))
+
+
+def _draw_tokens(
+    inputs: Inputs, rng: np.random.Generator, shape: tuple[int, ...]
+) -> Host:
+    """Draw one block of tokens (n, T, D), of the distribution ``inputs``, with ``rng``."""
+    assert inputs.transform is not None
+    tokens = inputs.transform(rng.standard_normal(shape))
+    return checked_array(f"inputs {inputs.name!r}: transform", tokens, shape)
 
 
 def draw_on_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 
 from smimbench.backend.arrays import matching, namespace
 from smimbench.backend.device import Backend
-from smimbench.backend.streaming import StreamedInputs
+from smimbench.backend.streaming import StreamedInputs, redrawn_on_host
 from smimbench.derive import complete_channel, complete_prior, why_theory_only
 from smimbench.derive.whitening import (
     WeightedPrior,
@@ -49,6 +50,7 @@ from smimbench.problem.instance import (
     draw_on_device,
     fill_with_tokens,
     input_and_label_types,
+    redrawn_tokens,
     seed_sequence,
 )
 from smimbench.registry.items import Parameters, build, parameters_of, signature_of
@@ -508,11 +510,19 @@ class Problem:
     def draw(
         self, signal: Host, n: int, rng: np.random.Generator, dtype: str = "float64"
     ) -> tuple[Host, Host]:
-        """Draw inputs (n, T, D) and labels y (n, ...) of n samples of a teacher ``signal`` on the host, from latents z."""
+        """Draw inputs (n, T, D) and labels y (n, ...) of n samples of a teacher ``signal`` on the host, from latents z. Inputs
+        that its memory would not hold are drawn again whenever they are read.
+        """
         model = self.model
         input_dtype, label_dtype = input_and_label_types(dtype)
-        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=input_dtype)
-        fill_with_tokens(inputs, self.inputs, rng)
+        shape = n, model.tokens, signal.shape[-1]
+        byte_count = math.prod(shape) * np.dtype(input_dtype).itemsize
+        inputs: Any
+        if self.inputs.transform is not None and redrawn_on_host(byte_count):
+            inputs = redrawn_tokens(shape, self.inputs, rng, input_dtype, label_dtype)
+        else:
+            inputs = np.empty(shape, dtype=input_dtype)
+            fill_with_tokens(inputs, self.inputs, rng)
         labels: Host | None = None
         for chunk in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[chunk], dtype=np.float64), signal)

@@ -15,6 +15,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
+from smimbench.backend.streaming import redrawn_on_host
 from smimbench.files import attempt, canonical_json
 from smimbench.interfaces import Algorithm
 from smimbench.interfaces.algorithm import plan_of, refusal
@@ -271,6 +272,8 @@ def _memory_of(problem: Problem, cell: Cell) -> int:
     model, dimension = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, dimension)
     input_bytes = samples * model.tokens * dimension * _bytes_per_number(cell)
+    if problem.inputs.transform is not None and redrawn_on_host(input_bytes):
+        input_bytes = 0
     label_bytes = 2 * samples * model.tokens**2 * 8
     signal_bytes = 8 * math.prod(model.signal_shape(problem.components, dimension)) * 8
     return 11 * input_bytes // 10 + label_bytes + signal_bytes + 150 * 2**20

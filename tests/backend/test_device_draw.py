@@ -1,20 +1,25 @@
-"""Inputs drawn on a device: the right law, one instance for all chunkings and precisions, and a key of their own."""
+"""Inputs drawn on a device, or again in every pass: the right law, one instance for all chunkings, a key of their own."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from smimbench.backend import streaming
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
+from smimbench.run import cell as cell_module
+from smimbench.run.cost import memory_of_a_cell
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
+from tests.backend.steps import estimate
 from tests.backend.test_streaming import small
 from tests.conftest import assert_placed
-from tests.helpers import attention, sequence, write_suite
+from tests.helpers import SUITE, attention, loaded, sequence, write_suite
 
 LINEAR, HARDMAX = sequence("linear", noise=0.3), attention("hardmax")
 
@@ -99,6 +104,65 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
     assert all(s.start % data.inputs.block == 0 for s in parts)
     with pytest.raises(TypeError, match="in slices of samples"):
         data.inputs[...]
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """A host that holds no inputs of a test, whose blocks have three samples of two tokens in 20 dimensions."""
+    monkeypatch.setattr(streaming, "host_memory", lambda: 1000)
+    monkeypatch.setattr(instance_module, "HOST_BLOCK", 2 * 20 * 3)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "mixed"])
+def test_what_does_not_fit_the_host_is_the_same_instance_drawn_anew(
+    request, monkeypatch, dtype
+):
+    monkeypatch.setattr(instance_module, "HOST_BLOCK", 2 * 20 * 3)
+    backend = get_backend("numpy", dtype)
+    roomy = LINEAR.instance(0.5, 20, dtype=dtype)
+    request.getfixturevalue("little_memory")
+    crowded = LINEAR.instance(0.5, 20, dtype=dtype)
+    here, there = roomy.data(backend).inputs, crowded.data(backend).inputs
+    assert isinstance(there, DrawnInputs)
+    assert (there.shape, there.dtype) == (here.shape, here.dtype)
+    np.testing.assert_array_equal(crowded.labels, roomy.labels)
+    for part in (slice(0, 10), slice(2, 7), slice(9, 10), slice(4, 4), slice(5, 99)):
+        np.testing.assert_array_equal(there[part, ...], here[part, ...])
+
+
+@pytest.mark.parametrize("algorithm", ["gamp", "adam"])
+@pytest.mark.parametrize("problem", [sequence(), LINEAR])
+def test_an_algorithm_finds_the_same_on_inputs_drawn_anew(
+    request, backend, problem, algorithm
+):
+    roomy = problem.instance(0.5, 20)
+    request.getfixturevalue("little_memory")
+    crowded = problem.instance(0.5, 20)
+    assert isinstance(crowded.inputs, DrawnInputs)
+    expected, found = (
+        to_host(estimate(problem, instance.data(backend), 3, algorithm))
+        for instance in (roomy, crowded)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    assert crowded.remarks == roomy.remarks
+    assert crowded.checksum() == crowded.checksum()
+
+
+def test_a_run_beyond_the_memory_is_accepted_up_to_a_limit(tmp_path, monkeypatch):
+    (cell, *_) = loaded(tmp_path, SUITE, [], ["algorithm=gamp"]).cells()
+    size = 8 * math.prod(
+        cell.rebuild()[0].instance(cell.alpha, cell.dimension).inputs.shape
+    )
+    memory = memory_of_a_cell([cell])
+    for host, placement in ((2 * size, "resident"), (size, "drawn anew")):
+        monkeypatch.setattr(streaming, "host_memory", lambda host=host: host)
+        monkeypatch.setattr(cell_module, "_LATEST", {})
+        record = cell_module.run_cell(cell)
+        assert record.document["placement"] == {"drawn": "host", "inputs": placement}
+        assert memory_of_a_cell([cell]) <= memory
+    assert memory_of_a_cell([cell]) <= memory - size
+    monkeypatch.setattr(streaming, "host_memory", lambda: size // 17)
+    assert memory_of_a_cell([cell]) == memory
 
 
 def keys(tmp_path, *overrides):

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from smimbench_attention.channels.attention.hardmax import kernel
+from smimbench_attention.channels.attention.hardmax.kernel import host_moments
 from smimbench_attention.channels.sequence.softmax import two_layers
 from smimbench_attention.channels.sequence.softmax.network import output
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import host_sums
@@ -35,7 +37,7 @@ def iteration(counts, problem, data, item, state):
 
 
 def one_kernel(counts, monkeypatch):
-    """The quadrature of two layers as one launch, as it is on a GPU; what it computes, the host computes."""
+    """The quadratures of two layers and of hardmax as one launch, as they are on a GPU; what they compute, the host computes."""
 
     def fused(u, omega, rule, reach, level):
         if isinstance(u, np.ndarray):
@@ -48,12 +50,18 @@ def one_kernel(counts, monkeypatch):
                 for found in host_sums(u, omega, rule, reach, level)
             )
 
+    def fused_moments(*arguments):
+        counts.launches["kernel"] += not counts._depth
+        return host_moments(*arguments)
+
     monkeypatch.setattr(two_layers, "box_sums", fused)
+    monkeypatch.setattr(kernel, "host_moments", fused_moments)
 
 
 # GAMP computes with matrices between components on the host: it reads what the samples say, and the overlaps at the end; the
 # Wishart denoiser reads its eigenvalues. Hardmax looks whether any sample lies in the tail of its normal distribution function,
-# which array-api-strict lacks and takes from the host (CuPy has it, and waits once less).
+# which array-api-strict lacks and takes from the host (CuPy has it, and waits once less). With three tokens it looks whether any
+# label is unlikely; the host's kernel takes two arrays from the device, which a GPU's does not.
 @pytest.mark.parametrize(
     ("problem", "algorithm", "launches", "waits"),
     [
@@ -63,6 +71,7 @@ def one_kernel(counts, monkeypatch):
         (attention("softmax"), "gamp", 120, 3),
         (attention("linear", noise=0.1), "gamp", 120, 3),
         (attention("hardmax"), "gamp", 240, 5),
+        (attention("hardmax", tokens=3), "gamp", 120, 6),
         (sequence("softmax"), "adam", 80, 1),
         (attention("softmax"), "adam", 120, 1),
     ],

@@ -17,7 +17,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import Backend, BackendError, Elapsed, gpu_free_memory
 from smimbench.backend.streaming import pinned_transfers
 from smimbench.files import attempt
-from smimbench.interfaces import Array, Host
+from smimbench.interfaces import Array
 
 THREADS = 256
 """Threads of a block that draws normal numbers. Doubled (not measured): fewer blocks on a processor at once."""
@@ -70,10 +70,12 @@ class CupyBackend(Backend):
 
         return draw
 
-    def reader(self, host: Host) -> Callable[[slice], Array]:
-        """Function that copies slices of samples to the GPU, prefetched if the host's pages can be locked."""
+    def reader(self, host: Array) -> Callable[[slice], Array]:
+        """Function that copies slices of samples to the GPU, prefetched if they are in pages of the host that can be locked."""
         import cupy
 
+        if not isinstance(host, np.ndarray):
+            return super().reader(host)
         try:
             return pinned_transfers(cupy, host)
         except (
