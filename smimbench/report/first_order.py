@@ -42,6 +42,7 @@ LEVEL = 0.95
 SAME = 1e-3
 """Relative difference from the end of the floor that counts as reaching it. Halved, a worth may be two or three passes larger."""
 
+NOT_STORED = "the best first-order method is not stored; 'smimbench theory' solves it"
 FRESH = "it draws fresh samples"
 MINIBATCHES = "it learns from minibatches"
 UNCOUNTED = "its passes over the data are not counted, as those of a direct method"
@@ -83,7 +84,7 @@ def pass_scale(
     except (RegistryError, ParameterError) as error:
         return f"the algorithm is not installed: {error}"
     except NotStored:
-        return "not stored"
+        return NOT_STORED
     except THEORY_ERRORS as error:
         return f"theory raised {error_line(error)}"
     return floor if isinstance(floor, str) else PassScale(floor, samples, plan.passes)

@@ -214,7 +214,7 @@ def read_packed(path: Path) -> tuple[ResultsTable, RunJson, list[str]]:
             return table, pack["run"], [stored_table.UNVERIFIABLE]
     with unpacked(path, pack, any_code=True) as results:
         table, remarks = results.table, [*results.suite.remarks]
-        if any(key.kind != "floor" for key in results.answers.missing):
+        if results.answers.has_missing_answers:
             remarks.append("the file lacks some of the theory that its rows need")
         return table, pack["run"], remarks
 

@@ -20,6 +20,7 @@ _ROW_COLUMNS = [
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
     "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "optimum", "ratio_to_bayes",
     "ratio_to_limit", "z_at_size", "seconds", "iterations", "per_iteration", "status_counts", "settings",
+    "passes", "ratio_to_floor", "worth_passes",
 ]  # fmt: skip
 
 

@@ -193,8 +193,11 @@ class Answers:
         """Return the smallest error of a first-order method after every number of passes at a sample ratio alpha, or the
         reason why there is none.
         """
-        answer = self._require_answer(problem, key_of_floor(problem, alpha))
-        return cast(Floor | str, answer)
+        key = key_of_floor(problem, alpha)
+        try:
+            return cast(Floor | str, self._require_answer(problem, key))
+        finally:
+            self.missing.discard(key)  # results of older versions have none
 
     def line_or_none(
         self, problem: Problem, alphas: Sequence[float]

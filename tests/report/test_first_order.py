@@ -1,6 +1,7 @@
 """What runs are worth in passes of the best first-order method, which passes are counted, and who is below the floor."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,8 +28,10 @@ from smimbench.report.prediction import (
     deviation,
     is_below_floor,
 )
-from smimbench.report.row import FITTED
+from smimbench.report.results import ResultsTable
+from smimbench.report.row import FITTED, PassesWorth
 from smimbench.report.statistics import TracedRun
+from smimbench.report.stored_table import verified_table
 from smimbench.report.verdict import verdicts
 from smimbench.report.wording import BELOW_FLOOR, agreement_words, contender_line
 from smimbench.run.theory_solver import TheorySolver
@@ -273,3 +276,16 @@ def test_where_the_optimum_is_zero_there_is_no_ratio():
     assert [entry.worth for entry in found] == [pytest.approx(4 / 3)] * 2
     assert [entry.ratio for entry in found] == [None, pytest.approx(0.1)]
     assert all(math.isfinite(entry.floor) for entry in found)
+
+
+def test_tables_of_older_versions_lack_it():
+    """They are read, and still agree with the rows that are made of their records."""
+    old = row(values=errors(0.5))
+    assert old.first_order == PassesWorth()
+    new = row(values=errors(0.5), passes=300.0, worth_passes=1.0)
+    written, computed = (
+        ResultsTable("s", "", "", 1e-3, [found], {"ok": 4}, 0, [])
+        for found in (old, new)
+    )
+    assert verified_table(Path(), written, computed) == []
+    assert verified_table(Path(), computed, written) != []
