@@ -9,13 +9,14 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+K = TypeVar("K")
 T = TypeVar("T")
 JsonObject = dict[str, Any]
 """A JSON object: a record, an answer of theory, ``run.json``."""
@@ -41,6 +42,16 @@ def canonical_json(value: object) -> str:
         allow_nan=False,
         default=plain_value,
     )
+
+
+def omit(table: Mapping[K, T], *keys: object) -> dict[K, T]:
+    """Return the entries of a table without those of these ``keys``."""
+    return {key: value for key, value in table.items() if key not in keys}
+
+
+def pick(table: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
+    """Return the entries of a table for these ``keys``, in their order, as far as it has them."""
+    return {key: table[key] for key in keys if key in table}
 
 
 def plain_value(value: object) -> Any:
@@ -119,6 +130,11 @@ def suggestion(word: str, choices: Iterable[object], max_choices: int = 40) -> s
     if len(choice_texts) > max_choices:
         choice_texts = [*choice_texts[: max_choices // 2], "...", choice_texts[-1]]
     return f"choose from {', '.join(choice_texts) or 'none'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural, such as ``3 nodes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def missing(key: str, keys: Iterable[object]) -> str:

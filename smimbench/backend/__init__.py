@@ -5,6 +5,7 @@ Plugins import the names of this page from here.
 
 from smimbench.backend.arrays import (
     NUMPY,
+    asarray_like,
     clip,
     dtype_name,
     matching,
@@ -39,6 +40,7 @@ __all__ = [
     "Elapsed",
     "NarrowInputs",
     "StreamedInputs",
+    "asarray_like",
     "backend_names",
     "chunk_bytes",
     "clip",

@@ -64,6 +64,11 @@ def _constants(
     return xp.asarray(values, dtype=dtype, device=device)
 
 
+def asarray_like(values: object, like: Array) -> Array:
+    """Convert numbers or an array to an array of the namespace, data type and device of ``like``."""
+    return namespace(like).asarray(values, **matching(like))
+
+
 def dtype_name(array: Array) -> str:
     """Name of an array's data type, such as ``"float64"``, the same for every namespace."""
     return str(array.dtype).rpartition(".")[2]
@@ -137,7 +142,7 @@ def send(host: Host, like: Array) -> Array:
     if isinstance(like, np.ndarray):
         return host.astype(like.dtype, copy=False)
     host = host.astype(dtype_name(like), copy=False)
-    device_array = namespace(like).asarray(host, **matching(like))
+    device_array = asarray_like(host, like)
     _SENT.append((device_array, host))
     return device_array
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from smimbench.cli.options import make_console, print_message
+from smimbench.files import counted
 from smimbench.run.record import reason_kind, reason_of
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     if display.bars is None and cell_count and not silent:
         local_workers_text = f"{campaign.workers} at a time"
         workers_text = f"on {campaign.dask}" if campaign.dask else local_workers_text
-        cells_text = "1 cell" if cell_count == 1 else f"{cell_count} cells"
+        cells_text = counted(cell_count, "cell")
         click.echo(f"{suite_name}: running {cells_text}, {workers_text}", err=True)
     display.show(suite_name, suite_name, f"0 / {cell_count}", total=cell_count)
     with display:
@@ -284,9 +285,9 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
                 self._suite, self._alphas, Answers(self._folder)
             )
             raise Interrupted(
-                f"interrupted; kept so far: {_counted(node_count, 'node')} of curves, "
-                f"{_counted(point_count, 'sample ratio')} and the "
-                f"thresholds of {_counted(threshold_count, 'problem')}; rerun the same command to continue"
+                f"interrupted; kept so far: {counted(node_count, 'node')} of curves, "
+                f"{counted(point_count, 'sample ratio')} and the "
+                f"thresholds of {counted(threshold_count, 'problem')}; rerun the same command to continue"
             ) from None
 
     def on_progress(self, problem: Problem, progress: Progress) -> None:
@@ -321,7 +322,7 @@ def _position_text(progress: Progress) -> str:
     if progress.alpha is not None:
         return f", alpha {progress.alpha:.3g}"
     if progress.nodes:
-        return f", {_counted(progress.nodes, 'node')}"
+        return f", {counted(progress.nodes, 'node')}"
     return f", {progress.note}" if progress.note else ""
 
 
@@ -338,11 +339,6 @@ def figures_progress(charts: Sequence[Chart], *, silent: bool) -> Iterator[Chart
                 "figures", name, count_text, seconds, completed=index, total=chart_count
             )
             yield chart
-
-
-def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural, such as ``3 nodes``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _duration_text(seconds: float) -> str:

@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 from numpy.random import Generator
 
-from smimbench.backend.arrays import clip, matching, namespace
+from smimbench.backend.arrays import asarray_like, clip, matching, namespace
 from smimbench.derive.labels import (
     few_labels,
     is_exact,
@@ -31,7 +31,7 @@ from smimbench.interfaces import (
     Uncertain,
 )
 from smimbench.interfaces.item import Delegate
-from smimbench.numerics.linalg import symmetric, symmetric_root
+from smimbench.numerics.linalg import outer_product, symmetric, symmetric_root
 from smimbench.numerics.random_numbers import monte_carlo_rng
 
 
@@ -130,7 +130,7 @@ class DerivedChannel(Delegate):
         for latent_index in range(self.components * self.sites):
             step_array = np.zeros((1, self.components, self.sites))
             step_array.flat[latent_index] = step
-            latent_shift = xp.asarray(step_array, **matching(z_float64))
+            latent_shift = asarray_like(step_array, z_float64)
             cotangent_difference = xp.zeros((n,), **matching(z_float64))
             for shift_factor, coefficient in (
                 (1, 8.0),
@@ -227,9 +227,8 @@ class IntegratedChannel(DerivedChannel):
             xp.matmul(whitened_moments.mean, root_of_all_sites), (n, P, C)
         )
         mean = omega + xp.astype(mean_shift, omega.dtype)
-        whitened_covariance = (
-            whitened_moments.square
-            - whitened_moments.mean[:, :, None] * whitened_moments.mean[:, None, :]
+        whitened_covariance = whitened_moments.square - outer_product(
+            whitened_moments.mean, whitened_moments.mean
         )
         mean_covariance_blocks = xp.matmul(
             xp.matmul(root_of_all_sites, xp.mean(whitened_covariance, axis=0)),
@@ -246,9 +245,7 @@ class IntegratedChannel(DerivedChannel):
             second_moments = xp.matmul(
                 xp.matmul(root_of_all_sites, whitened_covariance), root_of_all_sites
             )
-            second_moments = (
-                second_moments + flat_mean[:, :, None] * flat_mean[:, None, :]
-            )
+            second_moments = second_moments + outer_product(flat_mean, flat_mean)
             second_moments = xp.astype(
                 xp.reshape(second_moments, (n, P, C, P, C)), omega.dtype
             )

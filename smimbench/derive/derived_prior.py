@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.backend.arrays import matching, namespace, to_host
+from smimbench.backend.arrays import asarray_like, to_host
 from smimbench.interfaces import (
     Array,
     Factor,
@@ -71,13 +71,12 @@ class DerivedPrior(Delegate):
         """State-evolution map: from the information ``Qhat`` (..., P, P) on the signal to the posterior mean's error ``V`` and
         overlap ``Q = second_moment - V``, both (..., P, P). V is computed on the host, matrix by matrix.
         """
-        xp = namespace(Qhat)
         host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
         V = np.zeros(host_Qhat.shape)
         for index in np.ndindex(host_Qhat.shape[:-2]):
             V[index] = self._error(host_Qhat[index])
         Q = self.second_moment(host_Qhat.shape[-1]) - V
-        return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
+        return Overlap(asarray_like(Q, Qhat), asarray_like(V, Qhat))
 
     def _error(self, Qhat: Host) -> Host:
         """Error V (P, P) of the posterior mean of the signal for one information matrix ``Qhat`` (P, P)."""

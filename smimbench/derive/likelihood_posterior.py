@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend.arrays import clip, matching, namespace
+from smimbench.backend.arrays import asarray_like, clip, matching, namespace
 from smimbench.derive.labels import log_likelihood
 from smimbench.interfaces import Array, Channel
 from smimbench.numerics.indexing import put_at_mask
@@ -116,7 +116,7 @@ class Samples:
             (n, d)
         )
         axis = axis / np.linalg.norm(axis, axis=1, keepdims=True)
-        axis = xp.broadcast_to(xp.asarray(axis, **matching(omega)), (R, n, d))
+        axis = xp.broadcast_to(asarray_like(axis, omega), (R, n, d))
         mean = xp.zeros((R, n, d), **matching(omega))
         factor = xp.broadcast_to(xp.eye(d, **matching(omega)), (R, n, d, d))
         return cls(channel, y, omega, root, refine, mean, factor, axis)
@@ -151,7 +151,7 @@ class Samples:
             whitened_points(dimension, count, purpose, replicate)
             for replicate in range(REPLICATES)
         ]
-        return self.xp.asarray(np.stack(replicates)[:, None], **matching(self.omega))
+        return asarray_like(np.stack(replicates)[:, None], self.omega)
 
     def reflect_and_map(self, points: Array) -> tuple[Array, Array]:
         """Reflect k standard normal points (R, 1, k, d) for each sample, and map them into its Gaussian; return both (R, n, k,

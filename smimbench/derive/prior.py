@@ -17,7 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
+from smimbench.backend.arrays import (
+    NUMPY,
+    asarray_like,
+    clip,
+    matching,
+    namespace,
+    to_host,
+)
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, error_curve
 from smimbench.interfaces import (
@@ -204,11 +211,7 @@ class DensityPrior(DerivedLaw):
                 observations[component], information
             )
             errors[component] = variance.mean()
-        xp = namespace(R)
-        return Denoised(
-            xp.asarray(estimate, **matching(R)),
-            xp.asarray(np.diag(errors), **matching(R)),
-        )
+        return Denoised(asarray_like(estimate, R), asarray_like(np.diag(errors), R))
 
     def _moments_of_entries(self, r: Host, information: float) -> tuple[Host, Host]:
         """Posterior mean and variance of signal entries observed as ``r`` (n,) with noise of variance 1/information;
@@ -314,7 +317,7 @@ class DensityPrior(DerivedLaw):
         column_channel = IntegratedChannel(_ColumnChannel(self, P), sites=1)
         signal_columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
         labels = xp.zeros((R.shape[1],), **matching(signal_columns))
-        noise_covariance = xp.asarray(noise_covariance, **matching(signal_columns))
+        noise_covariance = asarray_like(noise_covariance, signal_columns)
         posterior = column_channel.posterior(labels, signal_columns, noise_covariance)
         estimate = xp.matrix_transpose(posterior.mean[:, :, 0])
         return Denoised(
@@ -520,7 +523,7 @@ class SpectrumPrior(DerivedLaw):
             estimate = R[component, ...]
             if variance > 1 / LOWEST:
                 mean = self.center * np.eye(dimension)
-                estimate = xp.asarray(mean, **matching(R))
+                estimate = asarray_like(mean, R)
             elif variance > 0:
                 eigenvalues, eigenvectors = xp.linalg.eigh(estimate)
                 denoised_eigenvalues = self._law.rie(eigenvalues, variance)[None, :]
@@ -530,7 +533,7 @@ class SpectrumPrior(DerivedLaw):
                 )
             estimates.append(estimate)
         V = self._error_of_noise(noise)
-        return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
+        return Denoised(xp.stack(estimates), asarray_like(V, R))
 
     def _error(self, Qhat: Host) -> Host:
         """Error V (P, P) of the posterior mean at information ``Qhat`` (P, P), diagonal: ``V_pp = F([Qhat^{-1}]_pp)`` with

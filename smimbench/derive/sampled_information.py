@@ -24,7 +24,7 @@ import numpy as np
 
 from smimbench.interfaces import Array, Channel, Host, Uncertain
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.linalg import symmetric, symmetric_root
+from smimbench.numerics.linalg import outer_product, symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
 from smimbench.numerics.random_numbers import monte_carlo_rng, normal_points
 from smimbench.numerics.statistics import (
@@ -214,9 +214,7 @@ def _control_variates(drawn_labels: Labels, V: Host, unlearned: list[int]) -> Ho
     if unlearned and drawn_labels.responses is not None:
         z = (symmetric_root(V) @ drawn_labels.truth)[:, unlearned]
         variances = np.diagonal(V)[unlearned][:, None, None]
-        squared_latent_excess = z[..., :, None] * z[..., None, :] / variances - np.eye(
-            C
-        )
+        squared_latent_excess = outer_product(z, z) / variances - np.eye(C)
         response_1, response_2 = drawn_labels.responses
         controls.append(
             (

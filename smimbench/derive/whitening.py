@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.backend.arrays import matching, namespace, send, to_host
+from smimbench.backend.arrays import asarray_like, matching, namespace, send, to_host
 from smimbench.interfaces import (
     Array,
     Channel,
@@ -65,7 +65,7 @@ class WeightedModel(Delegate):
     def _weights(self, signal: Array) -> Array:
         """Square roots (D,) of the feature variances, as an array of the signal's library."""
         variance_roots = self._roots(signal.shape[-1])
-        return namespace(signal).asarray(variance_roots, **matching(signal))
+        return asarray_like(variance_roots, signal)
 
     def weighted(self, signal: Array) -> Array:
         """Whitened signal: every feature (last axis) of the signal times the square root of its variance."""
@@ -253,10 +253,10 @@ class WhitenedModel(Delegate):
         signal, which shift the sites of a token with itself.
         """
         xp = namespace(z)
-        whitened = xp.matmul(z, xp.asarray(self._inverse.T, **matching(z)))
+        whitened = xp.matmul(z, asarray_like(self._inverse.T, z))
         if trace is None:
             return whitened
-        diagonal_shift = xp.asarray(self._shift, **matching(z))
+        diagonal_shift = asarray_like(self._shift, z)
         return whitened + trace[..., None, :, None] * diagonal_shift
 
     def _mixed(self, g: Array) -> tuple[Array, Array]:
@@ -264,8 +264,8 @@ class WhitenedModel(Delegate):
         traces (..., P) of the signal.
         """
         xp = namespace(g)
-        latent_gradient = xp.matmul(g, xp.asarray(self._inverse, **matching(g)))
-        site_gradient = xp.matmul(g, xp.asarray(self._shift, **matching(g)))
+        latent_gradient = xp.matmul(g, asarray_like(self._inverse, g))
+        site_gradient = xp.matmul(g, asarray_like(self._shift, g))
         return latent_gradient, xp.sum(site_gradient, axis=-2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
@@ -353,7 +353,7 @@ class MixedChannel(Delegate, Channel):
 
     def apply(self, matrix: Host, z: Array) -> Array:
         """Multiply latents ``z`` (..., C) along their last axis (the sites) by a host matrix (C, C)."""
-        return namespace(z).matmul(z, namespace(z).asarray(matrix.T, **matching(z)))
+        return namespace(z).matmul(z, asarray_like(matrix.T, z))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Draw labels of the whitened latents ``z``; ``rng`` draws the noise."""

@@ -18,6 +18,11 @@ def symmetric(matrix: Array) -> Array:
     return (matrix + namespace(matrix).matrix_transpose(matrix)) / 2
 
 
+def outer_product(left: Array, right: Array) -> Array:
+    """Products (..., P, R) of all entries of vectors ``left`` (..., P) with all entries of ``right`` (..., R)."""
+    return left[..., :, None] * right[..., None, :]
+
+
 def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
     """Apply a function f to symmetric matrices (..., P, P) through their eigenvalues a and eigenvectors U: ``U diag(f(a)) U^T``.
 

@@ -20,7 +20,7 @@ from smimbench.backend.streaming import (
     StreamedInputs,
     fits_device_memory,
 )
-from smimbench.files import error_line, printable
+from smimbench.files import error_line, omit, printable
 from smimbench.interfaces import (
     Array,
     Claims,
@@ -172,11 +172,7 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         failed_metrics = {} if failed_metrics is None else failed_metrics
-        metrics = {
-            metric_name: metric
-            for metric_name, metric in self._trajectory_metrics.items()
-            if metric_name not in failed_metrics
-        }
+        metrics = omit(self._trajectory_metrics, *failed_metrics)
         metric_values, reasons = self._measure_metrics(
             metrics, estimate, self.claims(estimate)
         )

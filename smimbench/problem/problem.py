@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from smimbench.backend.arrays import matching, namespace
+from smimbench.backend.arrays import asarray_like, namespace
 from smimbench.backend.device import Backend
 from smimbench.backend.streaming import StreamedInputs, redrawn_on_host
 from smimbench.derive import complete_channel, complete_prior, why_theory_only
@@ -27,6 +27,7 @@ from smimbench.files import (
     error_line,
     error_place,
     missing,
+    omit,
 )
 from smimbench.interfaces import (
     Algorithm,
@@ -138,11 +139,7 @@ def version_of(entry: Entry) -> Specification:
 
 def as_table(spec: Specification) -> Parameters:
     """Convert a specification to a table of a suite: name (with the package, if third-party) and parameters."""
-    table = {
-        spec_key: spec_value
-        for spec_key, spec_value in spec.items()
-        if spec_key not in (*CODE_KEYS, "distribution")
-    }
+    table = omit(spec, *CODE_KEYS, "distribution")
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
     return table
@@ -164,11 +161,11 @@ def without(key: str, table: Parameters) -> Parameters:
 
 def _chosen_parameters(spec: Specification, defaults: Parameters) -> Parameters:
     """Return the parameters in the specification of an item that have no default, or differ from it."""
+    parameters = omit(spec, *CODE_KEYS, "name", "distribution")
     return {
-        parameter_name: value
-        for parameter_name, value in spec.items()
-        if parameter_name not in (*CODE_KEYS, "name", "distribution")
-        and (parameter_name not in defaults or value != defaults[parameter_name])
+        name: value
+        for name, value in parameters.items()
+        if name not in defaults or value != defaults[name]
     }
 
 
@@ -302,7 +299,7 @@ class Problem:
         if self.variances is None:
             return gradient
         variances = self.variances(gradient.shape[-1])
-        return gradient / namespace(gradient).asarray(variances, **matching(gradient))
+        return gradient / asarray_like(variances, gradient)
 
     def _make_item(
         self, kind: str, name_or_table: str | Mapping[str, object], **provided: object
@@ -425,14 +422,7 @@ class Problem:
     @property
     def identity(self) -> str:
         """Canonical JSON of the items' names and parameters, without versions; equal for problems with the same mathematics."""
-        tables = {
-            item_kind: {
-                spec_key: spec_value
-                for spec_key, spec_value in spec.items()
-                if spec_key not in CODE_KEYS
-            }
-            for item_kind, spec in self.spec.items()
-        }
+        tables = {kind: omit(spec, *CODE_KEYS) for kind, spec in self.spec.items()}
         return canonical_json(tables)
 
     @property

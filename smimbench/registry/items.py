@@ -21,6 +21,8 @@ from smimbench.files import (
     documentation,
     error_line,
     missing,
+    omit,
+    pick,
     plain_value,
     suggestion,
 )
@@ -121,11 +123,7 @@ def build(
     import pydantic
 
     signature = signature_of(cls)
-    engine_values = {
-        parameter_name: engine_value
-        for parameter_name, engine_value in (provided or {}).items()
-        if parameter_name in signature
-    }
+    engine_values = pick(provided or {}, signature)
     settable_names, type_hints, validator = _parameter_validator(cls, kind)
     for parameter_key in params:
         if parameter_key not in settable_names:
@@ -178,11 +176,7 @@ def _parameter_validator(
     """
     import pydantic
 
-    settable_parameters = {
-        parameter_name: parameter
-        for parameter_name, parameter in signature_of(cls).items()
-        if parameter_name not in ENGINE_FILLED.get(kind, ())
-    }
+    settable_parameters = omit(signature_of(cls), *ENGINE_FILLED.get(kind, ()))
     try:
         type_hints = typing.get_type_hints(cls.__init__)
     except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
@@ -263,11 +257,8 @@ def parameters_of(kind: str, item: object) -> Parameters:
     """Return the parameters of an item of this kind as JSON values, defaults included, without those that the engine takes
     from the model.
     """
-    parameters = {
-        parameter_name: getattr(item, parameter_name)
-        for parameter_name in signature_of(type(item))
-        if parameter_name not in ENGINE_FILLED.get(kind, ())
-    }
+    names = omit(signature_of(type(item)), *ENGINE_FILLED.get(kind, ()))
+    parameters = {name: getattr(item, name) for name in names}
     json_parameters: Parameters = json.loads(
         json.dumps(parameters, default=plain_value)
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.files import JsonObject, documentation, suggestion
+from smimbench.files import JsonObject, counted, documentation, omit, suggestion
 from smimbench.registry.items import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import PLURALS, Entry, RegistryError, get_registry
 from smimbench.report.columns import Column, make_table
@@ -293,9 +293,9 @@ def _ceilings(refresh: bool, has_gpu: bool) -> dict[str, dict[str, float]]:
             if refresh
             else machine.stored_peak_rates(backend, threads)
         )
-        threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
+        name = "GPU" if backend == "cupy" else counted(threads, "thread")
         if rates:
-            rates_by_name["GPU" if backend == "cupy" else threads_text] = rates
+            rates_by_name[name] = rates
     return rates_by_name
 
 
@@ -306,9 +306,7 @@ def print_diagnosis(console: Console, document: Document) -> None:
         for name, rate_texts in document["ceilings"].items()
     }
     loaded_count = document["plugins"]["loaded"]
-    gpu_entries = {
-        key: value for key, value in document["gpu"].items() if key != "advice"
-    }
+    gpu_entries = omit(document["gpu"], "advice")
     for title, entries in (
         ("versions", document["versions"]),
         ("machine", document["machine"] | {"fingerprint": document["fingerprint"]}),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import JsonObject, canonical_json, pick
 from smimbench.problem.problem import Specification, without
 from smimbench.registry.registry import find_metric, is_worse
 from smimbench.report.results import with_unique_labels
@@ -116,7 +116,7 @@ class RowChange(RowEntry):
         """Return the change as a JSON object."""
         row = self.row.document()
         judgment = asdict(self.judgment)
-        document = {key: row[key] for key in SHARED_KEYS}
+        document = pick(row, SHARED_KEYS)
         baseline = self.baseline.document() if self.baseline else {}
         candidate = self.candidate.document() if self.candidate else {}
         for suffix, key in COMPARED_KEYS.items():
@@ -358,7 +358,7 @@ class OverallChange(RowEntry):
         """Return the mean change as a JSON object."""
         row, judgment = self.row.document(), self.judgment
         return {
-            **{key: row[key] for key in OVERALL_KEYS},
+            **pick(row, OVERALL_KEYS),
             "rows": self.rows,
             "change_percent": judgment.percent,
             "half_width": self.half_width,

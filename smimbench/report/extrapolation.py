@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import JsonObject, canonical_json, pick
 from smimbench.numerics.size_laws import (
     SECOND,
     Extrapolation,
@@ -97,12 +97,12 @@ class Limit(RowEntry):
         """Return the JSON document of the extrapolation."""
         row, fit = self.row.document(), self.fit
         return {
-            **{key: row[key] for key in ROW_KEYS},
+            **pick(row, ROW_KEYS),
             **{
                 key: getattr(self.accepted_fit, name, None)
                 for key, name in FIT_FIELDS.items()
             },
-            **{key: row[key] for key in ("difference", "z", "own_z")},
+            **pick(row, ("difference", "z", "own_z")),
             "refusal": fit.refusal,
             "chi2": fit.chi2,
             "dof": fit.free,

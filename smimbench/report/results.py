@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import JsonObject, canonical_json
+from smimbench.files import JsonObject, canonical_json, pick
 from smimbench.interfaces import Host
 from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.problem.problem import Problem
@@ -172,7 +172,7 @@ def cells_with_outdated_records(
         identity = code_identity(newest)
         for cell, record in sorted(outdated_pairs, key=lambda p: p[1].timing.trusted):
             if code_identity(record) == identity:
-                items = {key: identity[key] for key in CODE_KEYS[:3]}
+                items = pick(identity, CODE_KEYS[:3])
                 pairs[contender, cell.key] = replace(cell, **items), record
     return [*pairs.values()]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import JsonObject, write_atomically
+from smimbench.files import JsonObject, omit, pick, write_atomically
 from smimbench.report.results import ResultsTable
 from smimbench.report.row import PassesWorth, Row, Text, grouped, place, row_of
 from smimbench.run.loop import Status
@@ -104,10 +104,7 @@ def _split_shared_fields(rows: Sequence[Mapping[str, object]]) -> dict[str, obje
         for key, value in rows[0].items()
         if all(key in row and row[key] == value for row in rows)
     }
-    other_fields = [
-        {key: value for key, value in row.items() if key not in shared_fields}
-        for row in rows
-    ]
+    other_fields = [omit(row, *shared_fields) for row in rows]
     return {"common": shared_fields, "rows": other_fields}
 
 
@@ -147,10 +144,7 @@ def table_of(stored: JsonObject) -> ResultsTable:
                     "not a table of smimbench: 'teachers' must list one number per component of the signal"
                 )
     target = max((row.target for row in rows), default=0.0)
-    about = stored["document"]
-    about_fields = {
-        key: about[key] for key in _TableFields.model_fields if key in about
-    }
+    about_fields = pick(stored["document"], _TableFields.model_fields)
     return ResultsTable(**about_fields, target=target, rows=rows)
 
 

@@ -18,6 +18,7 @@ from smimbench.files import (
     attempt,
     canonical_json,
     error_line,
+    omit,
     read_npz,
     write_atomically,
 )
@@ -259,12 +260,7 @@ def stored_scores(suite: Suite, store: Store) -> tuple[list[GridPoint], list[Rec
 def _instance_name(cell: Mapping[str, Any]) -> str:
     """Return a text that identifies the instance of a ``cell`` (run): all settings that its data depend on, without versions."""
     item_parameters = {
-        item_kind: {
-            field_name: item[field_name]
-            for field_name in item
-            if field_name not in CODE_KEYS
-        }
-        for item_kind, item in cell["problem"].items()
+        item_kind: omit(item, *CODE_KEYS) for item_kind, item in cell["problem"].items()
     }
     setting_names = ("alpha", "dimension", "replicate", "seed", "dtype")
     return canonical_json(

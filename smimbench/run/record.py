@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
 from smimbench.backend import machine
-from smimbench.files import JsonObject, plain_value, printable, read_json
+from smimbench.files import JsonObject, omit, plain_value, printable, read_json
 from smimbench.interfaces.checks import short_repr
 from smimbench.run.loop import Status
 from smimbench.suite.cells import Choice, ItemIdentity, StoredItem, key_of
@@ -445,13 +445,11 @@ _adapter: Any = functools.cache(pydantic.TypeAdapter)
 
 def digest_of(document: Mapping[str, object]) -> str:
     """SHA-256 digest of a document, without its own digest, as JSON with sorted keys."""
-    undigested_fields = {
-        field_name: field_value
-        for field_name, field_value in document.items()
-        if field_name != "digest"
-    }
     document_json = json.dumps(
-        undigested_fields, sort_keys=True, separators=(",", ":"), default=plain_value
+        omit(document, "digest"),
+        sort_keys=True,
+        separators=(",", ":"),
+        default=plain_value,
     )
     return hashlib.sha256(document_json.encode()).hexdigest()
 

@@ -31,6 +31,9 @@ from typing_extensions import TypedDict
 from smimbench.files import (
     StoreError,
     canonical_json,
+    counted,
+    omit,
+    pick,
     read_json,
     read_npz,
     sync_folder,
@@ -566,21 +569,14 @@ def pairs_of_other_code(
 def _items_by_kind(cell: Mapping[str, Any]) -> dict[str, Specification]:
     """Return the items (model, channel, ..., algorithm) of a stored cell, a run, keyed by kind."""
     problem = cell["problem"]
-    items = {kind: problem[kind] for kind in KINDS if kind in problem}
-    return {**items, "algorithm": cell["algorithm"]}
+    return {**pick(problem, KINDS), "algorithm": cell["algorithm"]}
 
 
 def _setup_without_parameters(cell: Mapping[str, object]) -> str:
     """Return grid point, settings and item names of a stored cell (run) as JSON text, without parameters of items."""
-    omitted_fields = ("problem", "algorithm", "metrics")
-    other_fields = {
-        field_name: cell[field_name]
-        for field_name in cell
-        if field_name not in omitted_fields
-    }
-    return canonical_json(
-        [other_fields, [item["name"] for item in _items_by_kind(cell).values()]]
-    )
+    other_fields = omit(cell, "problem", "algorithm", "metrics")
+    names = [item["name"] for item in _items_by_kind(cell).values()]
+    return canonical_json([other_fields, names])
 
 
 def changed_code_remarks(versions: Sequence[OtherVersion]) -> list[str]:
@@ -588,7 +584,7 @@ def changed_code_remarks(versions: Sequence[OtherVersion]) -> list[str]:
     remarks = []
     for version_change in versions:
         if version_change["then"] == version_change["now"]:
-            count_text = f"{version_change['cells']} cell{'' if version_change['cells'] == 1 else 's'}"
+            count_text = counted(version_change["cells"], "cell")
             remarks.append(
                 f"{version_change['item']} has other code under the same version {version_change['now']} than when {count_text} "
                 "of this suite ran: they are kept apart; raise its version when its numbers change"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pydantic
 
-from smimbench.files import attempt, canonical_json
+from smimbench.files import attempt, canonical_json, omit
 from smimbench.interfaces import Algorithm, ParameterError
 from smimbench.interfaces.algorithm import plan_of
 from smimbench.interfaces.problem import placeholder_data
@@ -126,7 +126,7 @@ def _algorithms_of_table(
                 table.tune,
                 listed_parameters,
                 algorithm_entry.item,
-                without_assumptions(parameters),
+                omit(parameters, "assumed"),
                 supported_plan,
             )
     algorithms = []
@@ -137,7 +137,7 @@ def _algorithms_of_table(
         elif table.published:
             setting_origin = "as published"
         elif is_set_by_hand(
-            algorithm_entry.item, without_assumptions(parameters), supported_plan
+            algorithm_entry.item, omit(parameters, "assumed"), supported_plan
         ):
             setting_origin = "by hand"
         setting_text = setting_text_of(setting)
@@ -231,15 +231,6 @@ def _repeated_label_error(file: str, table_key: str, label: str) -> SuiteError:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def without_assumptions(parameters: Parameters) -> Parameters:
-    """Remove ``assumed``, the channel and prior that an algorithm assumes instead of the true ones, from its parameters."""
-    return {
-        parameter_name: parameter_value
-        for parameter_name, parameter_value in parameters.items()
-        if parameter_name != "assumed"
-    }
-
-
 def listed_parameters_of(table: AlgorithmTable) -> dict[ParameterPath, list[object]]:
     """Parameters for which an ``[[algorithms]]`` table lists several values to run, with these values."""
     try:
@@ -284,11 +275,7 @@ def _listed_paths_and_values(
                 )
             except RegistryError:  # reported when the algorithm is built
                 continue
-            inner_parameters = {
-                parameter: list_element
-                for parameter, list_element in parameter_value.items()
-                if parameter != "name"
-            }
+            inner_parameters = omit(parameter_value, "name")
             for path, values in _listed_paths_and_values(inner_class, inner_parameters):
                 yield (parameter_name, *path), values
 
@@ -360,11 +347,7 @@ def is_set_by_hand(
     """
     algorithm = build(item_class, "algorithm", parameters)
     for parameter_name in parameters:
-        other_parameters = {
-            other_name: other_value
-            for other_name, other_value in parameters.items()
-            if other_name != parameter_name
-        }
+        other_parameters = omit(parameters, parameter_name)
         algorithm_without_parameter, error = attempt(
             build, item_class, "algorithm", other_parameters
         )

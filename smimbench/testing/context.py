@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.derive import complete_channel, complete_prior
-from smimbench.files import attempt, error_line, error_place
+from smimbench.files import attempt, error_line, error_place, omit, pick
 from smimbench.interfaces import Channel, Model, ParameterError, is_symmetric
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import cached_on
@@ -222,9 +222,7 @@ def _with_engine_parameters(entry: Entry, engine_parameters: Mapping[str, Any]) 
     model; None if it needs others.
     """
     parameters = signature_of(entry.item)
-    accepted_parameters = {
-        name: value for name, value in engine_parameters.items() if name in parameters
-    }
+    accepted_parameters = pick(engine_parameters, parameters)
     try:
         return entry.item(**{**entry.item.example, **accepted_parameters})
     except (ParameterError, TypeError):
@@ -323,16 +321,8 @@ def instantiate(cls: type[Any], kind: str, parameters: Parameters | None = None)
         ]
     error_descriptions = []
     for attempted_parameters in attempted_parameter_sets:
-        engine_parameters = {
-            parameter_name: attempted_parameters[parameter_name]
-            for parameter_name in ENGINE_FILLED.get(kind, ())
-            if parameter_name in attempted_parameters
-        }
-        own_parameters = {
-            parameter_name: value
-            for parameter_name, value in attempted_parameters.items()
-            if parameter_name not in engine_parameters
-        }
+        engine_parameters = pick(attempted_parameters, ENGINE_FILLED.get(kind, ()))
+        own_parameters = omit(attempted_parameters, *engine_parameters)
         try:
             return build(cls, kind, own_parameters, engine_parameters)
         except ParameterError as error:

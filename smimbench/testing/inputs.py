@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Inputs
+from smimbench.numerics.linalg import outer_product
 from smimbench.problem.instance import fill_with_tokens, unscaled_tokens
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
@@ -107,7 +108,7 @@ def covariance(context: CheckContext, item: Inputs) -> None:
     flat_tokens = X.reshape(len(X), -1)
     expect_mean(
         "covariance of the tokens",
-        flat_tokens[:, :, None] * flat_tokens[:, None, :],
+        outer_product(flat_tokens, flat_tokens),
         np.kron(C, np.diag(v)),
     )
 

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from smimbench.interfaces import Array, Model, is_symmetric
+from smimbench.numerics.linalg import outer_product
 from smimbench.testing.context import CheckContext, shipped_items
 from smimbench.testing.core import (
     Call,
@@ -222,7 +223,7 @@ def latents(context: CheckContext, model: Model) -> None:
     covariance_scale = latent_scale[:, None] * latent_scale
     # Of a matrix without symmetry the latents ab and ba have the covariance tr S^2 / D, which vanishes as 1/D.
     allowance = 0.0 if is_symmetric(model) else 8 / S.shape[-1]
-    covariance = flat_latents[:, :, None] * flat_latents[:, None, :] / covariance_scale
+    covariance = outer_product(flat_latents, flat_latents) / covariance_scale
     expect_mean(
         "covariance of the latents", covariance, overlap / covariance_scale, allowance
     )

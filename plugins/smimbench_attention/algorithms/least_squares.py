@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, sample_chunks
+from smimbench.backend import asarray_like, matching, namespace, sample_chunks
 from smimbench.derive import predict
 from smimbench.interfaces import (
     Algorithm,
@@ -16,7 +16,7 @@ from smimbench.interfaces import (
     Overlaps,
     checked_posterior,
 )
-from smimbench.numerics import monte_carlo_rng, symmetric
+from smimbench.numerics import monte_carlo_rng, outer_product, symmetric
 from smimbench.problem import Problem
 
 PROBES = 16
@@ -72,8 +72,8 @@ def linear_observation(problem: Problem) -> LinearObservation | str:
     second_moments = np.asarray(posterior.second_moment).reshape(
         PROBES, latent_count, latent_count
     )
-    posterior_covariances = (
-        second_moments - posterior_means[:, :, None] * posterior_means[:, None, :]
+    posterior_covariances = second_moments - outer_product(
+        posterior_means, posterior_means
     )
     mean_covariance = posterior_covariances.mean(0)
     omega = rng.standard_normal((PROBES, P, C))
@@ -423,7 +423,7 @@ class LeastSquares:
         """
         xp = namespace(self.inputs)
         initial_vector = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
-        unit_vector = xp.asarray(initial_vector, **matching(self.inputs))
+        unit_vector = asarray_like(initial_vector, self.inputs)
         largest_eigenvalue = 0.0
         for _ in range(30):
             unit_vector = unit_vector / xp.sqrt(xp.sum(unit_vector * unit_vector))

@@ -19,6 +19,7 @@ from smimbench.interfaces import Array, Capabilities, Channel, Host, Uncertain
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import (
     entry_sites,
+    outer_product,
     places_at_mask,
     put_at_mask,
     site_entries,
@@ -245,11 +246,9 @@ def shifted_second_moment(
     e^T].
     """
     xp = namespace(center)
-    cross_term = center[:, :, None] * shift[:, None, :]
+    cross_term = outer_product(center, shift)
     shifted_part = (
-        center[:, :, None] * center[:, None, :]
-        + cross_term
-        + xp.matrix_transpose(cross_term)
+        outer_product(center, center) + cross_term + xp.matrix_transpose(cross_term)
     )
     return xp.astype((shifted_part + outer)[:, None, :, None, :], dtype)
 

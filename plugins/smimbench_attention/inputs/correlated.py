@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.backend import matching, namespace
+from smimbench.backend import asarray_like, namespace
 from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
 
 if TYPE_CHECKING:
@@ -97,4 +97,4 @@ class CorrelatedTokens(Inputs):
         """
         xp = namespace(z)
         L = np.linalg.cholesky(self.token_covariance(z.shape[1]))
-        return xp.matmul(xp.asarray(L, **matching(z)), z)
+        return xp.matmul(asarray_like(L, z), z)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.backend import matching, namespace
+from smimbench.backend import asarray_like
 from smimbench.interfaces import Capabilities, Inputs, ParameterError, require
 from smimbench.interfaces.checks import LARGEST_PARAMETER
 
@@ -106,6 +106,4 @@ class PowerLaw(Inputs):
 
     def transform(self, z: Array) -> Array:
         """Multiply every feature of ``z`` (n, T, D), iid normal numbers, by the square root of its variance."""
-        return z * namespace(z).asarray(
-            np.sqrt(self.feature_variances(z.shape[-1])), **matching(z)
-        )
+        return z * asarray_like(np.sqrt(self.feature_variances(z.shape[-1])), z)

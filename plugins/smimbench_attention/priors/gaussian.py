@@ -18,6 +18,7 @@ from smimbench.interfaces import (
     ParameterError,
     Prior,
 )
+from smimbench.numerics import outer_product
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -138,7 +139,7 @@ def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     )
     scaled_V = xp.linalg.inv(scaled_precision)
     scaled_V = (scaled_V + xp.matrix_transpose(scaled_V)) / 2
-    V = (inverse_scale[..., :, None] * inverse_scale[..., None, :]) * scaled_V
+    V = outer_product(inverse_scale, inverse_scale) * scaled_V
     # Q = V Qhat = I - V: each entry from the form in which nothing cancels.
     Q = xp.where(identity > 0, xp.matmul(V, finite_Qhat), -V)
     return Q + identity * xp.astype(is_known, Qhat.dtype)[..., None, :], V

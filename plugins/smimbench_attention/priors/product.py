@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smimbench.backend import (
-    matching,
+    asarray_like,
     namespace,
     on_device,
     read_together,
@@ -172,7 +172,7 @@ class ProductPrior(Prior):
             denoised_spectrum = self._denoise_spectrum(
                 spectrum, float(noise_variance), rho, continued=continued
             )
-            denoised_on_device = xp.asarray(denoised_spectrum, **matching(R))
+            denoised_on_device = asarray_like(denoised_spectrum, R)
             estimate.append(
                 xp.matmul(left_vectors * denoised_on_device[None, :], right_vectors)
             )
@@ -194,7 +194,6 @@ class ProductPrior(Prior):
         ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch. ``Q`` and ``V`` (..., P, P) have its namespace, device
         and dtype; V is diagonal.
         """
-        xp = namespace(Qhat)
         noise = noise_of_components(to_host(Qhat))
         if self.rho == 0:
             capped_noise = np.minimum(noise, 1.0)
@@ -207,7 +206,7 @@ class ProductPrior(Prior):
         identity = np.eye(components)
         Q = self.mean_overlap(components) + identity * diagonal_overlaps[..., None]
         V = identity * error[..., None]
-        return Overlap(xp.asarray(Q, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
+        return Overlap(asarray_like(Q, Qhat), asarray_like(V, Qhat))
 
     def _observed_law(
         self, noise: float, breaks: Sequence[float]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, sample_chunks, to_host
+from smimbench.backend import asarray_like, namespace, sample_chunks, to_host
 from smimbench.derive import observable
 from smimbench.interfaces import (
     Algorithm,
@@ -135,7 +135,7 @@ class Erm(Algorithm):
         )
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
-        estimate = xp.asarray(weights, **matching(data.inputs))
+        estimate = asarray_like(weights, data.inputs)
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
         remark = f"{loss.name} loss, penalty {penalty:.4g}"
         if self.penalty == "optimal":
@@ -177,9 +177,7 @@ class Erm(Algorithm):
         weights = minimizer_result.x.reshape(weights_shape)
         squared_norm = float(minimizer_result.x @ minimizer_result.x)
         risk = minimizer_result.fun * sample_count - state.penalty / 2 * squared_norm
-        estimate = namespace(data.inputs).asarray(
-            state.length_factor * weights, **matching(data.inputs)
-        )
+        estimate = asarray_like(state.length_factor * weights, data.inputs)
         next_state = state._replace(
             weights=weights, estimate=estimate, training_loss=risk / sample_count
         )
@@ -276,7 +274,7 @@ def _empirical_risk(
     xp = namespace(data.inputs)
     model = problem.model
     loss = state.loss
-    signal = xp.asarray(weights, **matching(data.inputs))
+    signal = asarray_like(weights, data.inputs)
     gradient, risk = xp.zeros_like(signal), 0.0
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = data.inputs[chunk, ...]

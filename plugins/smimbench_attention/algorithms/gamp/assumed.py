@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, send, to_host
+from smimbench.backend import asarray_like, send, to_host
 from smimbench.derive import denoise_step
 from smimbench.interfaces import Array, Channel, Host, Overlaps
 from smimbench.numerics import (
@@ -77,12 +77,9 @@ def measured_variance(
 
     The prior's own V is a mean over observations that would be made if the assumptions were right.
     """
-    xp = namespace(R)
     component_shape = (-1, *[1] * (R.ndim - 1))
     probe_sizes = PROBE * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
-    perturbation = xp.asarray(
-        probe * probe_sizes.reshape(component_shape), **matching(R)
-    )
+    perturbation = asarray_like(probe * probe_sizes.reshape(component_shape), R)
     denoiser_response = (
         denoise_step(problem.prior, R + perturbation, send(Qhat, R)).estimate - estimate
     )

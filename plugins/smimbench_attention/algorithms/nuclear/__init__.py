@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, to_host
+from smimbench.backend import asarray_like, namespace, to_host
 from smimbench.interfaces import (
     AlgorithmPrediction,
     Array,
@@ -142,9 +142,7 @@ class Nuclear(LinearRegression):
         observation, remark = self.observation_and_remark(problem)
         least_squares = LeastSquares(problem, observation, data.inputs, data.labels)
         prior_mean = problem.prior.mean(problem.components, data.dimension)
-        initial_estimate = namespace(data.inputs).asarray(
-            prior_mean, **matching(data.inputs)
-        )
+        initial_estimate = asarray_like(prior_mean, data.inputs)
         initial_penalty = 0.0
         if self.regularisation == "validation":
             penalty = self._validated_penalty(

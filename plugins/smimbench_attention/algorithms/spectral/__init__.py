@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import dtype_name, matching, namespace, send, to_host
+from smimbench.backend import asarray_like, dtype_name, send, to_host
 from smimbench.derive import denoise_step
 from smimbench.interfaces import (
     Algorithm,
@@ -88,9 +88,7 @@ def one_step_estimate(
     prior = problem.prior
     P = problem.components
     sample_count = data.inputs.shape[0]
-    starting_point = namespace(data.inputs).asarray(
-        prior.mean(P, data.dimension), **matching(data.inputs)
-    )
+    starting_point = asarray_like(prior.mean(P, data.dimension), data.inputs)
     if origin == "zero":
         starting_point = 0 * starting_point
     V = np.asarray(
@@ -210,9 +208,8 @@ class Spectral(Algorithm):
         self, problem: Problem, data: Data, rng: np.random.Generator
     ) -> SpectralState:
         """Initial state, whose estimate is the prior mean."""
-        xp = namespace(data.inputs)
         prior_mean = problem.prior.mean(problem.components, data.dimension)
-        return SpectralState(xp.asarray(prior_mean, **matching(data.inputs)), rng)
+        return SpectralState(asarray_like(prior_mean, data.inputs), rng)
 
     def step(
         self, problem: Problem, data: Data, state: SpectralState

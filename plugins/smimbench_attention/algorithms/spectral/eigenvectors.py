@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, sample_chunks, to_host
+from smimbench.backend import asarray_like, matching, namespace, sample_chunks, to_host
 from smimbench.interfaces import Array, Data, Host, checked_posterior
 from smimbench.numerics import symmetric, with_floor
 from smimbench.problem import Problem
@@ -236,7 +236,7 @@ class LinearizedMatrices:
 
     def _to_device(self, vector: Host, shape: tuple[int, ...]) -> Array:
         """Move a flat vector to the device of the inputs, in the given shape."""
-        return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
+        return self.xp.reshape(asarray_like(vector, self.inputs), shape)
 
     def _to_host(self, array: Array) -> Host:
         """Move an ``array`` to the host, as a flat vector in double precision."""

@@ -13,6 +13,7 @@ from smimbench.backend import clip, matching, namespace, special
 from smimbench.interfaces import Array
 from smimbench.numerics import (
     entry_sites,
+    outer_product,
     site_pairs,
     site_scales,
     spread_at_mask,
@@ -355,8 +356,8 @@ def chain_moments(
                 xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1)
                 - entry_mean
             ) / entry_deviations_by_site
-            product_sums = (
-                product_sums + sampled_latents[:, :, None] * sampled_latents[:, None, :]
+            product_sums = product_sums + outer_product(
+                sampled_latents, sampled_latents
             )
     site_order = xp.argsort(
         xp.asarray(
@@ -415,10 +416,9 @@ def exact_moments(
     variance = mean_square - shift**2
     second_moment = None
     if second_moments:
-        second_moment = (
-            _covariance_by_response(y, omega, V, tokens, variance)
-            + shift[:, :, None] * shift[:, None, :]
-        )
+        second_moment = _covariance_by_response(
+            y, omega, V, tokens, variance
+        ) + outer_product(shift, shift)
     # of the integration, in prior widths
     moments = MatrixMoments(
         shift, variance, second_moment, xp.full_like(shift[:, 0], 1e-5**2)

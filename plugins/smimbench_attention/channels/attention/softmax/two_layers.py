@@ -12,7 +12,7 @@ from numpy.random import Generator
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
-from smimbench.numerics import normal_scrambles, symmetric_root
+from smimbench.numerics import normal_scrambles, outer_product, symmetric_root
 from smimbench_attention.channels.attention.softmax.weight import (
     ACCURACY,
     DIRECTIONS,
@@ -162,7 +162,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             prior_means + (sums.mean * prior_deviations).reshape(n, 2, 2) @ directions
         )
         direction_covariance = (
-            sums.square - sums.mean[:, :, None] * sums.mean[:, None, :]
+            sums.square - outer_product(sums.mean, sums.mean)
         ) * np.outer(prior_deviations, prior_deviations)
         # of no samples nothing is known
         mean_covariance = (
@@ -181,7 +181,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             full_second_moment = (
                 to_latents @ direction_covariance @ to_latents.T
                 + covariance_of_unseen_direction
-                + flat_mean[:, :, None] * flat_mean[:, None, :]
+                + outer_product(flat_mean, flat_mean)
             )
             second_moment_of_z = array_like(
                 full_second_moment.reshape(n, 2, 3, 2, 3), omega

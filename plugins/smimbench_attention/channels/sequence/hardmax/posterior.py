@@ -24,7 +24,7 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Array
-from smimbench.numerics import gauss_legendre
+from smimbench.numerics import gauss_legendre, outer_product
 from smimbench_attention.channels.common import (
     array_like,
     blocks,
@@ -113,13 +113,13 @@ def _block_moments(
     sign_probability = xp.exp(log_masses_by_sign - log_partition)[..., None]
     shift_1 = signs[0, ...] * group_shifts[0, ...]
     shift_2 = signs[1, ...] * group_shifts[1, ...]
-    outer_product = None
+    moment_of_pairs = None
     if second_moments:
         outer_1, outer_2 = (
             xp.reshape(moments.outer, (2, 2, n, M, M))[group, ...] for group in (0, 1)
         )
-        cross_product = shift_1[..., :, None] * shift_2[..., None, :]
-        outer_product = xp.sum(
+        cross_product = outer_product(shift_1, shift_2)
+        moment_of_pairs = xp.sum(
             sign_probability[..., None]
             * (outer_1 + outer_2 + cross_product + xp.matrix_transpose(cross_product)),
             axis=0,
@@ -131,7 +131,7 @@ def _block_moments(
             group_squares[0, ...] + group_squares[1, ...],
         )
     )
-    return TokenMoments(log_partition, shift, square, outer_product)
+    return TokenMoments(log_partition, shift, square, moment_of_pairs)
 
 
 def _group_moments(
@@ -321,10 +321,10 @@ def _integrate_interval(
     )
     shift = xp.sum(node_weights * token_means, axis=1)
     square = xp.sum(node_weights * token_squares, axis=1)
-    outer_product = None
+    moment_of_pairs = None
     if second_moments:
         identity = identity_like(scaled_omega.shape[1], scaled_omega)
-        outer_product = (
+        moment_of_pairs = (
             xp.matmul(xp.matrix_transpose(node_weights * token_means), token_means)
             * (1 - identity)
             + square[:, :, None] * identity
@@ -333,5 +333,5 @@ def _integrate_interval(
         xp.log(total_weight) + largest_log_integrand + _log_density(0.0),
         shift,
         square,
-        outer_product,
+        moment_of_pairs,
     )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
+from smimbench.numerics import outer_product
 from smimbench_attention.channels.common import (
     identity_like,
     log_softmax,
@@ -36,13 +37,13 @@ class Network(NamedTuple):
 
 def log_attention(v: Array) -> Array:
     """Row-wise log-softmax ``log S(v)`` of ``v v^T``, (..., M, M), for the hidden values ``v`` (..., M) of M tokens."""
-    return log_softmax(v[..., :, None] * v[..., None, :])
+    return log_softmax(outer_product(v, v))
 
 
 def attention(v: Array) -> Array:
     """Row-wise softmax ``S(v)`` of ``v v^T``, (..., M, M), for the hidden values ``v`` (..., M) of M tokens."""
     xp = namespace(v)
-    logits = v[..., :, None] * v[..., None, :]
+    logits = outer_product(v, v)
     exponentials = xp.exp(logits - reduce_tokens(xp.maximum, logits))
     return exponentials / reduce_tokens(operator.add, exponentials)
 

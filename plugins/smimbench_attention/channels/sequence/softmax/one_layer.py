@@ -13,7 +13,7 @@ from numpy.random import Generator
 from smimbench.backend import namespace
 from smimbench.derive import MixedChannel
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
-from smimbench.numerics import gaussian_trapezoid
+from smimbench.numerics import gaussian_trapezoid, outer_product
 from smimbench_attention.channels.common import blocks, on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax.network import output_of_label
 
@@ -36,7 +36,7 @@ def posterior(
     mean = u * xp.tanh(scaled_overlap)[:, None]
     covariance = xp.mean(u * u * _sech_squared(xp, scaled_overlap)[:, None])
     second_moment_of_z = (
-        (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
+        outer_product(u, u)[:, None, :, None, :] if second_moment else None
     )
     return Posterior(
         mean[:, None, :], xp.reshape(covariance, (1, 1)), second_moment_of_z, 0.0
