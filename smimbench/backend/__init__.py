@@ -16,6 +16,7 @@ from smimbench.backend.arrays import (
     shared_constants,
     special,
     to_host,
+    to_host_floats,
 )
 from smimbench.backend.device import (
     Backend,
@@ -57,4 +58,5 @@ __all__ = [
     "special",
     "take_samples",
     "to_host",
+    "to_host_floats",
 ]

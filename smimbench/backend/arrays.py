@@ -209,3 +209,8 @@ def to_host(array: Array) -> Host:
         ):  # another device: ask for a copy on the host
             return np.asarray(array_api_compat.to_device(array, "cpu"))
     return np.asarray(array)
+
+
+def to_host_floats(array: Array) -> Host:
+    """Convert an array of any library to NumPy, in double precision."""
+    return np.asarray(to_host(array), dtype=np.float64)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 
-from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.arrays import namespace, to_host_floats
 from smimbench.backend.device import Backend, chunk_scale
 from smimbench.interfaces import Array, Host, Model
 from smimbench.interfaces.item import takes
@@ -199,7 +199,7 @@ class NarrowInputs(StreamedInputs):
 
     def __array__(self, *args: object, **kwargs: object) -> Host:
         """Return all samples as a NumPy array in float64."""
-        return np.asarray(to_host(self.stored), dtype=np.float64)
+        return to_host_floats(self.stored)
 
 
 def take_samples(model: Model, inputs: Array, samples: slice) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.backend.arrays import asarray_like, to_host
+from smimbench.backend.arrays import asarray_like, to_host_floats
 from smimbench.interfaces import (
     Array,
     Factor,
@@ -71,7 +71,7 @@ class DerivedPrior(Delegate):
         """State-evolution map: from the information ``Qhat`` (..., P, P) on the signal to the posterior mean's error ``V`` and
         overlap ``Q = second_moment - V``, both (..., P, P). V is computed on the host, matrix by matrix.
         """
-        host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
+        host_Qhat = to_host_floats(Qhat)
         V = np.zeros(host_Qhat.shape)
         for index in np.ndindex(host_Qhat.shape[:-2]):
             V[index] = self._error(host_Qhat[index])

@@ -23,7 +23,7 @@ from smimbench.backend.arrays import (
     clip,
     matching,
     namespace,
-    to_host,
+    to_host_floats,
 )
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, error_curve
@@ -170,7 +170,7 @@ class DensityPrior(DerivedLaw):
     def _raw_log_density(self, w: Host) -> Host:
         """Log-density of the prior at entries ``w`` as its author defined it, before scaling, as a host array."""
         with np.errstate(all="ignore"):
-            log_density = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
+            log_density = to_host_floats(self._log_density(w))
         if log_density.shape != w.shape:
             raise ParameterError(
                 "log_density",
@@ -200,10 +200,10 @@ class DensityPrior(DerivedLaw):
 
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
-        host_Qhat = np.asarray(to_host(Qhat), dtype=np.float64)
+        host_Qhat = to_host_floats(Qhat)
         if not is_diagonal(host_Qhat):
             return self._denoise_jointly(R, host_Qhat)
-        observations = np.asarray(to_host(R), dtype=np.float64)
+        observations = to_host_floats(R)
         estimate = np.empty(observations.shape)
         errors = np.empty(len(observations))
         for component, information in enumerate(np.diagonal(host_Qhat).tolist()):
@@ -436,7 +436,7 @@ class SpectrumPrior(DerivedLaw):
                     "must return one finite number for each probability, in non-decreasing order",
                 )
         else:
-            eigenvalues = np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64)
+            eigenvalues = to_host_floats(prior.law.eigenvalues)
             self._samples = atoms = np.sort(eigenvalues.ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError(
@@ -461,7 +461,7 @@ class SpectrumPrior(DerivedLaw):
 
     def _quantiles(self, probabilities: Host) -> Host:
         """Eigenvalues at given probabilities, as the law defines them, before scaling."""
-        return np.asarray(to_host(self._quantile(probabilities)), dtype=np.float64)
+        return to_host_floats(self._quantile(probabilities))
 
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues (D,) of every signal of dimension D, ascending: quantiles of the law at D equidistant ``probabilities``."""
@@ -516,7 +516,7 @@ class SpectrumPrior(DerivedLaw):
         (P, P), and its error V (P, P), diagonal.
         """
         xp = namespace(R)
-        noise = _noise_variances(np.asarray(to_host(Qhat), dtype=np.float64))
+        noise = _noise_variances(to_host_floats(Qhat))
         dimension = R.shape[-1]
         estimates = []
         for component, variance in enumerate(noise.tolist()):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.arrays import matching, namespace, to_host
+from smimbench.backend.arrays import matching, namespace, to_host, to_host_floats
 from smimbench.backend.device import Backend
 from smimbench.backend.streaming import (
     DrawnInputs,
@@ -222,7 +222,7 @@ class Instance:
         signal_pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
         return Overlaps(
             *(
-                np.asarray(to_host(inner_product(*signal_pair)), dtype=float)
+                to_host_floats(inner_product(*signal_pair))
                 for signal_pair in signal_pairs
             )
         )
@@ -241,10 +241,8 @@ class Instance:
         """
         if not names:
             return Measurement({}, {}, [])
-        estimate = np.asarray(to_host(estimate), dtype=float)
-        claims = self.claims(
-            estimate, None if V is None else np.asarray(to_host(V), dtype=float)
-        )
+        estimate = to_host_floats(estimate)
+        claims = self.claims(estimate, None if V is None else to_host_floats(V))
         model = self.problem.model.name
         metrics = {
             metric_name: find_metric(metric_name, model)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import asarray_like, namespace, sample_chunks, to_host
+from smimbench.backend import asarray_like, namespace, sample_chunks, to_host_floats
 from smimbench.derive import observable
 from smimbench.interfaces import (
     Algorithm,
@@ -282,4 +282,4 @@ def _empirical_risk(
         z = model.forward(inputs, signal)
         risk = risk + xp.sum(loss.value(y, z))
         gradient = gradient + model.adjoint(inputs, loss.slope(y, z))
-    return float(risk), np.asarray(to_host(gradient), dtype=float)
+    return float(risk), to_host_floats(gradient)
