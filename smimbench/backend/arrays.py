@@ -102,7 +102,8 @@ class _HostFunctions:
 
     def __init__(self, module: ModuleType, xp: ModuleType) -> None:
         """Wrap a module of NumPy functions for arrays of the namespace ``xp``."""
-        self._module, self._xp = module, xp
+        self._module = module
+        self._xp = xp
 
     def __getattr__(self, name: str) -> Callable[..., Array]:
         """Return the function of this name, made to accept arrays on a device."""

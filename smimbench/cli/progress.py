@@ -251,7 +251,9 @@ class TheoryProgress(contextlib.AbstractContextManager["TheorySolver"]):
             on_progress=self.on_progress,
             on_remark=request.remark,
         )
-        self._suite, self._folder, self._alphas = suite, folder, alphas
+        self._suite = suite
+        self._folder = folder
+        self._alphas = alphas
         self._patience = None if request.silent else PATIENCE
         self._plans = [
             plan for plan in suite.chosen_plans if plan.problem.no_theory is None

@@ -381,7 +381,8 @@ def draw_on_device(
     from the seed ``block_seed(block_index)``; ``z`` are the latents, ``rng`` draws the noise of labels, ``dtype`` is the
     run's data type. Inputs that do not fit its memory are redrawn whenever they are read.
     """
-    xp, model = device.xp, problem.model
+    xp = device.xp
+    model = problem.model
     shape = (n, model.tokens, signal.shape[-1])
     input_dtype, label_dtype = (
         getattr(xp, type_name) for type_name in input_and_label_types(dtype)

@@ -655,7 +655,8 @@ class AlgorithmWithAssumption:
         self, algorithm: Algorithm, assumed_tables: Mapping[str, object]
     ) -> None:
         """Wrap an algorithm, with the tables of the channel or prior that it assumes."""
-        self._algorithm, self._assumed_tables = algorithm, assumed_tables
+        self._algorithm = algorithm
+        self._assumed_tables = assumed_tables
         self._assumed_problems: dict[str, Problem] = {}
 
     def __getattr__(self, name: str) -> Any:

@@ -478,7 +478,8 @@ def page_figures(chart: Chart) -> list[PageFigure]:
             for series in panel.series
             if series.name and series.kind not in ("bars", "vertical")
         ]
-        svg, problem = svg_text(figure), panel.problem or ""
+        svg = svg_text(figure)
+        problem = panel.problem or ""
         figures.append(PageFigure(title.removeprefix(": "), problem, svg, page_series))
     return figures
 

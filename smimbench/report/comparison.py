@@ -272,7 +272,8 @@ def _judge_means(baseline: Row, candidate: Row) -> Judgment:
         return Judgment("unchanged" if still_has_none else "estimates now")
     if candidate.estimate.mean is None:
         return Judgment(LOST_ESTIMATE)
-    old_values, new_values = baseline.estimate.values, candidate.estimate.values
+    old_values = baseline.estimate.values
+    new_values = candidate.estimate.values
     shared_names = shared_instances(old_values, new_values)
     old_mean = _mean_on(shared_names, baseline)
     new_mean = _mean_on(shared_names, candidate)
@@ -327,7 +328,8 @@ def _time_change(baseline: Row, candidate: Row) -> Number:
     """Return the change of the time per iteration from the row of the baseline to that of the candidate, in percent; None if the
     times are not comparable, as from two machines.
     """
-    old_cost, new_cost = baseline.cost, candidate.cost
+    old_cost = baseline.cost
+    new_cost = candidate.cost
     if not (old_cost.trusted and new_cost.trusted):
         return None
     if old_cost.machines != new_cost.machines:

@@ -91,7 +91,8 @@ def line_grid(answers: Answers, problem: Problem, alphas: Iterable[float]) -> Li
     given_alphas = sorted(alphas)
     lowest, highest = given_alphas[0], given_alphas[-1]
     if spans_decades(given_alphas):
-        first, last = lowest / 1.3, highest * 1.3
+        first = lowest / 1.3
+        last = highest * 1.3
     else:
         margin = 0.05 * (highest - lowest) or 0.2 * highest
         first = max(lowest - margin, lowest / 2)

@@ -269,7 +269,8 @@ def _estimate_iteration(
 
 def _memory_of(problem: Problem, cell: Cell) -> int:
     """Estimate the memory of a cell (run) in bytes: inputs, labels and a few copies of the signal."""
-    model, dimension = problem.model, cell.dimension
+    model = problem.model
+    dimension = cell.dimension
     samples = model.sample_count(cell.alpha, dimension)
     input_bytes = samples * model.tokens * dimension * _bytes_per_number(cell)
     if problem.inputs.transform is not None and redrawn_on_host(input_bytes):

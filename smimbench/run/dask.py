@@ -151,7 +151,8 @@ class _ClusterMonitor:
 
     def __init__(self, client: Any, address: str) -> None:
         """Monitor the cluster of this Dask client, whose scheduler is at ``address``."""
-        self._client, self._address = client, address
+        self._client = client
+        self._address = address
         self._last_seen = time.monotonic()
 
     def scheduler_lost_error(self) -> BackendError:

@@ -344,7 +344,8 @@ def learns(context: CheckContext, small: SmallProblem) -> None:
     alpha and D are the sample ratio and dimension of this larger instance. ``context`` holds the algorithm under test,
     ``small`` a problem of about twenty samples.
     """
-    problem, algorithm = small.problem, context.item
+    problem = small.problem
+    algorithm = context.item
     alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
     instance = problem.instance(alpha, D, 1, seed=context.seed)
     larger_problem = replace(small, instance=instance)
@@ -372,7 +373,8 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
     that steps leave earlier estimates unchanged. ``context`` holds the algorithm under test, ``small`` a problem of about
     twenty samples.
     """
-    algorithm, data = context.item, small.data()
+    algorithm = context.item
+    data = small.data()
     state = algorithm.init(small.problem, data, context.rng(51))
     state_copy = copy.deepcopy(state)
     estimate = to_host(algorithm.estimate(state))
@@ -452,7 +454,8 @@ def _run_cell_record(context: CheckContext, small: SmallProblem) -> Record:
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
 
-    item, problem = context.item, small.problem
+    item = context.item
+    problem = small.problem
     alpha, dimension = _sample_ratio_and_dimension(problem.model)
     cell = Cell(
         problem=problem.spec,

@@ -96,7 +96,8 @@ class Recursion:
 
     def __init__(self, problem: Problem, alpha: float) -> None:
         """Set the problem and the sample ratio alpha of the map."""
-        self.problem, self.alpha = problem, alpha
+        self.problem = problem
+        self.alpha = alpha
         self.has_rough_information = offers_rough(problem)
         self.second_moment = np.diagonal(prior_moments(problem)[0])
 
@@ -166,7 +167,8 @@ class Recursion:
         """
         offset = np.zeros_like(start) if offset is None else offset
         relative_error = None if target is None else target.relative_error
-        qhat, previous_residual = start, np.inf
+        qhat = start
+        previous_residual = np.inf
         best_solution: FixedPoint | None = None
         for _ in range(MAX_CORRECTIONS):
             solution = self._accelerate(
@@ -548,7 +550,8 @@ class CoupledCurve(Curve):
         ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T``, with G the response of posterior means at site c to prior means at c'.
         """
         response_matrix, response_error = linear_response(self.problem, Q, V)
-        P, kappa = len(Q), float(self.problem.model.kappa)
+        P = len(Q)
+        kappa = float(self.problem.model.kappa)
         eigenvalues, eigenvectors = np.linalg.eig(response_matrix.reshape(P * P, P * P))
         leading_index = int(np.argmax(eigenvalues.real))
         growth_rate = kappa * float(eigenvalues[leading_index].real)

@@ -526,7 +526,8 @@ def perfect_recovery_threshold(problem: Problem) -> Threshold | None:
         at_balance = ratios_at(1e5)
         if at_balance is None:
             return None
-        previous_ratios, ratios = ratios, at_balance[0]
+        previous_ratios = ratios
+        ratios = at_balance[0]
         # Components with equations of their own do not feel the balance.
         if np.ptp(np.log(ratios)) < 1e-4 or np.allclose(
             ratios, previous_ratios, rtol=1e-4, atol=0

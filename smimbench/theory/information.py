@@ -54,7 +54,8 @@ class Nodes:
         """Start with the stored nodes (values of information or susceptibility at one overlap, by key) that ``read`` returns;
         ``evaluate`` computes a new one and says whether it was stored.
         """
-        self._read, self._evaluate = read, evaluate
+        self._read = read
+        self._evaluate = evaluate
         self._alpha: float | None = None
         self._tell: Callable[[int, float | None], None] | None = None
         self._is_sampled = False

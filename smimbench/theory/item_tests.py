@@ -551,7 +551,8 @@ class PriorTest(ItemTest):
         of the estimate to R is ``V Qhat``, because ``E <Z, f(R)>`` is the mean derivative of f along the noise Z. Products
         are those of a component with the sum of all.
         """
-        model, P = self.problem.model, len(Qhat)
+        model = self.problem.model
+        P = len(Qhat)
         second_moment, prior_mean_overlap = prior_moments(self.problem, P)
         error_unit = self._error_unit(Qhat)
         second_moments = np.diagonal(second_moment)

@@ -85,7 +85,8 @@ class ScalarCurve(Curve):
         """Set the nodes, the values of log Qhat where the curve is computed and at which double precision resolves the MSE;
         ``method`` is how the information is obtained.
         """
-        self.problem, self.method = problem, method
+        self.problem = problem
+        self.method = method
         self.kappa = float(problem.model.kappa)
         self.identity = np.eye(problem.components)
         self.second_moment, self.prior_mean_overlap = (
@@ -638,7 +639,8 @@ def local_extrema(values: Array, noise: Array) -> list[tuple[int, bool]]:
             noise[index], noise[extreme_index]
         ):
             extrema.append((extreme_index, search_direction > 0))
-            search_direction, extreme_index = -search_direction, index
+            search_direction = -search_direction
+            extreme_index = index
     # The first extremum found may be the first value itself, or no further from it than noise: it does not count.
     if extrema and abs(values[extrema[0][0]] - values[0]) <= max(
         noise[extrema[0][0]], noise[0]

@@ -637,7 +637,8 @@ class Corrector:
             )
             if correction_size <= tolerance:
                 break
-            last_x, last_ratios = x, log_ratios
+            last_x = x
+            last_ratios = log_ratios
             corrected_x = x + correction * min(1.0, 1.0 / correction_size)
             x = self.step_within_bounds(stage, x, corrected_x)
             if (x != corrected_x).any() and len(stage.nodes) == 1:

@@ -357,7 +357,8 @@ class LeastSquares:
         """
         xp = namespace(inputs)
         device_and_dtype = matching(inputs)
-        self.problem, self.inputs = problem, inputs
+        self.problem = problem
+        self.inputs = inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(observation.noise.min())
         weights = np.ones_like(observation.noise)

@@ -260,7 +260,9 @@ class FixedPoints:
         variances of the features; no solutions are known yet.
         """
         self.P, self.T = problem.components, prior_moments(problem)[0]
-        self.alpha, self.integrals, self.features = alpha, integrals, problem.features
+        self.alpha = alpha
+        self.integrals = integrals
+        self.features = problem.features
         self.solutions: list[tuple[float, Host]] = []
 
     @property

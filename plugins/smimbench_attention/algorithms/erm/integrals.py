@@ -283,7 +283,8 @@ class SignIntegrals:
     def __init__(self, problem: Problem, loss: Loss) -> None:
         """Store channel, loss, number of sites C and the Gauss-Legendre rule of a panel."""
         self.channel = problem.channel
-        self.loss, self.C = loss, problem.model.sites
+        self.loss = loss
+        self.C = problem.model.sites
         self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes_per_panel)
 
     def _nodes(

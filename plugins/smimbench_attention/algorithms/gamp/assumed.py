@@ -208,7 +208,9 @@ class MismatchedRecursion:
         """Draw the random points of one set, numbered by ``seed``, for P components and C sites: white latents, and signal
         entries for low rank. ``assumed`` is the problem that GAMP assumes, alpha the sample ratio.
         """
-        self.problem, self.assumed, self.seed = problem, assumed, seed
+        self.problem = problem
+        self.assumed = assumed
+        self.seed = seed
         self.scale = problem.model.kappa * alpha
         self.T = prior_moments(problem)[0]
         P, C = problem.components, problem.model.sites
@@ -356,7 +358,8 @@ class MismatchedRecursion:
 
     def _signal_and_noise_entries(self) -> tuple[Host, Host]:
         """Sampled signal entries (P, size) with the exact second moment T, and as many white-noise entries orthogonal to them."""
-        P, entry_count = self.problem.components, ACCURACY.signal_entries
+        P = self.problem.components
+        entry_count = ACCURACY.signal_entries
         rng = monte_carlo_rng("wrong assumptions: signal", self.seed)
         signal = self.problem.prior.sample(rng, P, entry_count)
         white_noise = normal_points(
@@ -572,7 +575,8 @@ class MismatchedRecursion:
                 node_weights @ (denoiser_slopes * denoiser_slopes) @ node_weights,
             )
         R = self._noisy_entries(conjugates)
-        prior, Qhat = self.assumed.prior, conjugates.Qhat
+        prior = self.assumed.prior
+        Qhat = conjugates.Qhat
         difference_steps = 1e-4 * np.sqrt(np.diagonal(np.linalg.inv(Qhat)))
         estimate = np.asarray(prior.denoise(R, Qhat).estimate)
         jacobian_columns = []

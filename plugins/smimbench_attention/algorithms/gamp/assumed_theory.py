@@ -253,7 +253,8 @@ def _drawn_conjugates(solution: MismatchedSolution, orders: Orders) -> Host:
     """Diagonals of the conjugates Qhat, m and chi (BATCHES, 3, P) of a solution of state evolution at its order parameters M, Q,
     V, estimated from messages g at random batches of labels y, of latents with means omega under GAMP.
     """
-    problem, (M, Q, V) = solution.problem, orders
+    problem = solution.problem
+    M, Q, V = orders
     P, sites = problem.components, problem.model.sites
     coefficients_of_true_mean = M.T @ np.linalg.inv(Q)
     conditional_covariance = prior_moments(problem)[0] - coefficients_of_true_mean @ M

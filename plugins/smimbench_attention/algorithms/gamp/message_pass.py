@@ -374,7 +374,8 @@ def sample_strengths(problem: Problem, data: Data) -> Array | None:
 
     None where their mean is above ``LARGEST_TYPICAL``: then all samples take the same weight.
     """
-    model, xp = problem.model, namespace(data.inputs)
+    model = problem.model
+    xp = namespace(data.inputs)
     strength_chunks = []
     for chunk in sample_chunks(model, data.inputs, problem.components):
         tokens = take_samples(model, data.inputs, chunk)

@@ -122,7 +122,8 @@ def latent_gradient(
     # Components whose latents take as much memory per chunk as the intermediate arrays.
     simultaneous_components = math.prod(student_shape) * problem.components
     gram_root, scaled_factor = 1.0, None
-    forward_gram, gram_scale = model.forward_gram, factorization.gram_scale
+    forward_gram = model.forward_gram
+    gram_scale = factorization.gram_scale
     is_narrow_factor = factor.shape[-1] <= NARROW * dimension
     if forward_gram is not None and gram_scale is not None and is_narrow_factor:
         gram_root = math.sqrt(gram_scale(factor))
@@ -208,7 +209,8 @@ class _TemperedChannel(Channel):
 
     def __init__(self, channel: Channel, inverse_temperature: float) -> None:
         """Store the softmax channel and its inverse temperature."""
-        self.channel, self.inverse_temperature = channel, inverse_temperature
+        self.channel = channel
+        self.inverse_temperature = inverse_temperature
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Labels of the softmax channel at latents z times the inverse temperature."""

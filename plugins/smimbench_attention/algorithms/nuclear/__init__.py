@@ -150,7 +150,8 @@ class Nuclear(LinearRegression):
             )
             remark += self.validation_note
         elif self.regularisation == "optimal":
-            prior, positive = problem.prior, self.positive
+            prior = problem.prior
+            positive = self.positive
             observations = weighted_observations(
                 problem, observation, data.sample_ratio
             )

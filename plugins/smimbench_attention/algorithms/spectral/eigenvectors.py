@@ -76,7 +76,8 @@ def spectral_estimate(
     device_and_dtype = matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     moment_root = second_moment_root(problem)
-    channel, alpha = problem.channel, data.sample_ratio
+    channel = problem.channel
+    alpha = data.sample_ratio
     label_matrices_of_chunks = [
         label_matrices(
             channel, data.labels[chunk, ...], moment_root, C, rng, data.inputs
@@ -196,7 +197,8 @@ class LinearizedMatrices:
         """Store the inputs, the label matrices G (n, k, C, k, C) of n samples, k components (P of all, or one direction) and C
         sites, and the ``removed_eigenvectors`` to project out.
         """
-        self.model, self.inputs = problem.model, data.inputs
+        self.model = problem.model
+        self.inputs = data.inputs
         self.removed_eigenvectors = removed_eigenvectors
         self.xp = namespace(data.inputs)
         self.n, self.P, self.C = G.shape[:3]
