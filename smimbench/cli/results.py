@@ -329,13 +329,13 @@ def _exit_code(table: ResultsTable) -> int:
 
 
 def _empty_metric_lines(rows: Sequence[Row]) -> list[str]:
-    """Say why metrics have no value in any row, one line each."""
+    """Say which error left metrics without a value in any row, one line each; a reason that a metric gives is none."""
     measured = {row.metric for row in rows if row.estimate.mean is not None}
     reasons = {row.metric: row.runs.blank for row in rows if row.runs.blank}
     return [
         f"{metric} has no value in any run: {reason}"
         for metric, (reason, *_) in reasons.items()
-        if metric not in measured
+        if metric not in measured and reason.partition(": ")[0].isidentifier()
     ]
 
 

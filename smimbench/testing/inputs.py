@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from smimbench.interfaces import Array, Inputs
+from smimbench.interfaces import Array, Inputs, ParameterError
 from smimbench.numerics.linalg import outer_product
 from smimbench.problem.instance import fill_with_tokens, unscaled_tokens
 from smimbench.testing.context import CheckContext
@@ -100,7 +100,10 @@ def covariance(context: CheckContext, item: Inputs) -> None:
     """Check that tokens have mean 0 and covariance ``E x_s,k x_t,l = C_st delta_kl v_k`` with the declared token covariance
     C and feature variances v. X are n samples of tokens. ``context`` holds the inputs under test (``item``).
     """
-    X = tokens(item, 20_000, context.rng(3))
+    try:
+        X = tokens(item, 20_000, context.rng(3))
+    except ParameterError as error:
+        raise CheckSkipped(f"too few samples are stored: {error}") from None
     if mistake := unscaled_tokens(X):
         raise CheckFailed(f"the tokens have {mistake}; center and rescale them")
     C, v = _declared_covariance(item)
