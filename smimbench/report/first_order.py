@@ -21,6 +21,7 @@ from smimbench.interfaces.problem import placeholder_data
 from smimbench.numerics.statistics import quantile
 from smimbench.registry.registry import RegistryError
 from smimbench.report.row import (
+    CLOSED_FORM,
     FITTED,
     LIMIT,
     ZERO,
@@ -50,6 +51,7 @@ STARTED = "the passes of its start are not counted"
 OWN_OPTIMUM = "the optimum at this size is fitted to its own runs"
 NO_BETTER = "no better than the prior mean"
 LESS_THAN_ONE = "less than one pass"
+NO_ESTIMATE = "no run has an estimate"
 
 
 class PassScale(NamedTuple):
@@ -180,12 +182,14 @@ def worth_of_row(
     instance_errors: Mapping[str, Host],
 ) -> PassesWorth:
     """Compute what the runs of a row are worth, and their distance from the floor after ``passes``. Where the optimum at their
-    dimension was fitted to runs, those had the ``instance_errors`` (P,), and instances are compared in pairs.
+    dimension is the mean of ``instance_errors`` (P,), those of other runs, instances are compared in pairs.
     """
     optimal, component = row.optimum, (row.component or 1) - 1
     errors = {name: error for name, error in row.estimate.values.items() if error > 0}
-    if isinstance(scale, str) or passes is None or not errors:
-        return PassesWorth(reason=scale if isinstance(scale, str) else UNCOUNTED)
+    if isinstance(scale, str):
+        return PassesWorth(reason=scale)
+    if passes is None or not errors:
+        return PassesWorth(reason=UNCOUNTED if errors else NO_ESTIMATE)
     floor = scale.floor
     limit = float(floor.after(passes, component))
     end, end_error = float(floor.mse[-1, component]), float(floor.mse_error[component])
@@ -200,16 +204,20 @@ def worth_of_row(
         name: math.log(error / at_size.prior_error) for name, error in errors.items()
     }
     mean = math.fsum(logs.values()) / len(logs)
-    worth_passes = at_size.passes_at(mean)
     # An error as large as the prior mean's does not depend on the optimum, one at the optimum moves with it.
     share = min(max(mean / at_size.log_floor[-1], 0.0), 1.0)
     error = theory_error
-    if optimal.value and optimal.source.startswith(FITTED):
-        for name in logs.keys() & instance_errors.keys():
-            instance_error = max(float(instance_errors[name][component]), 1e-300)
-            logs[name] -= share * math.log(instance_error / optimal.value)
+    optima = {name: float(instance_errors[name][component]) for name in instance_errors}
+    are_other_runs = optimal.source.startswith(FITTED) or (
+        optimal.source == CLOSED_FORM and optima.items() != errors.items()
+    )
+    if optimal.value and are_other_runs:
+        for name in logs.keys() & optima.keys():
+            logs[name] -= share * math.log(max(optima[name], 1e-300) / optimal.value)
+        mean = math.fsum(logs.values()) / len(logs)
     elif optimal.value and optimal.error:
         error = math.hypot(error, share * optimal.error / optimal.value)
+    worth_passes = at_size.passes_at(mean)
     sem = mean_and_error(np.array([*logs.values()])).sem
     interval = None
     if sem is not None:

@@ -17,7 +17,7 @@ from smimbench.numerics.size_laws import SECOND, fit_sizes, pooled_errors
 from smimbench.problem.problem import Problem
 from smimbench.report.extrapolation import FEWEST, Limit, extrapolated_rows
 from smimbench.report.prediction import FINITE
-from smimbench.report.row import FITTED, Optima, Optimum, Row, grouped
+from smimbench.report.row import CLOSED_FORM, FITTED, Optima, Optimum, Row, grouped
 from smimbench.report.rows import (
     Pair,
     bayes_point,
@@ -421,7 +421,7 @@ def optima_by_dimension(references: Sequence[OptimalRuns]) -> dict[int, Optimum]
             excess = np.asarray(reference.coefficient, dtype=float) / dimension
             error = excess**2 / np.where(limit > 0, limit, 1.0)
             closed_form_optima[dimension] = Optimum(
-                limit + excess, error, "closed form", reference.instance_errors
+                limit + excess, error, CLOSED_FORM, reference.instance_errors
             )
     return closed_form_optima or _fitted_optima(
         [

@@ -38,6 +38,9 @@ ZERO = 1e-3
 LIMIT = "limit"
 """Source of an optimum of which only the infinite-D limit is known."""
 
+CLOSED_FORM = "closed form"
+"""Source of an optimum that is known in closed form, as the mean error of exact posterior means."""
+
 FITTED = "runs of "
 """Beginning of the source of an optimum that was fitted to the runs of the algorithm that follows."""
 

@@ -29,7 +29,7 @@ from smimbench.report.prediction import (
     is_below_floor,
 )
 from smimbench.report.results import ResultsTable
-from smimbench.report.row import FITTED, PassesWorth
+from smimbench.report.row import CLOSED_FORM, FITTED, PassesWorth
 from smimbench.report.statistics import TracedRun
 from smimbench.report.stored_table import verified_table
 from smimbench.report.verdict import verdicts
@@ -111,6 +111,10 @@ def test_instances_are_compared_in_pairs():
     assert paired.worth == alone.worth
     assert alone.interval[1] is None
     assert alone.interval[0] < paired.interval[0] < paired.worth < paired.interval[1]
+    known = at_size | {"optimum_source": CLOSED_FORM}
+    assert worth(values, optimal, **known).interval == paired.interval
+    posterior_means = {name: np.array([error]) for name, error in values.items()}
+    assert worth(values, posterior_means, **known).interval == alone.interval
     own = worth(values, optimal, **at_size | {"algorithm": "gamp"})
     assert (own.worth, own.ratio, own.reason) == (None, None, OWN_OPTIMUM)
 
