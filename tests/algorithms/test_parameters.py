@@ -170,7 +170,6 @@ ONLINE = {"online": True, "batch": 4, "steps": 5, "learning_rate": 0.1}
             "diverge",
         ),
         (Sgd(**ONLINE), sequence("hardmax"), AT, "annealed softmax"),
-        (Sgd(**ONLINE), attention(), Conditions(), "dimension"),
         (
             Averaged(of={"name": "sgd", **ONLINE}, students=3),
             sequence("linear", noise=0.3),
