@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.backend import machine
+from smimbench.backend import StreamedInputs, machine
 from smimbench.files import (
     JsonObject,
     attempt,
@@ -101,6 +101,12 @@ def write_instance(suite: Suite, point: GridPoint, output_file: Path) -> JsonObj
         Shapes and the description, for the terminal.
     """
     instance = point.instance(suite)
+    if isinstance(instance.inputs, StreamedInputs):
+        raise SuiteError(
+            suite.file,
+            "grid",
+            "the inputs of one instance do not fit the memory; lower dimension, alpha or tokens",
+        )
     description = {
         "suite": suite.name,
         "problem": point.plan.problem.spec,

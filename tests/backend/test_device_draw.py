@@ -14,6 +14,7 @@ from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
 from smimbench.run import cell as cell_module
 from smimbench.run.cost import memory_of_a_cell
+from smimbench.run.external import first_points, write_instance
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
 from tests.backend.steps import estimate
@@ -163,6 +164,14 @@ def test_a_run_beyond_the_memory_is_accepted_up_to_a_limit(tmp_path, monkeypatch
     assert memory_of_a_cell([cell]) <= memory - size
     monkeypatch.setattr(streaming, "host_memory", lambda: size // 17)
     assert memory_of_a_cell([cell]) == memory
+
+
+def test_no_file_of_inputs_beyond_the_memory_is_written(tmp_path, little_memory):
+    suite = loaded(tmp_path, SUITE)
+    (point,) = first_points(suite)
+    with pytest.raises(SuiteError, match="do not fit the memory; lower dimension"):
+        write_instance(suite, point, tmp_path / "data.npz")
+    assert not (tmp_path / "data.npz").exists()
 
 
 def keys(tmp_path, *overrides):

@@ -28,19 +28,18 @@ def assert_same(found, expected):
 def test_simulated_device():
     script = """
 import numpy as np
-from smimbench_attention.channels.attention.hardmax.device import WORK_BYTES, device_moments
 from smimbench_attention.channels.attention.hardmax import device, exact, kernel
 from tests.channels.attention.test_attention_hardmax_device import assert_same, labelled
-device._device_tables = lambda tokens, nodes, place: exact.kernel_tables(tokens, nodes)
 for tokens, nodes in ((3, 12), (4, 8)):
     y, omega = labelled(tokens, 3)
     y[1] = [1, 2, 0, 0][:tokens]  # impossible
     codes = (y * tokens ** np.arange(tokens)).sum(1)
     rows = kernel.work_rows(tokens)
     device.WORK_BYTES = 8 * rows * tokens * nodes * 2  # the third sample has to wait
-    expected = kernel.host_moments(omega, codes, exact.kernel_tables(tokens, nodes), 7.0)
+    arguments = omega, codes, exact.kernel_tables(tokens, nodes), 7.0
+    expected = kernel.host_moments(*arguments)
     assert np.isnan(expected[1][1]).all()
-    assert_same(device_moments(omega, codes, tokens, nodes, 7.0), expected)
+    assert_same(device.device_moments(*arguments), expected)
 """
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(

@@ -5,14 +5,11 @@ Checked on any machine in Numba's simulator, and against the host on a device by
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numba import cuda
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_attention.channels.attention.hardmax.exact import kernel_tables
 from smimbench_attention.channels.attention.hardmax.kernel import make_kernel, work_rows
 
 WORK_BYTES = 1 << 28
@@ -38,25 +35,17 @@ def _integrate_samples(means, codes, half_width, tables, work, outputs):
             )
 
 
-@lru_cache(maxsize=16)
-def _device_tables(tokens: int, node_count: int, device: object) -> tuple[Array, ...]:
-    """The tables of the kernel on the current ``device``, sent there once."""
-    import cupy
-
-    return tuple(cupy.asarray(table) for table in kernel_tables(tokens, node_count))
-
-
 def device_moments(
-    means: Array, codes: Array, tokens: int, node_count: int, half_width: float
+    means: Array, codes: Array, tables: tuple[Array, ...], half_width: float
 ) -> tuple[Array, ...]:
-    """Moments as ``kernel.host_moments`` returns them, for CuPy arrays, on their device."""
+    """Moments as ``kernel.host_moments`` computes them from the same arguments, here CuPy arrays, on their device."""
     xp = namespace(means)
     n, C = means.shape
-    work_shape = work_rows(tokens), tokens * node_count
+    tokens = tables[3].shape[1]
+    work_shape = work_rows(tokens), tokens * tables[6].shape[0]
     threads = min(n, WORK_BYTES // (8 * work_shape[0] * work_shape[1]))
     outputs = xp.empty(n), xp.empty((n, C)), xp.empty((n, C))
     if n > 0:
-        tables = _device_tables(tokens, node_count, means.device)
         work = xp.empty((*work_shape, threads))
         _integrate_samples[-(-threads // 64), 64](
             means, codes, half_width, tables, work, outputs

@@ -10,8 +10,9 @@ Only some sets occur, and many labels differ by the names of the tokens only: se
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import permutations
+from types import ModuleType
 from typing import NamedTuple
 
 import array_api_compat
@@ -221,10 +222,10 @@ def row_posterior(
     if array_api_compat.is_cupy_array(omega):
         from smimbench_attention.channels.attention.hardmax.device import device_moments
 
+        device = array_api_compat.device(omega)
+        tables = _tables_on_device(tokens, node_count, xp, device)
         return RowPosterior(
-            *device_moments(
-                scaled_omega, label_codes, tokens, node_count, window_half_width
-            )
+            *device_moments(scaled_omega, label_codes, tables, window_half_width)
         )
     from smimbench_attention.channels.attention.hardmax.kernel import host_moments
 
@@ -235,6 +236,16 @@ def row_posterior(
         window_half_width,
     )
     return RowPosterior(*(array_like(moment, omega) for moment in moments))
+
+
+@lru_cache(maxsize=64)
+def _tables_on_device(
+    tokens: int, node_count: int, xp: ModuleType, device: object
+) -> tuple[Array, ...]:
+    """The tables of the kernel on a ``device``, sent there once."""
+    return tuple(
+        xp.asarray(table, device=device) for table in kernel_tables(tokens, node_count)
+    )
 
 
 @cache
