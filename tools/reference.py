@@ -96,6 +96,7 @@ SIZES: dict[str, list[str]] = {
         "grid.seeds=8",
         "grid.alpha=[0.5, 1.25]",
     ],
+    "smi-four-layers": ["grid.dimension=[150, 300]", "grid.seeds=8"],
 }
 """What is changed of each suite: sizes and seeds at which verdicts are decided. Nothing: the suite as it is written."""
 

@@ -46,7 +46,6 @@ from smimbench.run.store import move_aside
 from smimbench.run.theory_subprocess import TheoryProcess, has_third_party
 from smimbench.suite.cells import build_algorithm
 from smimbench.theory.consistency import require_consistent, require_consistent_at
-from smimbench.theory.coupled import CoupledCurve
 from smimbench.theory.first_order import first_order_floor
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Nodes, nodes_of
@@ -261,12 +260,12 @@ class TheorySolver(Answers):
         return super().thresholds(problem)
 
     def _is_costly(self, problem: Problem) -> bool:
-        """Whether the components of a shipped problem are coupled, so that a curve takes minutes."""
+        """Whether a curve of a problem of several components takes minutes, or is solved in another process."""
         if problem.components == 1 or problem.no_theory is not None:
             return False
         needs_process = self.process is not None and self.process.must_solve(problem)
         self._nodes(problem)
-        return needs_process or isinstance(curve_of(problem), CoupledCurve)
+        return needs_process or curve_of(problem).is_costly
 
     @_guarding_plugin_errors
     def prediction(self, question: PredictionQuestion) -> AlgorithmPrediction | str:

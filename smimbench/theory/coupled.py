@@ -367,6 +367,11 @@ class CoupledCurve(Curve):
         self.problem = problem
         self.identity = np.eye(problem.components)
 
+    @property
+    def is_costly(self) -> bool:
+        """True: every sample ratio is solved by itself."""
+        return True
+
     @cached_property
     def _from_prior_mean(self) -> tuple[Host, float]:
         """Information (P, P) at the prior mean, and the multiple of the identity that is added to Qhat = 0 where the uninformed

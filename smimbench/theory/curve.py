@@ -72,6 +72,11 @@ class Curve(ABC):
         """Whether noiseless labels act as equations for the latents, so that the free entropy diverges at error V = 0."""
         return True
 
+    @property
+    def is_costly(self) -> bool:
+        """Whether thresholds and lines take minutes, so that figures do without them unless they are stored."""
+        return False
+
     @abstractmethod
     def predict(
         self, alphas: Sequence[float], branch: str = "uninformed"

@@ -116,6 +116,11 @@ class FixedPointCurve(Continuation, Curve):
 
     _traced_curve: TracedCurve | None = None
 
+    @property
+    def is_costly(self) -> bool:
+        """Whether the information of more than three components is sampled."""
+        return self.ratios.uses_sampling and self.problem.components > 3
+
     # -- reading the curve --------------------------------------------------------------------------------------------
 
     def _traced_so_far(self) -> TracedCurve:
