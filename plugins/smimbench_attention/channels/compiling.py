@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
+from numba import config, njit
+
+# Few samples do not fill a GPU, and need no remark in every record.
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 
 
 def compiled(function: Callable[..., object]) -> Callable[..., object]:
