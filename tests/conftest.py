@@ -117,18 +117,22 @@ KERNELS = {
         ("attention/softmax", "attention-indexed", 2),
     ),
 }
-"""What the first processes of ``pytest -n`` compile in a fresh checkout, for all: folder, model, layers."""
+"""What the first processes of ``pytest -n`` compile in a fresh checkout, for all: folder, model, layers. Of three layers it takes
+20 s, and only slow tests use it."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once():
+def _compiled_once(request):
     channels = (
         Path(__file__).parent.parent / "plugins" / "smimbench_attention" / "channels"
     )
     for folder, model, layers in KERNELS.get(
         os.environ.get("PYTEST_XDIST_WORKER", ""), ()
     ):
-        if not any((channels / folder).rglob("*.nbi")):
+        is_used = layers == 2 or any(
+            item.get_closest_marker("slow") for item in request.session.items
+        )
+        if is_used and not any((channels / folder).rglob("*.nbi")):
             channel = (
                 get_registry().get("channel", "softmax", model).item(2, layers=layers)
             )

@@ -107,7 +107,8 @@ def test_the_budget_follows_the_free_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)]
+    ("stretch", "launches", "waits"),
+    [(1.0, 60, 1), (1.5, 80, 2), pytest.param(8.0, 80, 2, marks=pytest.mark.slow)],
 )
 def test_few_labels_out_of_reach_cost_few_launches(
     monkeypatch, stretch, launches, waits

@@ -172,11 +172,12 @@ PRIOR_MEAN = [[0.5, 0.5], [0.5, 0.5]]
             for q, v in ((0.3, 0.7), (0.9, 0.1))
         ),
         *(
-            (
+            pytest.param(
                 SequenceSoftmax(tokens, layers=len(V), skip=skip, points=2048),
                 np.eye(len(V)) - V,
                 V,
                 n,
+                marks=pytest.mark.slow if tokens + len(V) > 4 else (),
             )
             for tokens, skip, V, n in (
                 (2, 1.0, np.diag([0.8, 0.05]), 6000),
@@ -242,7 +243,8 @@ def test_bayes(channel, q, v, n, rng):
         ),
         *((channel, 0.3) for channel in (HARDMAX[1], SIGNS)),
         (GIBBS, 0.05),
-        *((channel, 0.3) for channel in (LINEAR, VECTORS[0], *SAMPLED)),
+        *((channel, 0.3) for channel in (LINEAR, VECTORS[0])),
+        *(pytest.param(channel, 0.3, marks=pytest.mark.slow) for channel in SAMPLED),
     ],
     ids=str,
 )

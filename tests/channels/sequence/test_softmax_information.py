@@ -26,6 +26,7 @@ def test_labels_of_two_layers_are_as_many_as_their_error_takes():
     )
 
 
+@pytest.mark.slow
 def test_runs_of_a_sampled_posterior_have_independent_errors():
     # they share their Gaussians, not their points: the mean product of their errors is far below the mean square
     z = np.random.default_rng(3).standard_normal((200, 3, 2))
@@ -55,6 +56,7 @@ def test_error_is_honest():
     assert "Monte Carlo" in few.method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "q"), [(2, 0.2), (2, 0.8), (3, 0.8)])
 def test_strong_skip_leaves_one_layer(layers, q):
     # c -> infinity: u -> (1 + c)^{L-1} z_L; nothing is left to say about the others
@@ -72,6 +74,7 @@ def test_strong_skip_leaves_one_layer(layers, q):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "tokens"), [(2, 2), (3, 2), (2, 3)])
 def test_small_error_counts_equations(layers, tokens):
     # V -> 0: a label is M linear equations, so tr(V Phi) = M whatever the network
@@ -106,6 +109,7 @@ def test_table_and_integration_agree(skip, q, labels):
         assert "quadrature" in table.method
 
 
+@pytest.mark.slow
 def test_susceptibility_of_three_tokens():
     # I_22 = lambda_22 q to first order, and lambda_aa <= M (M + 1) by Jensen's inequality
     channel = SequenceSoftmax(tokens=3, layers=2, skip=2.0)
@@ -146,6 +150,7 @@ def test_error_is_the_scatter_of_independent_labels_and_points():
     )
 
 
+@pytest.mark.slow
 def test_symmetry_is_exact():
     channel = SequenceSoftmax(tokens=2, layers=3)
     found = channel.information(*diagonal(0.2, 0.4, 0.8), labels=1)
@@ -158,6 +163,7 @@ def test_symmetry_is_exact():
     assert blind.value[0, 0] == blind.error[0, 0] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "tokens", "q"),
     [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))],

@@ -85,6 +85,7 @@ def test_quadrature_against_brute_force(rng, skip, variances, correlation):
     assert result.error < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "tokens", "skip", "variances", "correlation", "size"),
     [
@@ -112,6 +113,7 @@ def test_sampling_against_brute_force(
         assert relative(result.mean[n] - mean, V) < 5.0 * result.error + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [0.3, 1.0])
 def test_sampling_agrees_with_quadrature(skip):
     # the same integral by two methods, over the whole range of V
@@ -145,6 +147,7 @@ def test_sampling_agrees_with_quadrature(skip):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skip", [0.0, 0.03, 1.0])
 def test_nearly_singular_attention_agrees_with_tables(skip):
     """Where only the last of three layers is known its posterior mean is a table's bilinear form, however small the skip."""
@@ -179,6 +182,7 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     assert (off < 6 * found.error).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "v", "skip"),
     [(EXACT, v, skip) for v in (1e-6, 1e-8) for skip in (0.0, 1.0)]
@@ -237,6 +241,7 @@ def test_reported_error_of_quadrature(skip):
             assert result.error < 10.0 * accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "distance"), [(2, 8.0), (2, 100.0), (2, 3000.0), (3, 30.0)]
 )
@@ -288,6 +293,7 @@ def test_equal_tokens_do_not_break():
     assert np.all(np.isfinite(result.mean))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "n", "part"), [(2, 700, 100), (3, 5, 5)])
 def test_equal_inputs_give_equal_results(rng, layers, n, part):
     V = 0.3 * np.eye(layers)
@@ -360,6 +366,7 @@ def test_resampled_posteriors_have_points_of_their_own():
         assert closed.sampling.resampled(3) is closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "tokens", "skip"), [(3, 2, 0.0), (4, 2, 0.01), (2, 3, 0.0)]
 )
@@ -373,6 +380,7 @@ def test_little_skip_connection(rng, layers, tokens, skip):
     assert np.isfinite(result.error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "tokens"), [EXACT, (3, 2), (2, 3)])
 def test_partition_is_normalised(rng, layers, tokens):
     # E over labels drawn at omega of p(u; other omega) / p(u; omega) is 1
@@ -390,6 +398,7 @@ def test_partition_is_normalised(rng, layers, tokens):
     assert abs(ratio.mean() - 1.0) < 4.5 * ratio.std() / np.sqrt(n) + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "variances"),
     [
