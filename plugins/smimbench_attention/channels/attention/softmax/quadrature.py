@@ -2,9 +2,8 @@
 
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
-frame of their own moments are tried first. All that is compiled is in one file: Numba keeps machine code until the file of the
-outermost function changes. Points are the columns of a table whose rows are named below: loops over them have no branches, so
-that the compiler turns them into vector instructions.
+frame of their own moments are tried first. The rest of what is compiled is ``points``: Numba keeps machine code until the file of
+the outermost function, this one, changes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,26 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from smimbench_attention.channels.attention.softmax.points import (
+    DECAY_P,
+    DECAY_R,
+    LARGEST_LOG,
+    LOG_WEIGHT,
+    TINY,
+    WEIGHT,
+    A,
+    B,
+    add_points,
+    clipped,
+    compiled_function,
+    exponentiate,
+    highest_log_weight,
+    inlined,
+    nonzero,
+    raise_unit,
+    weigh_points,
+)
 from smimbench_attention.channels.attention.softmax.weight import (
     ROOT2,
     ROOT8,
@@ -22,119 +39,20 @@ from smimbench_attention.channels.attention.softmax.weight import (
 )
 from smimbench_attention.channels.compiling import bounded_log, compiled, exp
 
-# Guards of the arithmetic: smallest divisor, largest number whose square is finite, largest logarithm in products and quotients.
-_TINY, _LARGEST, _LARGEST_LOG = 1e-60, 1e130, 340.0
 
-
-_inlined = njit(error_model="numpy", inline="always")
-_compiled_function = njit(error_model="numpy")
-_vectorized = njit(error_model="numpy", fastmath={"contract"})
-_reduction = njit(error_model="numpy", fastmath={"contract", "reassoc", "nnan", "nsz"})
-
-# Rows of a table of points: a, b, exp(-t - v/2), exp(-t + v/2), a_2 and b_2, the logarithm of the weight, and the weight
-_A, _B, _DECAY_P, _DECAY_R, _SHIFT_A, _SHIFT_B, _LOG_WEIGHT, _WEIGHT = range(8)
-
-
-@_inlined
-def _clipped(x, low, high):
-    """Number x clipped to ``[low, high]``."""
-    return min(max(x, low), high)
-
-
-@_inlined
+@inlined
 def _logistic(u):
     """Logistic function ``1 / (1 + exp(-u))``, without overflow."""
-    return 1 / (1 + math.exp(_clipped(-u, -2 * _LARGEST_LOG, 2 * _LARGEST_LOG)))
+    return 1 / (1 + math.exp(clipped(-u, -2 * LARGEST_LOG, 2 * LARGEST_LOG)))
 
 
-@_inlined
+@inlined
 def _bounded_exp(x):
     """Exponential of x, clipped to where products and quotients of two are finite."""
-    return exp(_clipped(x, -_LARGEST_LOG, _LARGEST_LOG))
+    return exp(clipped(x, -LARGEST_LOG, LARGEST_LOG))
 
 
-@_inlined
-def _nonzero(s):
-    """Number s, or the smallest divisor ``_TINY`` in place of a smaller one."""
-    return _TINY if abs(s) < _TINY else s
-
-
-@_vectorized
-def _weigh_points(prior, sample, count, points):
-    """Write the log-weights of ``count`` points of the first layer's latents for one ``sample``, and the second layer's latents
-    a_2, b_2 that give the label there, into the table ``points``. A point is ``a``, ``b``: a_1, b_1 minus their prior means, over
-    their prior standard deviations; so are the ``shift_a``, ``shift_b`` written for a_2, b_2. Before that, the residuals of a_2,
-    b_2 are taken: minus their means given a, b. p, r are the diagonal entries of the first layer's attention, ``s = p + r + c -
-    1`` with the skip strength c; ``prior`` is a ``Weight``.
-    """
-    c, lift = prior.skip, prior.lift
-    inverse_skip, precision = 1 / (1 + c), -0.5 / prior.variance_2
-    root_precision = 1 / math.sqrt(prior.variance_2 + lift * lift)
-    for k in range(count):
-        a, b = points[_A, k], points[_B, k]
-        p, r = 1 / (1 + points[_DECAY_P, k]), 1 / (1 + points[_DECAY_R, k])
-        inverse_s = 1 / _nonzero(p + r + (c - 1))
-        a2 = sample.slope * inverse_s * inverse_s
-        b2 = (sample.margin * inverse_s - ROOT2 * (2 * p + (c - 1)) * a2) * inverse_skip
-        shift_a, shift_b = a2 - sample.a2, b2 - sample.b2
-        residual_a, residual_b = shift_a - lift * a, shift_b - lift * b
-        log_weight = (residual_a * residual_a + residual_b * residual_b) * precision - (
-            a * a + b * b
-        ) / 2
-        # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
-        points[_SHIFT_A, k] = _clipped(shift_a, -_LARGEST, _LARGEST) * root_precision
-        points[_SHIFT_B, k] = _clipped(shift_b, -_LARGEST, _LARGEST) * root_precision
-        points[_LOG_WEIGHT, k] = max(
-            log_weight + 3 * bounded_log(abs(inverse_s)), -_LARGEST
-        )
-
-
-@_reduction
-def _highest(count, points):
-    """Largest log-weight of ``count`` points of the table ``points``."""
-    highest = points[_LOG_WEIGHT, 0]
-    for k in range(1, count):
-        highest = max(highest, points[_LOG_WEIGHT, k])
-    return highest
-
-
-@_vectorized
-def _exponentiate(log_unit, factor, node_weights, points):
-    """Write the weights of points, in units of ``exp(log_unit)`` times ``factor`` times two of the ``node_weights``, into the
-    table ``points``, a square of as many points along either axis as there are node weights.
-    """
-    node_count = len(node_weights)
-    for j in range(node_count):
-        row_factor = factor * node_weights[j]
-        for i in range(node_count):
-            k = j * node_count + i
-            log_weight = max(points[_LOG_WEIGHT, k] - log_unit, -2 * _LARGEST_LOG)
-            points[_WEIGHT, k] = exp(log_weight) * (row_factor * node_weights[i])
-
-
-@_reduction
-def _add_points(count, points, sums):
-    """Add ``count`` points of the table ``points`` to 15 ``sums``: of their weights, of them times each of four variables (a_1,
-    b_1, a_2, b_2), and times each pair of them.
-    """
-    s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
-    s5, s6, s7, s8, s9 = 0.0, 0.0, 0.0, 0.0, 0.0
-    s10, s11, s12, s13, s14 = 0.0, 0.0, 0.0, 0.0, 0.0
-    for k in range(count):
-        weight, a, b = points[_WEIGHT, k], points[_A, k], points[_B, k]
-        shift_a, shift_b = points[_SHIFT_A, k], points[_SHIFT_B, k]
-        wa, wb = weight * a, weight * b
-        wc, wd = weight * shift_a, weight * shift_b
-        s0, s1, s2, s3, s4 = s0 + weight, s1 + wa, s2 + wb, s3 + wc, s4 + wd
-        s5, s6, s7, s8 = s5 + wa * a, s6 + wa * b, s7 + wa * shift_a, s8 + wa * shift_b
-        s9, s10, s11 = s9 + wb * b, s10 + wb * shift_a, s11 + wb * shift_b
-        s12, s13, s14 = s12 + wc * shift_a, s13 + wc * shift_b, s14 + wd * shift_b
-    moments = s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14
-    for moment in range(15):
-        sums[moment] += moments[moment]
-
-
-@_inlined
+@inlined
 def _write(row, values):
     """Copy ``values`` into a row of an array, entry by entry, because Numba takes two seconds more to compile ``row[:] =
     values``.
@@ -143,7 +61,7 @@ def _write(row, values):
         row[index] = values[index]
 
 
-@_compiled_function
+@compiled_function
 def _curve_t(log_odds, v):
     """Mean logit t of p and r, the diagonal entries of the first layer's attention matrix, where their logits differ by v and
     ``log((p + r) / (2 - p - r)) = log_odds``: with x = e^t the positive root of ``c_2 x^2 - c_1 x - c_0 = 0``, for
@@ -159,16 +77,16 @@ def _curve_t(log_odds, v):
     return t if log_odds > 0 else -t
 
 
-@_compiled_function
+@compiled_function
 def _curve_log_odds(t, v):
     """Log-odds ``log((p + r) / (2 - p - r))`` of the curve of constant p + r at mean logit t and difference of logits v."""
-    t = _clipped(t, -_LARGEST_LOG, _LARGEST_LOG)
-    half_v = _clipped(v / 2, -_LARGEST_LOG, _LARGEST_LOG)
+    t = clipped(t, -LARGEST_LOG, LARGEST_LOG)
+    half_v = clipped(v / 2, -LARGEST_LOG, LARGEST_LOG)
     exp_t, two_cosh = math.exp(-t), math.exp(half_v) + math.exp(-half_v)
     return math.log(2 + exp_t * two_cosh) - math.log(two_cosh + 2 * exp_t) + t
 
 
-@_compiled_function
+@compiled_function
 def _prior_mean_point(prior, sample):
     """Mean t and difference v of the logits of p and r, the diagonal entries of the first layer's attention, where the label of
     ``sample`` puts a_2, b_2 nearest to their prior means; ``s = p + r + c - 1`` with the skip strength c, and ``prior`` is a
@@ -183,17 +101,17 @@ def _prior_mean_point(prior, sample):
         if squared_s > 0
         else math.tanh(sample.t / 2) + c
     )
-    p_plus_r = _clipped(s + (1 - c), 0.01, 1.99)
-    s = _nonzero(p_plus_r - (1 - c))
+    p_plus_r = clipped(s + (1 - c), 0.01, 1.99)
+    s = nonzero(p_plus_r - (1 - c))
     p = ((sample.margin / s - (1 + c) * sample.b2) / (ROOT2 * a2) + (1 - c)) / 2
     p_min, p_max = max(p_plus_r - 1, 0.0), min(p_plus_r, 1.0)
-    p = p_min + (p_max - p_min) * _clipped((p - p_min) / (p_max - p_min), 0.02, 0.98)
+    p = p_min + (p_max - p_min) * clipped((p - p_min) / (p_max - p_min), 0.02, 0.98)
     logit_p, r = math.log(p / (1 - p)), p_plus_r - p
     logit_r = math.log(r / (1 - r))
     return (logit_p + logit_r) / 2, logit_p - logit_r
 
 
-@_compiled_function
+@compiled_function
 def _normal_equations(prior, sample, t, v):
     """Cost |f|^2 = -2 log-weight (without the power of s), J^T J (tt, tv, vv), J^T f at mean t and difference v of the logits of
     p and r, the diagonal entries of the first layer's attention matrix: f has the entries a, b (a_1, b_1 less prior means, in
@@ -203,7 +121,7 @@ def _normal_equations(prior, sample, t, v):
     c, root_precision = prior.skip, 1 / math.sqrt(prior.variance_2)
     p, r = _logistic(t + v / 2), _logistic(t - v / 2)
     p_slope, r_slope = p * (1 - p), r * (1 - r)
-    s = _nonzero(p + r + (c - 1))
+    s = nonzero(p + r + (c - 1))
     a2, b_coefficient = sample.slope / (s * s), ROOT2 * (2 * p + (c - 1))
     a, b = (t - sample.t) / prior.unit_t, (v - sample.v) / prior.unit_v
     f_a = root_precision * (a2 - sample.a2 - prior.lift * a)
@@ -232,7 +150,7 @@ def _normal_equations(prior, sample, t, v):
     return cost, tt, tv, vv, gradient_t, gradient_v
 
 
-@_compiled_function
+@compiled_function
 def _minimize_cost(prior, sample, t, v):
     """Minimize the cost -2 log-weight of ``sample`` over mean t, difference v of the logits of p and r, the diagonal entries of
     the first layer's attention matrix, by Levenberg-Marquardt steps (J^T J: tt, tv, vv; J^T f: g_t, g_v); return it and a
@@ -244,32 +162,32 @@ def _minimize_cost(prior, sample, t, v):
     for _ in range(12):
         damped_tt, damped_vv = tt * (1 + damping), vv * (1 + damping)
         determinant = damped_tt * damped_vv - tv * tv
-        new_t = t - _clipped((damped_vv * g_t - tv * g_v) / determinant, -2.0, 2.0)
-        new_v = v - _clipped((damped_tt * g_v - tv * g_t) / determinant, -2.0, 2.0)
+        new_t = t - clipped((damped_vv * g_t - tv * g_v) / determinant, -2.0, 2.0)
+        new_v = v - clipped((damped_tt * g_v - tv * g_t) / determinant, -2.0, 2.0)
         trial_equations = _normal_equations(prior, sample, new_t, new_v)
         is_improved = trial_equations[0] < cost
         if is_improved:
             t, v = new_t, new_v
             cost, tt, tv, vv, g_t, g_v = trial_equations
-        damping = _clipped(damping / 5 if is_improved else damping * 5, 1e-12, 1e12)
+        damping = clipped(damping / 5 if is_improved else damping * 5, 1e-12, 1e12)
     determinant = tt * vv - tv * tv
     return cost, _gaussian_frame(
         t, v, 1.44 * vv / determinant, -1.44 * tv / determinant, 1.44 * tt / determinant
     )
 
 
-@_compiled_function
+@compiled_function
 def _gaussian_frame(t, v, tt, tv, vv):
     """Gaussian ``Frame`` with mean (t, v) and covariance (tt, tv, vv): its fields are the mean and the lower-triangular root of
     the covariance.
     """
-    deviation_t = math.sqrt(max(tt, _TINY))
+    deviation_t = math.sqrt(max(tt, TINY))
     root_vt = tv / deviation_t
-    root_vv = math.sqrt(max(vv - root_vt * root_vt, 1e-12 * vv + _TINY))
+    root_vv = math.sqrt(max(vv - root_vt * root_vt, 1e-12 * vv + TINY))
     return Frame(t, v, deviation_t, root_vt, root_vv)
 
 
-@_compiled_function
+@compiled_function
 def _integrate_gaussian(prior, sample, frame, rule, points, sums):
     """Integrate the posterior weight of ``sample`` by a Gauss-Hermite ``rule`` in the coordinates of a Gaussian ``frame``
     (center, root of the covariance) of (t, v), mean and difference of the logits of p and r (the diagonal entries of the first
@@ -280,7 +198,7 @@ def _integrate_gaussian(prior, sample, frame, rule, points, sums):
     nodes, log_weights = rule
     node_count = len(nodes)
     for j in range(node_count):
-        points[_WEIGHT, j] = _bounded_exp(-frame.vv * nodes[j] / 2)
+        points[WEIGHT, j] = _bounded_exp(-frame.vv * nodes[j] / 2)
     for i in range(node_count):
         t = frame.t + frame.tt * nodes[i]
         row_v = frame.v + frame.vt * nodes[i]
@@ -288,27 +206,27 @@ def _integrate_gaussian(prior, sample, frame, rule, points, sums):
         for j in range(node_count):
             k = i * node_count + j
             v = row_v + frame.vv * nodes[j]
-            points[_A, k] = (t - sample.t) / prior.unit_t
-            points[_B, k] = (v - sample.v) / prior.unit_v
-            points[_DECAY_P, k] = decay_p * points[_WEIGHT, j]
-            points[_DECAY_R, k] = decay_r / points[_WEIGHT, j]
+            points[A, k] = (t - sample.t) / prior.unit_t
+            points[B, k] = (v - sample.v) / prior.unit_v
+            points[DECAY_P, k] = decay_p * points[WEIGHT, j]
+            points[DECAY_R, k] = decay_r / points[WEIGHT, j]
     count = node_count * node_count
-    _weigh_points(prior, sample, count, points)
+    weigh_points(prior, sample, count, points)
     for i in range(node_count):
         for j in range(node_count):
-            points[_LOG_WEIGHT, i * node_count + j] += log_weights[i] + log_weights[j]
-    log_unit = _highest(count, points)
+            points[LOG_WEIGHT, i * node_count + j] += log_weights[i] + log_weights[j]
+    log_unit = highest_log_weight(count, points)
     for k in range(count):
-        log_weight = max(points[_LOG_WEIGHT, k] - log_unit, -2 * _LARGEST_LOG)
-        points[_WEIGHT, k] = exp(log_weight)
+        log_weight = max(points[LOG_WEIGHT, k] - log_unit, -2 * LARGEST_LOG)
+        points[WEIGHT, k] = exp(log_weight)
     sums[:] = 0.0
-    _add_points(count, points, sums)
+    add_points(count, points, sums)
     a, b = sums[1] / sums[0], sums[2] / sums[0]
     tt, tv, vv = 0.0, 0.0, 0.0
     for k in range(count):
-        probability = points[_WEIGHT, k] / sums[0]
-        deviation_a = points[_A, k] - a
-        deviation_b = points[_B, k] - b
+        probability = points[WEIGHT, k] / sums[0]
+        deviation_a = points[A, k] - a
+        deviation_b = points[B, k] - b
         tt = tt + probability * deviation_a * deviation_a
         tv = tv + probability * deviation_a * deviation_b
         vv = vv + probability * deviation_b * deviation_b
@@ -324,7 +242,7 @@ def _integrate_gaussian(prior, sample, frame, rule, points, sums):
     return log_unit, refined_frame
 
 
-@_compiled_function
+@compiled_function
 def _nearly_gaussian(
     prior, sample, peak, accuracy, rules, points, coarse_sums, fine_sums
 ):
@@ -379,10 +297,10 @@ def write_crude_means(samples, prior, start_t, start_v, rules, means):
         if np.max(np.abs(sums[1:5])) > 4 * sums[0]:
             _integrate_gaussian(prior, sample, frame, rules[0], points, sums)
         for variable in range(4):
-            means[index, variable] = _clipped(sums[1 + variable] / sums[0], -4.0, 4.0)
+            means[index, variable] = clipped(sums[1 + variable] / sums[0], -4.0, 4.0)
 
 
-@_compiled_function
+@compiled_function
 def _q_log_weight(q, slope_size, target_a2, slack, prior):
     """Upper bound of the part of the log-weight that depends on ``q = 1 / s^2``, when a_2 = slope_size q need only come within
     ``slack`` of its mean ``target_a2``; ``prior`` has its variance. s = p + r + c - 1, with p and r the diagonal entries of the
@@ -392,7 +310,7 @@ def _q_log_weight(q, slope_size, target_a2, slack, prior):
     return 1.5 * bounded_log(q) - excess_a2 * excess_a2 / (2 * prior.variance_2)
 
 
-@_compiled_function
+@compiled_function
 def _q_range(s_low, s_high, level_low, level_high, best_q, best_level):
     """Smallest and largest value of ``_q_log_weight`` at ``q = 1 / s^2`` for s from s_low to s_high, where it is ``level_low``
     and ``level_high``. s is p + r + c - 1, with p and r the diagonal entries of the first layer's attention matrix and c the skip
@@ -408,7 +326,7 @@ def _q_range(s_low, s_high, level_low, level_high, best_q, best_level):
     return -math.inf if crosses_0 else min(level_low, level_high), highest
 
 
-@_compiled_function
+@compiled_function
 def _product_range(low, high, factor_low, factor_high):
     """Range (lowest, highest) of the product of a number in ``[low, high]`` and one in ``[factor_low, factor_high]``."""
     low_low = low * factor_low
@@ -419,7 +337,7 @@ def _product_range(low, high, factor_low, factor_high):
     return lowest_product, max(low_low, low_high, high_low, high_high)
 
 
-@_compiled_function
+@compiled_function
 def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     """Upper bound of the log-weight of ``sample`` in a ``cell`` (y, b), y being t, the mean logit of p and r (the diagonal
     entries of the first layer's attention matrix), less its value on the ridge (the curve along which the weight is long); and by
@@ -469,8 +387,8 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     has_zero_s, is_negative_s = s_low < 0 < s_high, s_high <= 0
     s_size_max = max(abs(s_low), abs(s_high))
     s_size_min = 0.0 if has_zero_s else min(abs(s_low), abs(s_high))
-    q_low, q_high = 1 / max(s_size_max, _TINY) ** 2, 1 / max(s_size_min, _TINY) ** 2
-    slope_size = max(abs(sample.slope), _TINY)
+    q_low, q_high = 1 / max(s_size_max, TINY) ** 2, 1 / max(s_size_min, TINY) ** 2
+    slope_size = max(abs(sample.slope), TINY)
     slope_sign = -1.0 if sample.slope < 0 else 1.0
     slack = abs(prior.lift) * max((t_high - t_low) / (2 * prior.unit_t), cell[3])
     target_a2 = slope_sign * (
@@ -483,7 +401,7 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     for side in range(2):
         for v_case in range(3):
             levels[side, v_case] = _q_log_weight(
-                1 / max(abs(s_values[side, v_case]), _TINY) ** 2,
+                1 / max(abs(s_values[side, v_case]), TINY) ** 2,
                 slope_size,
                 target_a2,
                 slack,
@@ -550,7 +468,7 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     return upper_bound, variation_y, variation_b
 
 
-@_compiled_function
+@compiled_function
 def _evaluate_cell(prior, sample, cell, nodes, points):
     """Write to the table ``points`` the log-weight and a_1, b_1, a_2, b_2 at k times k points (b, y) of a ``cell`` (center,
     half-widths), y being t, the mean logit of p and r (the diagonal entries of the first layer's attention matrix), less its
@@ -560,7 +478,7 @@ def _evaluate_cell(prior, sample, cell, nodes, points):
     node_count = len(nodes)
     for i in range(node_count):
         y = cell[0] + cell[2] * nodes[i]
-        points[_WEIGHT, i] = _bounded_exp(-prior.unit_t * y)
+        points[WEIGHT, i] = _bounded_exp(-prior.unit_t * y)
     for j in range(node_count):
         b = cell[1] + cell[3] * nodes[j]
         v = sample.v + prior.unit_v * b
@@ -570,14 +488,14 @@ def _evaluate_cell(prior, sample, cell, nodes, points):
         a_of_curve = (t_of_curve - sample.t) / prior.unit_t
         for i in range(node_count):
             k = j * node_count + i
-            points[_A, k] = cell[0] + cell[2] * nodes[i] + a_of_curve
-            points[_B, k] = b
-            points[_DECAY_P, k] = points[_WEIGHT, i] * odds_p
-            points[_DECAY_R, k] = points[_WEIGHT, i] * odds_r
-    _weigh_points(prior, sample, node_count * node_count, points)
+            points[A, k] = cell[0] + cell[2] * nodes[i] + a_of_curve
+            points[B, k] = b
+            points[DECAY_P, k] = points[WEIGHT, i] * odds_p
+            points[DECAY_R, k] = points[WEIGHT, i] * odds_r
+    weigh_points(prior, sample, node_count * node_count, points)
 
 
-@_compiled_function
+@compiled_function
 def _root_cells(prior, sample, accuracy, cells):
     """Write to ``cells`` equal cells (center y, b; half-widths) that cover the ``prior`` of ``sample``, y being the mean logit t
     less its value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; return
@@ -605,7 +523,7 @@ def _root_cells(prior, sample, accuracy, cells):
     return cells_per_axis * cells_per_axis
 
 
-@_compiled_function
+@compiled_function
 def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, sums):
     """Integrate the posterior weight of ``sample`` into ``sums`` over cells of (y, b), y being the mean logit t less its value on
     the ridge (the curve along which the weight is long), halved until the log-weight varies by at most ``largest_variation``
@@ -620,7 +538,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
     log_unit, is_unfinished = -math.inf, False
     sums[:] = 0.0
     for depth in range(80):  # a cell of relative size 2^-40 holds nothing
-        log_sum = log_unit + math.log(max(sums[0], _TINY))
+        log_sum = log_unit + math.log(max(sums[0], TINY))
         active_count = 0
         for k in range(cell_count):
             # no more than exp(-negligible) of what has been found, or of a peak a sixteenth as wide as a cell
@@ -650,18 +568,18 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                 min_along_b = math.inf
                 max_along_b = -math.inf
                 for j in range(4):
-                    log_weight = points[_LOG_WEIGHT, 4 * i + j]
+                    log_weight = points[LOG_WEIGHT, 4 * i + j]
                     min_along_y = min(min_along_y, log_weight)
                     max_along_y = max(max_along_y, log_weight)
-                    log_weight = points[_LOG_WEIGHT, 4 * j + i]
+                    log_weight = points[LOG_WEIGHT, 4 * j + i]
                     min_along_b = min(min_along_b, log_weight)
                     max_along_b = max(max_along_b, log_weight)
                 cell_bounds[k, 1] = max(cell_bounds[k, 1], max_along_y - min_along_y)
                 cell_bounds[k, 2] = max(cell_bounds[k, 2], max_along_b - min_along_b)
                 cell_bounds[k, 4] = max(cell_bounds[k, 4], max_along_y)
             probed_maximum = max(probed_maximum, cell_bounds[k, 4])
-        log_unit = _raise_unit(log_unit, probed_maximum, sums)
-        log_sum = log_unit + math.log(max(sums[0], _TINY))
+        log_unit = raise_unit(log_unit, probed_maximum, sums)
+        log_sum = log_unit + math.log(max(sums[0], TINY))
         is_crowded = active_count > accuracy.most_cells
         is_unfinished = is_unfinished or is_crowded
         cell_count = 0
@@ -669,7 +587,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
             cell = cells[k]
             (upper_bound, variation_y, variation_b, log_area, peak) = cell_bounds[k]
             # what may be in the cell decides how well it must be known, not what a few probes have seen
-            log_deficit = _clipped(
+            log_deficit = clipped(
                 log_sum - upper_bound - log_area, 0.0, accuracy.negligible
             )
             variation_limit = largest_variation * (
@@ -698,21 +616,15 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                 continue
             _evaluate_cell(prior, sample, cell, nodes, points)
             point_count = len(nodes) ** 2
-            log_unit = _raise_unit(log_unit, _highest(point_count, points), sums)
-            _exponentiate(log_unit, cell[2] * cell[3], node_weights, points)
-            _add_points(point_count, points, sums)
+            log_unit = raise_unit(
+                log_unit, highest_log_weight(point_count, points), sums
+            )
+            exponentiate(log_unit, cell[2] * cell[3], node_weights, points)
+            add_points(point_count, points, sums)
         if cell_count == 0:
             break
         cells, halved_cells = halved_cells, cells
     return log_unit, is_unfinished
-
-
-@_compiled_function
-def _raise_unit(log_unit, peak, sums):
-    """Raise the logarithm ``log_unit`` of the unit of ``sums`` to the log-weight ``peak`` if that is higher; rescale them."""
-    if peak > log_unit > -math.inf:
-        sums *= math.exp(log_unit - peak)
-    return max(log_unit, peak)
 
 
 @compiled
