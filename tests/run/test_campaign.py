@@ -31,6 +31,7 @@ def cells_of(tmp_path, registry, *algorithms, text=SUITE, **overrides):
     return suite.cells()
 
 
+@pytest.mark.slow
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
     from smimbench_attention.algorithms.spectral import Spectral
 

@@ -131,6 +131,7 @@ def test_a_worker_that_has_lived_long_runs_the_code_of_today(
     assert re.search("is version 1 .* the cell needs version 2", record.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [0], indirect=True)
 def test_a_cluster_without_workers_is_one_line(tmp_path, monkeypatch, cluster):
     monkeypatch.setattr(dask, "PATIENCE", 1.0)

@@ -333,6 +333,7 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
     store = Store(tmp_path)
     packed = zipfile.ZipFile(tmp_path / f"{key()}.npz", "w", zipfile.ZIP_DEFLATED)

@@ -138,6 +138,7 @@ def test_killed_again_and_again_the_table_is_the_same_bit_for_bit(tmp_path, caps
     )
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     """Only the parent is killed here, as the system does when memory runs out: its children have to notice."""
     suite = write_suite(

@@ -76,6 +76,7 @@ def done(tmp_path_factory):
 # -- the seeds ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_seed_for_tuning_is_one_that_is_scored(done):
     path, results = done
     own = Store(results / "small" / "tuning").load().values()
@@ -355,6 +356,7 @@ def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     assert counted()["missing"] == 1
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_after_a_kill_to_the_same_choice(
     done, tmp_path, capsys, monkeypatch
 ):

@@ -262,6 +262,7 @@ def test_the_published_schema_is_that_of_the_code_and_of_records(results, monkey
         checker.validate({**document, "metrics": {"mse": ["small"]}})
 
 
+@pytest.mark.slow
 def test_an_online_run_at_two_sample_ratios_is_two_rows(tmp_path, capsys):
     """Its own samples are as many at both: the rows stand at the same ratio, and are of different instances."""
     online = 'name = "sgd"\nlearning_rate = 0.05\nsteps = 30\nbatch = 4\nonline = true'
