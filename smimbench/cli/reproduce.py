@@ -185,9 +185,11 @@ def _solve_learning_curves(
     from smimbench.theory.predictions import own_theory
 
     assert suite.figure is not None
-    results, curves = Results(suite, request.store(suite)), []
+    results = Results(suite, request.store(suite))
+    curves = []
     for line in lines:
-        problem, pairs = line.plans[0].problem, runs_of(line, results)
+        problem = line.plans[0].problem
+        pairs = runs_of(line, results)
         limit: AlgorithmPrediction | str = "there are no runs"
         if pairs:
             algorithm = build_algorithm(pairs[0][0].algorithm, problem)
@@ -227,7 +229,8 @@ def _solve(
         replace(plan, alphas=tuple(sorted(alphas_by_problem[plan.label])))
         for plan in suite.plans
     ]
-    drawn_suite, store = replace(suite, plans=tuple(plans)), request.store(suite)
+    drawn_suite = replace(suite, plans=tuple(plans))
+    store = request.store(suite)
     predictions = any("generalization" in curve.metric for curve in suite.figure.curves)
     with TheoryProgress(
         request, drawn_suite, theory_folder(store), predictions=predictions
@@ -306,7 +309,8 @@ def _print_agreements(console: Console, document: JsonObject) -> None:
         Column("allowed", number, fields="allowed"),
         Column("at", number, fields="at"),
     ]
-    curves, title = document["curves"], "ours - published"
+    curves = document["curves"]
+    title = "ours - published"
     if document.get("against") == "limit":
         title = f"runs - limit; {document['source']}"
     if "date" in document:

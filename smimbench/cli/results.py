@@ -133,7 +133,8 @@ def load_stored_table(
     runs = settings_under(path if path.is_dir() else request.results / path.stem)
     if len(runs) != 1 or request.overrides or request.only:
         return None
-    folder, run_document = runs[0].folder, runs[0].run_json
+    folder = runs[0].folder
+    run_document = runs[0].run_json
     is_suite_file = path.suffix == ".toml"
     if is_suite_file and unless(ValueError, read_text, path) != run_document["text"]:
         return None
@@ -462,7 +463,9 @@ def draw_figures(
 
     stem = ""
     if output is not None:
-        folder, file_types, stem = output.parent, (output.suffix[1:],), output.stem
+        folder = output.parent
+        file_types = (output.suffix[1:],)
+        stem = output.stem
     paths: list[Path] = []
     try:
         for chart in figures_progress(charts, silent=request.silent):

@@ -357,10 +357,8 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
 
 def refusal(algorithm: Algorithm, problem: ProblemLike) -> str | None:
     """Reason why an algorithm cannot solve a problem (wrong model, or the algorithm's own reason), or None."""
-    supported_models, problem_model = (
-        getattr(algorithm, "capabilities", Capabilities()).models,
-        problem.model.name,
-    )
+    supported_models = getattr(algorithm, "capabilities", Capabilities()).models
+    problem_model = problem.model.name
     if "*" not in supported_models and problem_model not in supported_models:
         return f"algorithm {algorithm.name!r} works for {', '.join(supported_models)}, not for {problem_model!r}"
     reason = algorithm.refuses(problem)

@@ -150,7 +150,8 @@ def _log_cdf_central(
     sine, inverse_cos2, angle_weights = (
         shared_constants(values, h, xp.float64) for values in _angle_rule(r)
     )
-    sine, inverse_cos2 = sine[:, None], inverse_cos2[:, None]
+    sine = sine[:, None]
+    inverse_cos2 = inverse_cos2[:, None]
     signed_product = (
         h * k if isinstance(rho, float) else h * k * (rho / r if r else 1.0)
     )

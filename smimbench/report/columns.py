@@ -575,7 +575,8 @@ def make_table(
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     """Put a ``title``, which may be wider than the table, above a finished ``table``, and a ``caption`` below it."""
     for column in table.columns:
-        heading, cells = str(column.header), [str(cell) for cell in column.cells]
+        heading = str(column.header)
+        cells = [str(cell) for cell in column.cells]
         width = max(map(cell_len, cells), default=0)
         heading_lines = textwrap.wrap(
             heading,

@@ -184,7 +184,8 @@ def worth_of_row(
     """Compute what the runs of a row are worth, and their distance from the floor after ``passes``. Where the optimum at their
     dimension is the mean of ``instance_errors`` (P,), those of other runs, instances are compared in pairs.
     """
-    optimal, component = row.optimum, (row.component or 1) - 1
+    optimal = row.optimum
+    component = (row.component or 1) - 1
     errors = {name: error for name, error in row.estimate.values.items() if error > 0}
     if isinstance(scale, str):
         return PassesWorth(reason=scale)
@@ -192,7 +193,8 @@ def worth_of_row(
         return PassesWorth(reason=UNCOUNTED if errors else NO_ESTIMATE)
     floor = scale.floor
     limit = float(floor.after(passes, component))
-    end, end_error = float(floor.mse[-1, component]), float(floor.mse_error[component])
+    end = float(floor.mse[-1, component])
+    end_error = float(floor.mse_error[component])
     theory_error = end_error / max(end, end_error, 1e-300)
     has_better_branch = optimal.limit is not None and optimal.limit < (1 - SAME) * end
     floor_error = None if has_better_branch else limit * theory_error

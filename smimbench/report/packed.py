@@ -213,7 +213,8 @@ def read_packed(path: Path) -> tuple[ResultsTable, RunJson, list[str]]:
             table = stored_table.table_of(pack)
             return table, pack["run"], [stored_table.UNVERIFIABLE]
     with unpacked(path, pack, any_code=True) as results:
-        table, remarks = results.table, [*results.suite.remarks]
+        table = results.table
+        remarks = [*results.suite.remarks]
         if results.answers.has_missing_answers:
             remarks.append("the file lacks some of the theory that its rows need")
         return table, pack["run"], remarks
@@ -488,7 +489,8 @@ def _search_complaints(
     """Say why the parameters of a tuned algorithm are not the best of the search in the file; empty if they are."""
     if search is None or cell.tuning is None:
         return ["the search that chose its parameters is not in the file"]
-    chosen, errors = search["chosen"], dict(enumerate(search["rounds"][-1]["errors"]))
+    chosen = search["chosen"]
+    errors = dict(enumerate(search["rounds"][-1]["errors"]))
     counts = cell.tuning["trials"], cell.tuning["runs"]
     known_errors = [error for error in errors.values() if error is not None]
     if (

@@ -83,7 +83,8 @@ def render_page(
         "series": [panel.series for panel in panels],
         "csv": as_csv([row.document() for row in rows], extrapolated_documents),
     }
-    name_of_row, verdicts = names_with_backend(rows), table.verdicts
+    name_of_row = names_with_backend(rows)
+    verdicts = table.verdicts
     contenders = [
         (verdict.problem, _contender_table(verdict))
         for verdict in verdicts

@@ -474,7 +474,8 @@ def _series_by_quantity(
             residual_scale = abs(prediction)
             # Where theory says 0, errors up to the target count as reached.
             if residual_scale <= ZERO * row.target:
-                residual_scale, coefficient = max(row.target / RESOLUTION, 1e-300), 0.0
+                residual_scale = max(row.target / RESOLUTION, 1e-300)
+                coefficient = 0.0
         row_place = place(row)
         values = {
             instance: value

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import CurveTable
     from smimbench.theory.types import Threshold
 
-INSIDE, EXPLAINED, OUTSIDE, NOT_COMPARED = (
-    "inside",
-    "known correction",
-    "outside",
-    "not compared",
-)
+INSIDE = "inside"
+EXPLAINED = "known correction"
+OUTSIDE = "outside"
+NOT_COMPARED = "not compared"
 SAME_POINT = 0.02
 """Relative distance up to which a run (of a whole number of samples) is at a published point; doubled, steep curves are off by
 more than their band."""
@@ -132,7 +130,8 @@ def figure_list() -> list[ShippedFigure]:
     figures = []
     for name, path in shipped_figures().items():
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        suite, figure_table = document["suite"], document.get("figure", {})
+        suite = document["suite"]
+        figure_table = document.get("figure", {})
         curves = figure_table.get("curves", ())
         figure: ShippedFigure = {
             "name": name,
@@ -178,7 +177,8 @@ def published_lines(
         If a table lacks a column or holds something else than numbers.
     """
     assert suite.figure is not None
-    plans, lines = {plan.label: plan for plan in suite.plans}, []
+    plans = {plan.label: plan for plan in suite.plans}
+    lines = []
     for curve in suite.figure.curves:
         chosen = [
             (index, [plans[label]])
@@ -217,7 +217,8 @@ def _published_line(
         return template
 
     column_values = {name: float(filled(text)) for name, text in curve.filter.items()}
-    label, table = filled(curve.label), filled(curve.table)
+    label = filled(curve.label)
+    table = filled(curve.table)
     return PublishedLine(
         label, curve, plans, table, x_factor, problem_index, column_values
     )
@@ -328,10 +329,8 @@ def learning_curve(
     if not isinstance(path, dict) or metric not in path:
         return line, Line(*np.empty((3, 0)))
     samples = np.asarray(path["samples"], dtype=float)
-    pairs, ratio_of_count = (
-        runs_of(line, results),
-        line.plans[0].problem.model.sample_ratio,
-    )
+    pairs = runs_of(line, results)
+    ratio_of_count = line.plans[0].problem.model.sample_ratio
     dimension = pairs[0][0].dimension
     x = line.x_per_alpha * np.array(
         [ratio_of_count(count, dimension) for count in path["samples"]]
@@ -459,7 +458,9 @@ def figure_chart(
     """
     figure = suite.figure
     assert figure is not None
-    looks, series, published_series = looks_of(suite, rows), [], []
+    looks = looks_of(suite, rows)
+    series = []
+    published_series = []
     colors: dict[str | int | None, str] = {}
     for line, points in zip(lines, ours):
         curve, plan = line.curve, line.plans[0]
@@ -475,7 +476,8 @@ def figure_chart(
             continue
         about = {"what": "ours", "curve": line.label}
         if line.is_curve:
-            ratios, index = alphas[plan.label], line.component_index
+            ratios = alphas[plan.label]
+            index = line.component_index
             theory = theory_lines(answers, plan, curve.metric, ratios, index)
             for optimal in [*theory.values()][:1]:
                 points = optimal._replace(alpha=optimal.alpha * line.x_per_alpha)

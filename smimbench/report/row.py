@@ -471,7 +471,8 @@ class Row:
         limit plus a correction in closed form, whose square relative to the limit is added to its error.
         """
         prediction, optimum = self.prediction, self.optimum
-        limit, error = prediction.value, prediction.error or 0.0
+        limit = prediction.value
+        error = prediction.error or 0.0
         if limit is None:
             return self
         if self.is_predicted_optimal:

@@ -176,7 +176,8 @@ def places_of(pairs: Sequence[Pair], suite: Suite) -> list[tuple[Cell, PlaceRuns
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     places = []
     for (problem_key, _), group_pairs in grouped(pairs, group_key).items():
-        cell, records = group_pairs[0][0], [record for _, record in group_pairs]
+        cell = group_pairs[0][0]
+        records = [record for _, record in group_pairs]
         # Cells of other code have the problem of their label.
         problem = problems.get(problem_key) or suite.problems[cell.problem_label]
         problem_label, algorithm, alpha, dimension = cell.place
@@ -488,11 +489,13 @@ def _rows_of_place(
             solution: TheoryPoint | AlgorithmPrediction | None = prediction
             reason: str | None = None
             if predicted_value[0] is None:
-                solution, reason = bayes, next(iter(complaints), no_prediction) or None
+                solution = bayes
+                reason = next(iter(complaints), no_prediction) or None
             optimal = OptimalValue(*optimal_value, *optimal_value, LIMIT)
             is_mean_of_runs = False
             if optimum is not None and metric_name == "mse":
-                value, error = optimum.value[component], optimum.error[component]
+                value = optimum.value[component]
+                error = optimum.error[component]
                 optimal = OptimalValue(
                     *optimal_value, float(value), float(error), optimum.source
                 )

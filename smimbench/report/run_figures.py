@@ -235,7 +235,8 @@ def learning_curve_questions(results: Results) -> Iterator[Question]:
                     yield LineQuestion(problems[problem_label], ratios)
     pairs_by_place = grouped(_pairs_with_spectra(results), lambda pair: pair[0].place)
     for (problem_label, _, alpha, dimension), pairs in pairs_by_place.items():
-        problem, records = problems[problem_label], [record for _, record in pairs]
+        problem = problems[problem_label]
+        records = [record for _, record in pairs]
         ratio = sample_ratio(problem, alpha, dimension)
         with contextlib.suppress(RegistryError, ParameterError):
             yield prediction_question(problem, pairs[0][0], ratio, records)
@@ -270,20 +271,21 @@ def _learning_panel(
     predicts (``predicted_path``).
     """
     problem_label, alpha, dimension = place
-    suite, metric = results.suite, find_metric(metric_name)
+    suite = results.suite
+    metric = find_metric(metric_name)
     problem = suite.problems[problem_label]
     start, end = _time_range(runs)
     sample_count = problem.model.sample_count(alpha, dimension)
-    ratio, optimum_legend = (
-        sample_ratio(problem, alpha, dimension),
-        optimum_name(metric, problem),
-    )
+    ratio = sample_ratio(problem, alpha, dimension)
+    optimum_legend = optimum_name(metric, problem)
     optimal_lines: dict[str, tuple[Dashes, Host, Sequence[float]]] = {}
     optimal_lines[optimum_legend] = ("--", np.array([start, end]), (ratio, ratio))
     if clock == "samples":
         fresh_samples = _fresh_sample_grid(problem, dimension, runs)
         optimal_lines[f"{optimum_legend}, fresh samples"] = (":", *fresh_samples)
-    axis_floor, target, is_error = None, suite.run.target, metric.direction == "lower"
+    axis_floor = None
+    target = suite.run.target
+    is_error = metric.direction == "lower"
     components = runs[0].values.shape[1]
     unsplit_series = []
     floor = _floor_of_panel(results, place, metric_name, clock, runs)
@@ -307,10 +309,8 @@ def _learning_panel(
         ]
         values = np.array(optimal_values, dtype=float)
         if np.isfinite(values).any():
-            columns, style = (
-                {clock: times, "value": values},
-                {"ls": dashes, "zorder": 2},
-            )
+            columns = {clock: times, "value": values}
+            style = {"ls": dashes, "zorder": 2}
             unsplit_series.append(Series(name, columns, style=style))
             if is_error and (values <= ZERO * target).any():
                 axis_floor = floor_of(values[values > 0][:1], target)
@@ -437,7 +437,8 @@ def _predicted_path(
     """Return the trajectory that theory predicts for the runs in ``pairs`` (cell and record) of a problem, as arrays by name;
     empty if there is none.
     """
-    ratio, records = ratio_of_runs(problem, pairs), [record for _, record in pairs]
+    ratio = ratio_of_runs(problem, pairs)
+    records = [record for _, record in pairs]
     prediction = prediction_of(results.answers, problem, pairs[0][0], ratio, records)
     trajectory = None if isinstance(prediction, str) else prediction.trajectory
     return trajectory if isinstance(trajectory, dict) else {}
@@ -470,7 +471,8 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     """Make the panel of the eigenvalues of estimates in all runs at one place (problem, algorithm, sample ratio, dimension):
     the density of nonzero ones in bins, and the predicted density.
     """
-    cell, records = pairs[0][0], [record for _, record in pairs]
+    cell = pairs[0][0]
+    records = [record for _, record in pairs]
     problem_label, algorithm, alpha, dimension = cell.place
     problem = results.suite.problems[problem_label]
     ratio = sample_ratio(problem, alpha, dimension)
@@ -480,7 +482,8 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     # A bar holds eight on average.
     bin_count = max(10, is_nonzero.sum() // 8)
     counts, edges = np.histogram(eigenvalues[is_nonzero], bin_count)
-    mass, zeros = counts / len(eigenvalues), 1 - is_nonzero.mean()
+    mass = counts / len(eigenvalues)
+    zeros = 1 - is_nonzero.mean()
     letter = dimension_letter_of(problem.model)
     problem_title = problem_titles(results.suite)[problem_label]
     title = f"{problem_title}: {algorithm}, α = {alpha:.4g}, {letter} = {dimension}; zero: {zeros:.1%}"
@@ -489,7 +492,8 @@ def _spectrum_panel(results: Results, pairs: Sequence[Pair]) -> Panel:
     prediction = prediction_of(results.answers, problem, cell, ratio, records)
     predicted = None if isinstance(prediction, str) else prediction.more.get("spectrum")
     if predicted:
-        edges, mass = np.asarray(predicted["edges"]), np.asarray(predicted["mass"])
+        edges = np.asarray(predicted["edges"])
+        mass = np.asarray(predicted["mass"])
         zeros = predicted["zeros"]
         spectra_by_name[PREDICTED] = ("line", "black", edges, mass, zeros)
         title += f", predicted {zeros:.1%}"

@@ -220,7 +220,8 @@ def mean_change(changes: Sequence[Change]) -> Change:
     """Average independent changes of means over runs; the error's degrees of freedom follow Welch and Satterthwaite.
     ``squares`` is the sum of the squared variances, each over its degrees of freedom.
     """
-    count, variances = len(changes), [change.error**2 for change in changes]
+    count = len(changes)
+    variances = [change.error**2 for change in changes]
     total_variance = math.fsum(variances)
     squares = math.fsum(
         variance**2 / change.dof for variance, change in zip(variances, changes)
@@ -661,7 +662,8 @@ def _learning_factor(times: Host) -> LearningFactor | None:
     if not len(learning_times) or learning_times.shape[1] < 2:
         return None
     log_factors = np.log(learning_times.max(axis=1) / learning_times.min(axis=1))
-    mean, error = float(np.exp(log_factors.mean())), mean_and_error(log_factors).sem
+    mean = float(np.exp(log_factors.mean()))
+    error = mean_and_error(log_factors).sem
     sem = None if error is None else mean * error
     axis = "samples" if is_counted else "iterations"
     return LearningFactor(mean, sem, len(log_factors), axis)

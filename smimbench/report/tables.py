@@ -117,11 +117,9 @@ def _worst_first(row: Row) -> tuple[float, ...]:
     """Key that sorts rows of an error table: failures first, then by the ratio of the error to the optimal one, or by the
     difference from theory if there is no such ratio.
     """
-    status_counts, mean, optimum = (
-        row.runs.status_counts,
-        row.estimate.mean,
-        row.optimum.limit,
-    )
+    status_counts = row.runs.status_counts
+    mean = row.estimate.mean
+    optimum = row.optimum.limit
     failures = sum(
         status_counts[status]
         for status in status_counts
@@ -503,7 +501,9 @@ def search_table(search: JsonObject) -> RenderableType:
     """Make the table of the trials of a tuning search: one row per trial (a setting of the parameters) with its error in every
     round, best trials first.
     """
-    rounds, trials, chosen = search["rounds"], search["trials"], search["chosen"]
+    rounds = search["rounds"]
+    trials = search["trials"]
+    chosen = search["chosen"]
 
     def column(
         heading: str, values: Sequence[Any], text: Callable[[Any], str] = as_text

@@ -133,7 +133,8 @@ class AlgorithmTheory:
     def document(self) -> JsonObject:
         """Return the prediction as a JSON object."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
-        overlap, prediction = document.pop("overlap"), document.pop("prediction")
+        overlap = document.pop("overlap")
+        prediction = document.pop("prediction")
         if isinstance(prediction, str):
             return document | {"no_theory": prediction}
         return document | {"point": prediction.document(), "overlap": overlap}
@@ -321,13 +322,12 @@ def _published_values(plan: ProblemPlan, answers: Answers) -> list[PublishedValu
             )
             values, errors = theory_of(metric, plan.problem, point, len(point.overlap))
             component_index = (reference.component or 1) - 1
-            theory, error = values[component_index], errors[component_index]
+            theory = values[component_index]
+            error = errors[component_index]
             if reference.entry:
                 row_index, column_index = (number - 1 for number in reference.entry)
-                theory, error = (
-                    float(point.overlap[row_index, column_index]),
-                    max(entry_error or 0.0 for entry_error in errors),
-                )
+                theory = float(point.overlap[row_index, column_index])
+                error = max(entry_error or 0.0 for entry_error in errors)
             if theory is not None:
                 published.append(
                     PublishedValue(

@@ -156,10 +156,8 @@ class Contender:
     def document(self) -> JsonObject:
         """Return the scores as a JSON object."""
         document = asdict(self)
-        comparison, below_optimum = (
-            document.pop("compared"),
-            document.pop("below_optimum"),
-        )
+        comparison = document.pop("compared")
+        below_optimum = document.pop("below_optimum")
         if comparison:
             comparison = {"with": comparison.pop("reference"), **comparison}
         for name in ("agreement", "mean_error", "problem", "dimension_letter"):
@@ -263,7 +261,8 @@ def _problem_verdict(problem: str, rows: Rows, against: str | None) -> Verdict:
     if not has_optimum:
         scored_rows = [replace(row, optimum=UNIT) for row in largest_rows]
     scored_rows = with_failures(scored_rows)
-    name_of, log_ratios = names_with_backend(largest_rows), _log_ratios(scored_rows)
+    name_of = names_with_backend(largest_rows)
+    log_ratios = _log_ratios(scored_rows)
     all_rows = grouped(rows, name_of)
     alphas = {row.place.nominal_alpha for row in largest_rows}
     ranking = []
@@ -447,8 +446,12 @@ def _scored_contender(
     target, metric = rows[0].target, rows[0].metric
     rows_by_grid_point = [*grouped(rows, place).values()]  # rows of all components
     estimated_points = unsolved_points = 0
-    errors_to_limit, errors_to_optimum, optima_to_limit = [], [], []
-    errors_at_zero, nearness_by_point, compared_rows = [], [], []
+    errors_to_limit = []
+    errors_to_optimum = []
+    optima_to_limit = []
+    errors_at_zero = []
+    nearness_by_point = []
+    compared_rows = []
     for components in rows_by_grid_point:
         estimates = [row.estimate for row in components]
         if not _has_optimum(components):
@@ -623,7 +626,8 @@ def summary(rows: Sequence[Row]) -> list[AlgorithmSummary]:
     single problem. ``log_ratios`` are logs of the error over the Bayes-optimal one at infinite D, by algorithm and instance.
     """
     rows = on_instance_data(rows)
-    instances, completed_rows = errors_and_optima(rows), with_failures(rows)
+    instances = errors_and_optima(rows)
+    completed_rows = with_failures(rows)
     if len(instances) < 2:
         return []
     log_ratios = _log_ratios(

@@ -134,11 +134,9 @@ class Answers:
         """Read answers from ``folder``, or from ``memory`` alone (results of this process); ``prediction_errors`` says
         whether they have generalization errors, ``on_remark`` gets a line for each file that is not used.
         """
-        self.folder, self.prediction_errors, self.on_remark = (
-            folder,
-            prediction_errors,
-            on_remark,
-        )
+        self.folder = folder
+        self.prediction_errors = prediction_errors
+        self.on_remark = on_remark
         self.memory = Memory() if memory is None else memory
         self.missing: set[AnswerKey] = set()
 

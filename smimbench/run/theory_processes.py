@@ -154,7 +154,8 @@ class TheoryWorker:
         problem_json = canonical_json(spec)
         if problem_json not in self._problems:
             self._problems[problem_json] = build_problem(spec)
-        problem, solver = self._problems[problem_json], self._solvers[prediction_errors]
+        problem = self._problems[problem_json]
+        solver = self._solvers[prediction_errors]
         if problem.spec != spec:
             raise ProblemError(
                 "theory",

@@ -145,10 +145,12 @@ def verify_choices(suite: Suite, store: Store) -> Verification:
     """Verify every choice (setting chosen) of ``smimbench tune`` in a store against the records of its trials and the settings of
     the cells.
     """
-    verification, trial_store = Verification(), trials_of(store)
+    verification = Verification()
+    trial_store = trials_of(store)
     log_errors = log_errors_of_trials(suite, trial_store)
     for search in searches(suite):
-        path, used_choice = choice_file(search, store), suite.choices.get(search.labels)
+        path = choice_file(search, store)
+        used_choice = suite.choices.get(search.labels)
         stored_outcome = read_choice(search, store)
         if stored_outcome is None:
             if used_choice is not None:
@@ -251,7 +253,8 @@ class StoredAnswer:
             repeated_answer, str
         ):
             return []  # both say that there is no prediction, and words may change
-        relative_tolerance, absolute_tolerance = ROUNDED, ROUNDED / 100
+        relative_tolerance = ROUNDED
+        absolute_tolerance = ROUNDED / 100
         this_machine = machine.fingerprint(), machine.versions()
         if (
             self.document.get("machine"),
@@ -261,10 +264,8 @@ class StoredAnswer:
                 float(np.max(point["mse_error"]))
                 for point in _points_of_answer(repeated_answer)
             ]
-            relative_tolerance, absolute_tolerance = (
-                OTHER_MACHINE,
-                4 * max(errors, default=0.0) + 1e-9,
-            )
+            relative_tolerance = OTHER_MACHINE
+            absolute_tolerance = 4 * max(errors, default=0.0) + 1e-9
         stored_answer, repeated_answer = map(
             _without_reason_texts, (self.document["answer"], repeated_answer)
         )
@@ -302,18 +303,14 @@ def verify_theory(
     Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
     curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
     """
-    byte_check, answer_check, node_check = (
-        Verification(),
-        Verification(),
-        Verification(),
-    )
+    byte_check = Verification()
+    answer_check = Verification()
+    node_check = Verification()
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     stored_by_problem: dict[str, list[StoredAnswer]] = {}
     outdated_count = foreign_count = 0
-    answer_files, node_files = (
-        folder.glob("[!.]*-*.json"),
-        folder.glob("nodes/*/[!.]*.json"),
-    )
+    answer_files = folder.glob("[!.]*-*.json")
+    node_files = folder.glob("nodes/*/[!.]*.json")
     for path in sorted([*answer_files, *node_files]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:

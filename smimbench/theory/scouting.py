@@ -77,7 +77,8 @@ def comes_back(curve: Continuation, alpha: float) -> bool:
     if not curve.ratios.has_rough_information:
         return True
     stage, problem = curve.stages[-1], curve.problem
-    node, kappa = stage.nodes[-1], float(problem.model.kappa)
+    node = stage.nodes[-1]
+    kappa = float(problem.model.kappa)
     if not (node.log_ratios > np.log(alpha)).all():
         return True
     traced_qhat = curve.ratios.qhat(node.x, stage.learned_components)

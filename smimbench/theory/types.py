@@ -300,10 +300,8 @@ class Thresholds:
             name: threshold and threshold.document()
             for name, threshold in self.by_name().items()
         }
-        weak_recovery, perfect_recovery = (
-            thresholds.pop("weak_recovery"),
-            thresholds.pop("perfect_recovery"),
-        )
+        weak_recovery = thresholds.pop("weak_recovery")
+        perfect_recovery = thresholds.pop("perfect_recovery")
         if self.late_recovery and perfect_recovery and self.perfect_recovery:
             informed_threshold = self.perfect_recovery.document()
             perfect_recovery |= {"branch": "uninformed", "informed": informed_threshold}

@@ -230,11 +230,9 @@ class Gamp(Algorithm):
         """Random start for P components: the denoised noisy draw ``R = signal + noise`` from the prior, and the error that
         the prior predicts for it.
         """
-        xp, device_and_dtype, P = (
-            namespace(data.inputs),
-            matching(data.inputs),
-            problem.components,
-        )
+        xp = namespace(data.inputs)
+        device_and_dtype = matching(data.inputs)
+        P = problem.components
         information = self._initial_information(data.dimension)
         prior_draw = problem.prior.sample(rng, P, data.dimension)
         noise = problem.model.draw_noise(rng, P, data.dimension)
@@ -260,16 +258,12 @@ class Gamp(Algorithm):
         information Qhat, observation R of the signal, its denoising (with Q, which is Qhat less an excess of noise), and the
         factor Gamma of the next Onsager term; then choose the damping of the next one.
         """
-        model, prior, V, sample_count = (
-            problem.model,
-            problem.prior,
-            state.V,
-            data.inputs.shape[0],
-        )
-        has_extensive_rank, damping_is_adaptive = (
-            model.rank == "extensive",
-            self.damping is None,
-        )
+        model = problem.model
+        prior = problem.prior
+        V = state.V
+        sample_count = data.inputs.shape[0]
+        has_extensive_rank = model.rank == "extensive"
+        damping_is_adaptive = self.damping is None
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
         strengths_of_samples = None if state.V_falls_fast else state.strengths
 

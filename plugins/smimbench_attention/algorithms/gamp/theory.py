@@ -140,7 +140,8 @@ def finite_size_correction(problem: Problem, alpha: float) -> list[float] | None
     ]
     if item_names != ["sequence-multi-index", "linear", "gaussian"]:
         return None
-    noise_variance, r = float(spec["channel"]["noise"]), alpha * problem.model.tokens
+    noise_variance = float(spec["channel"]["noise"])
+    r = alpha * problem.model.tokens
     if (
         problem.variances is not None
         or problem.mixing is not None
@@ -206,10 +207,8 @@ def _trajectory(
         )
         if not (mse_error < allowed_error * second_moments).all():
             return UNRESOLVED
-    fixed_point_mse, fixed_point_error = (
-        np.atleast_1d(fixed_point.mse),
-        np.atleast_1d(fixed_point.mse_error),
-    )
+    fixed_point_mse = np.atleast_1d(fixed_point.mse)
+    fixed_point_error = np.atleast_1d(fixed_point.mse_error)
     distance_to_fixed_point = np.abs(mse[-1] - fixed_point_mse)
     allowed_distance = ACCURACY.arrival_distance * second_moments + 4 * (
         fixed_point_error + mse_error[-1]

@@ -272,11 +272,9 @@ class Descent(Algorithm):
             raise ValueError(
                 "online = true needs fresh samples, but this data set is fixed; set online = false"
             )
-        xp, device_and_dtype, P = (
-            namespace(data.inputs),
-            matching(data.inputs),
-            problem.components,
-        )
+        xp = namespace(data.inputs)
+        device_and_dtype = matching(data.inputs)
+        P = problem.components
         factorization = factor_of(problem)
         initial_factors = [
             factorization.draw(rng, P, data.dimension, self.width)
@@ -325,7 +323,8 @@ class Descent(Algorithm):
         )
         run_fraction = state.steps_made / max(state.total_steps - 1, 1)
         differentiated_channel, warnings = self._channel(problem, run_fraction)
-        batch_size, processed_samples = batch_inputs.shape[0], state.processed_samples
+        batch_size = batch_inputs.shape[0]
+        processed_samples = state.processed_samples
         gradient_normalization = self.normalisation(problem, data, batch_size)
         penalty = self.penalty(data)
 
@@ -487,7 +486,8 @@ class Descent(Algorithm):
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, Host]:
         """Inputs and targets of the batch of this step, and the indices of the samples that remain in this epoch."""
-        xp, sample_count = namespace(data.inputs), data.inputs.shape[0]
+        xp = namespace(data.inputs)
+        sample_count = data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))

@@ -52,7 +52,9 @@ from smimbench_attention.algorithms.gradient.online.riccati import (
 
 def is_direct(problem: Problem) -> bool:
     """Whether the factor of the problem's prior is the signal itself, up to the scale of derived priors."""
-    dimension, kappa, factorization = 6, problem.model.kappa, factor_of(problem)
+    dimension = 6
+    kappa = problem.model.kappa
+    factorization = factor_of(problem)
     factor = factorization.draw(monte_carlo_rng("online descent: direct"), 1, dimension)
     if factor.shape != (1, dimension, dimension):
         return False

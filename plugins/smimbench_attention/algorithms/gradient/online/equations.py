@@ -185,11 +185,10 @@ class OverlapPath(NamedTuple):
         """Overlaps of P components at the recorded ``steps``, from Gram matrices (evaluations, steps, starts, R, R) of R
         vectors: P of the teacher, P of the student and further ones.
         """
-        teacher_rows, student_rows = slice(0, P), slice(P, 2 * P)
-        teacher_overlaps, cross_overlaps = (
-            gram[..., teacher_rows, teacher_rows],
-            gram[..., student_rows, teacher_rows],
-        )
+        teacher_rows = slice(0, P)
+        student_rows = slice(P, 2 * P)
+        teacher_overlaps = gram[..., teacher_rows, teacher_rows]
+        cross_overlaps = gram[..., student_rows, teacher_rows]
         return cls(
             np.asarray(steps),
             teacher_overlaps,
@@ -313,10 +312,8 @@ def iterate_grams(
     OverlapsDiverge
         If the fraction that has not diverged falls below ``least_bounded_fraction``.
     """
-    recorded_grams, overlaps_are_bounded = (
-        [readout(gram)],
-        np.ones(gram.shape[:2], dtype=bool),
-    )
+    recorded_grams = [readout(gram)]
+    overlaps_are_bounded = np.ones(gram.shape[:2], dtype=bool)
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(recorded_steps[-1])):
             gram = next_gram(gram, step)
@@ -371,7 +368,8 @@ def solve(
     OverlapsDiverge, TooExpensive
     """
     field_accuracy, P = fields.ACCURACY, problem.components
-    last_step, point_count = int(recorded_steps[-1]), field_accuracy.points
+    last_step = int(recorded_steps[-1])
+    point_count = field_accuracy.points
     if last_step > field_accuracy.fewest_steps:
         latent_cost = cost_of_all_steps(problem, loss, last_step, len(starts))
         point_count = min(
@@ -460,12 +458,10 @@ def draw_paths(
         If more than half of all draws do.
     """
     initial_grams = gram_of(starts, rule.momentum)
-    P, B, C, R = (
-        problem.components,
-        batch_size,
-        problem.model.sites,
-        initial_grams.shape[-1],
-    )
+    P = problem.components
+    B = batch_size
+    C = problem.model.sites
+    R = initial_grams.shape[-1]
     path_count = draws_per_start * len(initial_grams)
     channel = problem.channel
     rng = monte_carlo_rng("online descent: draws", dimension, batch_size)

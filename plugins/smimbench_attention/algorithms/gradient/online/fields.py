@@ -184,7 +184,8 @@ def _linear_labels(problem: Problem) -> LinearLabels | None:
     """Labels of a problem, if they are invertible linear functions of the latents plus noise, else None."""
     P, C = problem.components, problem.model.sites
     rng = monte_carlo_rng("online descent: linear labels")
-    unit_latents, latents = np.eye(P * C), rng.standard_normal((4, P * C))
+    unit_latents = np.eye(P * C)
+    latents = rng.standard_normal((4, P * C))
     weights, output = (
         np.asarray(predict(problem.channel, z.reshape(-1, P, C))).reshape(len(z), -1)
         for z in (unit_latents, latents)
@@ -285,7 +286,9 @@ class _SampledFields:
         sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has the
         ``coefficients`` (starts, P, 2 P). ``mean_labels`` and ``label_noise`` (None without noise) are those at the points.
         """
-        start_count, P, C = len(coefficients), self.P, self.C
+        start_count = len(coefficients)
+        P = self.P
+        C = self.C
         white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)
         student_fields = (coefficients @ white_fields).reshape(start_count, P, -1, C)
         z = student_fields.swapaxes(1, 2).reshape(-1, P, C)
@@ -311,7 +314,8 @@ class _SampledFields:
 
         mean_labels = np.concatenate([mean_labels] * points.mirrored_copies, axis=1)
         noiseless_derivative = cotangent(mean_labels)
-        g, weight_of_row = gradient(noiseless_derivative), np.repeat(points.weights, C)
+        g = gradient(noiseless_derivative)
+        weight_of_row = np.repeat(points.weights, C)
         mean_square = (g * weight_of_row) @ transposed(g)
         if label_noise is not None:
             label_noise = np.concatenate([label_noise] * points.mirrored_copies, axis=1)
@@ -406,7 +410,8 @@ def _points_of_fields(
     ``set_count`` asks for another number of sets, of Gauss rules for the finer one as often.
     """
     P, C = problem.components, problem.model.sites
-    point_counts, point_sets = _point_counts(problem, points_per_latent), []
+    point_counts = _point_counts(problem, points_per_latent)
+    point_sets = []
     if len(point_counts) == len(ACCURACY.gauss_nodes):
         for point_count in ACCURACY.gauss_nodes:
             gauss_nodes, node_weights = gauss_hermite(point_count)

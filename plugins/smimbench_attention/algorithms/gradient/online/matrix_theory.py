@@ -281,7 +281,8 @@ def flow_moments(
     """Moments of the student at the recorded steps (steps, evaluations) in the limit of large D and small steps, for the ratio
     of its width to the ``dimension``, or why they are not known.
     """
-    prior, descends_on_signal = problem.prior, is_direct(problem)
+    prior = problem.prior
+    descends_on_signal = is_direct(problem)
     if problem.components > 1 or not (descends_on_signal or isinstance(prior, Wishart)):
         return "the limit is known for one matrix only, Wishart or without a factor"
     teacher_moment = _teacher_moment(problem)

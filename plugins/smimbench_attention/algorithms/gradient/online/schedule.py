@@ -136,7 +136,9 @@ def expansion(
 
     def expand(rates: Host) -> tuple[float, Host]:
         """Final error, and ``p.a`` and ``p.c`` of every step."""
-        overlaps, jacobians, moments = np.ravel([truth, cross, own]), [], []
+        overlaps = np.ravel([truth, cross, own])
+        jacobians = []
+        moments = []
         for rate in rates:
             # The overlaps themselves, then with M and with Q moved: derivatives by T are never needed, and left 0.
             move = PERTURBATION * (overlaps[2] - overlaps[1] ** 2 / overlaps[0])

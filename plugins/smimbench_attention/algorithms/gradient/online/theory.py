@@ -204,10 +204,8 @@ def _solve_overlaps(
         overlap_path = solve(problem, loss, rule, initial_overlaps, recorded_steps)
         method = _solver_name(problem, len(overlap_path.cross), starts, D)
     if not starts_are_of_runs:
-        overlap_path, drawn_path = (
-            starts_as_evaluations(overlap_path),
-            drawn_path and starts_as_evaluations(drawn_path),
-        )
+        overlap_path = starts_as_evaluations(overlap_path)
+        drawn_path = drawn_path and starts_as_evaluations(drawn_path)
     return OnlinePrediction(overlap_path, drawn_path, method)
 
 
@@ -314,7 +312,8 @@ def _solve_by_feature(
     distinct_variances, feature_counts = np.unique(
         feature_variances, return_counts=True
     )
-    P, last_step = problem.components, recorded_steps[-1]
+    P = problem.components
+    last_step = recorded_steps[-1]
     R = P * (3 if rule.momentum else 2)
     noise_variances = additive_noise(problem)
     assert noise_variances is not None  # labels are linear
@@ -383,10 +382,8 @@ def _draw_sign_steps(
         raise TooExpensive(
             f"{recorded_steps[-1]} steps take more than a minute to solve; use fewer steps"
         )
-    rng, noise_variances = (
-        monte_carlo_rng("online descent: signs", D),
-        additive_noise(problem),
-    )
+    rng = monte_carlo_rng("online descent: signs", D)
+    noise_variances = additive_noise(problem)
     assert noise_variances is not None  # labels are linear
     initial_vectors = np.zeros((draw_count, 1, P * (3 if rule.momentum else 2), D))
     for vectors_of_draw in initial_vectors[:, 0]:
