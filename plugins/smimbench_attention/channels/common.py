@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, shared_constants, to_host
+from smimbench.backend import namespace, shared_constants, to_host_floats
 from smimbench.interfaces import Array, Capabilities, Channel, Host, Uncertain
 from smimbench.interfaces.checks import check_whole
 from smimbench.numerics import (
@@ -255,9 +255,7 @@ def shifted_second_moment(
 
 def on_host(*arrays: Array) -> list[Host]:
     """Copy arrays to the host as float64 and broadcast them to a common shape."""
-    return list(
-        np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays))
-    )
+    return list(np.broadcast_arrays(*map(to_host_floats, arrays)))
 
 
 def uncertain_like(like: Array, value: object, error: object, method: str) -> Uncertain:

@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import asarray_like, matching, namespace, sample_chunks, to_host
+from smimbench.backend import (
+    asarray_like,
+    matching,
+    namespace,
+    sample_chunks,
+    to_host_floats,
+)
 from smimbench.interfaces import Array, Data, Host, checked_posterior
 from smimbench.numerics import symmetric, with_floor
 from smimbench.problem import Problem
@@ -242,7 +248,7 @@ class LinearizedMatrices:
 
     def _to_host(self, array: Array) -> Host:
         """Move an ``array`` to the host, as a flat vector in double precision."""
-        return to_host(array).astype(np.float64).reshape(-1)
+        return to_host_floats(array).reshape(-1)
 
     def leading_symmetric(
         self, regularisation: float, rng: np.random.Generator

@@ -24,6 +24,7 @@ from smimbench.numerics import (
     gauss_hermite,
     monte_carlo_rng,
     normal_points,
+    outer_product,
     symmetric_root,
 )
 from smimbench.problem import Problem
@@ -364,15 +365,11 @@ class _SampledFields:
             labels = draw_labels().reshape(reference_labels.shape)
             label_deviation = labels - reference_labels
             mean_labels = mean_labels + labels / draw_count
-            squared_deviation = (
-                label_deviation[:, :, None] * label_deviation[:, None, :]
-            )
+            squared_deviation = outer_product(label_deviation, label_deviation)
             mean_square = mean_square + squared_deviation / draw_count
         # Noise left in the mean, squared, plus this is the noise of a label, squared.
         label_deviation = mean_labels - reference_labels
-        label_covariance = (
-            mean_square - label_deviation[:, :, None] * label_deviation[:, None, :]
-        )
+        label_covariance = mean_square - outer_product(label_deviation, label_deviation)
         random_signs = rng.choice([-1.0, 1.0], reference_labels.shape)
         noise_vectors = (symmetric_root(label_covariance) @ random_signs[..., None])[
             ..., 0

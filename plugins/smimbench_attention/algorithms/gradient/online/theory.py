@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
-from smimbench.numerics import monte_carlo_rng
+from smimbench.numerics import monte_carlo_rng, outer_product
 from smimbench.problem import Problem
 from smimbench.theory import aligned, limit_point, scores
 from smimbench_attention.algorithms.gradient.loss import factor_of
@@ -338,9 +338,7 @@ def _solve_by_feature(
             normal_entries, full_matrices=False
         )
         whitened_normals = np.sqrt(start_count) * (left_vectors @ right_vectors)
-        feature_products = (
-            whitened_normals[..., :, None] * whitened_normals[..., None, :]
-        )
+        feature_products = outer_product(whitened_normals, whitened_normals)
         summed_products = np.add.reduceat(
             feature_products, np.cumsum(feature_counts) - feature_counts
         )

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.random import Generator
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, to_host_floats
 from smimbench.interfaces import Array, Host, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, outer_product, symmetric_root
@@ -153,8 +153,8 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
             if checked_count
             else 0.0
         )
-        prior_means = to_host(omega).astype(np.float64)
-        prior_covariance = to_host(V).astype(np.float64)
+        prior_means = to_host_floats(omega)
+        prior_covariance = to_host_floats(V)
         directions = np.array(DIRECTIONS[:2])
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
         prior_deviations = np.repeat(np.sqrt(np.diagonal(prior_covariance)), 2)

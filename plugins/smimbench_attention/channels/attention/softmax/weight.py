@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import to_host
+from smimbench.backend import to_host_floats
 from smimbench.interfaces import Array, Host
 
 ROOT2 = math.sqrt(2.0)
@@ -152,7 +152,7 @@ def sample_parameters(
         If V is not positive definite.
     """
     labels, prior_means_of_z, covariance = (
-        to_host(array).astype(np.float64) for array in (y, omega, V)
+        to_host_floats(array) for array in (y, omega, V)
     )
     variance_1 = float(covariance[0, 0])
     variance_2 = float(covariance[1, 1])

@@ -105,7 +105,7 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     gradient_h = cotangent
     gradient_B = 0.0
     for layer in range(layers - 1, 0, -1):
-        gradient_B = gradient_B + gradient_h[..., :, None] * z[..., layer, None, :]
+        gradient_B = gradient_B + outer_product(gradient_h, z[..., layer, :])
         # B_l = (c I + S(h)) B_{l-1}
         attention_matrix = S[layer - 1]
         gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
