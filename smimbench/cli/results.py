@@ -213,6 +213,7 @@ def present_table(
             tables.contender_tables(table.verdicts),
             tables.summary_tables(table.summary if len(table.verdicts) > 1 else ()),
             tables.error_tables(table.rows),
+            tables.worth_tables(table.rows),
             tables.extrapolated_tables(table.extrapolated),
             tables.learning_tables(table.rows),
             tables.diagnostic_tables(table.rows),

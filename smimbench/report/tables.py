@@ -103,13 +103,36 @@ def error_tables(rows: Sequence[Row]) -> list[RenderableType]:
         columns += [
             "error ÷ optimal error",
             "optimal error, this D ÷ infinite D",
-            "passes",
-            "error ÷ floor",
-            "worth in passes",
             "run status",
         ]
         worst_first = sorted(metric_rows, key=_worst_first)
         tables.append(make_table(title, columns, worst_first, "worst first"))
+    return tables
+
+
+def worth_tables(rows: Sequence[Row]) -> list[RenderableType]:
+    """Make the tables of what runs are worth in passes of the best first-order method, one per problem; rows that are worth least
+    come first.
+    """
+    rows_with_floor = [row for row in rows if row.first_order.floor is not None]
+    columns = [
+        *PLACE,
+        "component",
+        "mean ± s.e.m.",
+        "passes",
+        "error ÷ floor",
+        "worth in passes",
+    ]
+    tables = []
+    for problem, problem_rows in _by_problem(rows_with_floor).items():
+        worst_first = sorted(
+            problem_rows,
+            key=lambda row: (
+                math.inf if row.first_order.worth is None else row.first_order.worth
+            ),
+        )
+        title = f"{problem}: passes over the data, and what they are worth"
+        tables.append(make_table(title, columns, worst_first, "least worth first"))
     return tables
 
 
@@ -203,6 +226,11 @@ def contender_tables(
         ``make_table`` or ``latex_table``.
     """
     tables = []
+    columns = [
+        column
+        for column in CONTENDER
+        if isinstance(column, str) or column.heading != "worth in passes"
+    ]
     for verdict in verdicts:
         if len(verdict.contenders) < 2 or not verdict.metric:
             continue
@@ -210,7 +238,7 @@ def contender_tables(
         note = "best first"
         if verdict.tied:
             note += f"; tied with the first ({TIE:.0%} interval): {tied_words(verdict)}"
-        tables.append(make_one_table(title, CONTENDER, verdict.contenders, note))
+        tables.append(make_one_table(title, columns, verdict.contenders, note))
     return tables
 
 

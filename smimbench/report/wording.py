@@ -284,7 +284,7 @@ def worth_cell(contender: Contender) -> str:
     worths = [entry.worth for entry in first_order if entry.worth is not None]
     if len(first_order) == 1 or len(worths) < len(first_order):
         return worth_words(first_order[0]) if len(first_order) == 1 else ""
-    return f"{min(worths):.3g} to {max(worths):.3g}"
+    return f"{min(worths):.2g} to {max(worths):.2g}"
 
 
 def agreement_cell(contender: Contender) -> str:
