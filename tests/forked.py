@@ -43,7 +43,8 @@ class Forked:
         arguments = (pipes, json.loads(command[-1]), os.getcwd(), dict(env))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
-        self._process = context.Process(target=_work, args=arguments)
+        # Python waits at its end for processes that are no daemons, also for one that waits for its next task.
+        self._process = context.Process(target=_work, args=arguments, daemon=True)
         self._process.start()
         self.pid = self._process.pid
         for pipe in pipes:

@@ -21,10 +21,13 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, SUITE, call_outside, environment, loaded, write_suite
 from tests.records import numbers_in
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("distributed") is None,
-    reason="distributed is not installed",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("distributed") is None,
+        reason="distributed is not installed",
+    ),
+    pytest.mark.usefixtures("started_workers"),
+]
 PLUGIN = ROOT / "tests" / "faulty_algorithms.py"
 CLUSTER = """
 import logging, sys, time
