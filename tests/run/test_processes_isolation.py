@@ -242,7 +242,7 @@ def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "seconds", [0.0, 0.2]
 )  # the second is less than the process takes to start
-def test_after_the_deadline_no_theory_is_solved(seconds):
+def test_after_the_deadline_no_theory_is_solved(started_workers, seconds):
     cache = TheorySolver(in_subprocess=True, deadline=time.monotonic() + seconds)
     with pytest.raises(Exception, match="time budget exhausted"):
         cache.points(sequence("linear"), [0.5])
