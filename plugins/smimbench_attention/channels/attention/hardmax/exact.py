@@ -214,6 +214,10 @@ def row_posterior(
     The cost grows about threefold with every token.
     """
     xp = namespace(y, omega, V)
+    if tuple(y.shape) != (omega.shape[0], tokens):  # the kernel checks no bounds
+        raise ValueError(
+            f"labels y have shape {tuple(y.shape)}; omega of {omega.shape[0]} samples takes ({omega.shape[0]}, {tokens})"
+        )
     scales = shared_constants(site_scales(tokens), omega, xp.float64)
     scaled_omega = omega * (scales[None, :] / xp.sqrt(V))
     powers_of_T = tuple(tokens**column for column in range(tokens))

@@ -201,11 +201,14 @@ def make_kernel(jit):
         log_partition, shift, square = outputs
         work, mean, moments = scratch
         code = codes[sample]
+        for site in range(shift.shape[1]):
+            shift[sample, site] = square[sample, site] = math.nan
+        log_partition[sample] = math.nan
+        if not 0 <= code < tables[1].shape[0]:  # labels that are no columns
+            return
         pattern, sites = tables[1][code], tables[2][code]
         for site in range(sites.shape[0]):
-            shift[sample, site] = square[sample, site] = math.nan
             mean[site] = means[sample, sites[site]]
-        log_partition[sample] = math.nan
         if pattern >= 0:
             probability = integrate(mean, pattern, half_width, tables, work, moments)
             log_partition[sample] = math.log(max(probability, SMALLEST))
