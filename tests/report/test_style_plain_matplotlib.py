@@ -89,8 +89,8 @@ def test_a_label_is_drawn_as_it_is_written(tmp_path, label):
         for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
     ]
     assert (
-        words.count(label) == 1 + 2 * 3 + 1
-    )  # of the figure, of a panel and its axes, in the legend
+        words.count(label) == 1 + 2 * 2 + 1
+    )  # of the figure, of both axes of two panels, in the legend
     assert words.count(f"threshold of {label}") == 1
 
 
