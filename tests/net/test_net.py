@@ -37,8 +37,10 @@ RUNS = [
 
 @pytest.mark.parametrize("name", SUITES)
 def test_theory_and_figure(name, solved):
-    _assert_same(collect.theory_of(name, solved), REFERENCE["theory"][name])
-    _assert_same(collect.reference_figure(name, solved), REFERENCE["figures"][name])
+    # A curve is traced as far as a suite asks: answers of another suite to the same question differ within their errors.
+    folder = solved / name
+    _assert_same(collect.theory_of(name, folder), REFERENCE["theory"][name])
+    _assert_same(collect.reference_figure(name, folder), REFERENCE["figures"][name])
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -43,7 +43,7 @@ ITEMS = [
     made("channel", "softmax", HIGH, tokens=3, symmetric=False),
     made("channel", "softmax", HIGH, tokens=2, layers=2),
     made("channel", "hardmax", HIGH, tokens=2),
-    made("channel", "hardmax", HIGH, tokens=3, samples=32),
+    made("channel", "hardmax", HIGH, tokens=3, samples=128),
     made("prior", "gaussian"),
     made("prior", "wishart", rho=0.5),
     made("prior", "wishart", rho=1.5),
