@@ -306,7 +306,7 @@ def test_shipped_estimates_are_read_and_others_are_made(monkeypatch):
     for tokens in range(3, 10):
         channel = AttentionHardmax(tokens=tokens)
         assert np.isfinite(channel.information(scalar(0.5), scalar(0.5)).value)
-    channel = AttentionHardmax(tokens=3, samples=96)
+    channel = AttentionHardmax(tokens=3, samples=192)
     assert np.isfinite(channel.information(scalar(0.5), scalar(0.5)).value)
     assert made == [9] * NODES + [3] * NODES
     information._polynomials.cache_clear()
@@ -323,7 +323,7 @@ def test_information_without_an_overlap_is_a_sum_over_labels(rng):
         total += len(draws) / 3e5 * np.sum(draws.mean(0) ** 2)
         noise += len(draws) / 3e5 * np.sum(draws.var(0)) / len(draws)
     found = (
-        AttentionHardmax(tokens=3, samples=64)
+        AttentionHardmax(tokens=3, samples=128)
         .information(scalar(0), scalar(1))
         .value[0, 0]
     )
