@@ -103,8 +103,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         if self.sweeps is not None:
             check_whole("sweeps", self.sweeps, 2, 1 << 20)
         if self.samples is not None:
-            # With a fourth of it the stated error is a sixth of the true one.
-            check_whole("samples", self.samples, 8 * SCRAMBLES, 1 << 24)
+            check_whole("samples", self.samples, 2 * SCRAMBLES, 1 << 24)
             if self.tokens == 2:
                 raise ParameterError(
                     "samples", "has no effect with two tokens and must be left out"
