@@ -138,7 +138,7 @@ class FloorAtSize:
                 math.log(limit / self.prior_error)
             )
         self.log_floor = exponent * np.minimum.accumulate(log_floor - log_floor[0])
-        self.last = int(np.argmax(self.log_floor <= self.log_floor[-1] + SAME))
+        self.end = int(np.argmax(self.log_floor <= self.log_floor[-1] + SAME))
 
     def after(self, passes: float) -> float:
         """Return the smallest error after a number of passes."""
@@ -149,9 +149,9 @@ class FloorAtSize:
         """Return the number of passes after which the floor is at an error, given by its logarithm relative to that of the prior
         mean; infinite if the floor ends there or above.
         """
-        if log_error <= self.log_floor[self.last]:
+        if log_error <= self.log_floor[self.end]:
             return math.inf
-        falling = slice(self.last, None, -1)
+        falling = slice(self.end, None, -1)
         passes = np.arange(len(self.log_floor))
         return float(np.interp(log_error, self.log_floor[falling], passes[falling]))
 
@@ -230,7 +230,7 @@ def worth_of_row(
     if worth_passes < 1:
         remark = LESS_THAN_ONE if worth_passes else NO_BETTER
     elif not math.isfinite(worth_passes):
-        remark = f"{at_size.last} or more"
+        remark = f"{at_size.end} or more"
     floor_at_size, ratio = at_size.after(passes), None
     if floor_at_size > ZERO * row.target:
         ratio = float(np.mean([*errors.values()])) / floor_at_size

@@ -169,8 +169,8 @@ def _complete_record(store: Store, stem: str, trajectories: bool) -> JsonObject:
         raise SuiteError(store.complaints[-1], "", "this record cannot be packed")
     if columns and not trajectories:
         counts_samples = bool(np.isfinite(columns["samples"][-1]))
-        kept = ("iteration", "samples") if counts_samples else ()
-        columns = {name: columns[name][-1:] for name in kept}
+        packed_columns = ("iteration", "samples") if counts_samples else ()
+        columns = {name: columns[name][-1:] for name in packed_columns}
     column_lists = {name: column.tolist() for name, column in (columns or {}).items()}
     trajectory = json_value(column_lists) or None
     return with_digest({**record.document, "trajectory": trajectory})

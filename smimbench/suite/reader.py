@@ -111,8 +111,8 @@ def load_suite(
     except SuiteError as error:
         reason = str(error).removeprefix(f"{path}: ")
         for assignment in overrides if reason != str(error) else ():
-            others = [other for other in overrides if other != assignment]
-            if unless(SuiteError, parse_suite, path, text, others, only):
+            remaining = [override for override in overrides if override != assignment]
+            if unless(SuiteError, parse_suite, path, text, remaining, only):
                 option = f"--set {assignment}".replace("--set algorithms+=", "--add ")
                 raise SuiteError(option, "", reason) from None
         raise

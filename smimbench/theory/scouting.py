@@ -102,9 +102,10 @@ def rises(curve: Continuation) -> bool:
     perfect = curve.perfect
     if not (curve.ratios.has_rough_information and perfect and perfect.value > 0):
         return False
-    rest, stage = copy.copy(curve), curve.stages[-1]
-    rest.ratios = ratios = RoughRatios(curve.ratios)
-    rest.corrector = Corrector(ratios)
+    rough_curve = copy.copy(curve)
+    stage = curve.stages[-1]
+    rough_curve.ratios = ratios = RoughRatios(curve.ratios)
+    rough_curve.corrector = Corrector(ratios)
     node = stage.nodes[-1]
     log_ratios, error = ratios.log_ratios(node.x, stage.learned_components)
     first_node = replace(
@@ -116,17 +117,17 @@ def rises(curve: Continuation) -> bool:
         residual=0.0,
         rough_error=None,
     )
-    rest.bifurcations = list(curve.bifurcations)
-    rest.stages = [replace(stage, nodes=[first_node], nodes_ahead=[])]
-    rest.highest_log_alpha = first_node.log_alpha
-    while not rest.is_finished and ratios.evaluations < MOST_EVALUATIONS:
-        rest.trace_next_node(rest.stages[-1])
-    nodes = [node for stage in rest.stages for node in stage.nodes]
-    if not rest.is_known(rest.stages[-1], nodes[-1], 1e-2):
+    rough_curve.bifurcations = list(curve.bifurcations)
+    rough_curve.stages = [replace(stage, nodes=[first_node], nodes_ahead=[])]
+    rough_curve.highest_log_alpha = first_node.log_alpha
+    while not rough_curve.is_finished and ratios.evaluations < MOST_EVALUATIONS:
+        rough_curve.trace_next_node(rough_curve.stages[-1])
+    nodes = [node for stage in rough_curve.stages for node in stage.nodes]
+    if not rough_curve.is_known(rough_curve.stages[-1], nodes[-1], 1e-2):
         return False
     log_alpha = np.array([node.log_alpha for node in nodes])
     log_alpha_error = np.array(
-        [stage.mean_error(node) for stage in rest.stages for node in stage.nodes]
+        [stage.mean_error(node) for stage in rough_curve.stages for node in stage.nodes]
     )
     fall = np.append(
         np.maximum.accumulate(log_alpha) - log_alpha,

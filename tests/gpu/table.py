@@ -73,7 +73,11 @@ def iterations(problem, instance, backend):
     data = instance.data(backend)
     gamp = get_registry().get("algorithm", "gamp").item()
     states = [gamp.init(problem, data, np.random.default_rng(0))]
-    step = lambda: states.append(gamp.step(problem, data, states.pop())[0])  # noqa: E731
+
+    def step():
+        """Make one iteration."""
+        states.append(gamp.step(problem, data, states.pop())[0])
+
     seconds = seconds_of(backend, step, STEPS - 1)
     cost = gamp.plan(data).cost(problem, data)
     return seconds, cost, instance.metrics(gamp.estimate(states[0]))["mse"]

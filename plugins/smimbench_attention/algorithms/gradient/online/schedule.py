@@ -118,9 +118,9 @@ def expansion(
     """Build the function that maps learning rates (steps,), for batches that together have ``sample_ratio`` samples per
     dimension, to the final error, infinite if overlaps diverge, and to ``p.a`` and ``p.c`` (2, steps) of every step.
     """
-    truth, cross, own = mean_start(problem)
+    truth, cross, self_overlap = mean_start(problem)
     if problem.channel.symmetry != "none":
-        cross = np.sqrt(truth * own / dimension)
+        cross = np.sqrt(truth * self_overlap / dimension)
     points = POINTS // problem.model.sites
     averages = gradient_averages(problem, loss, truth[None], points, 1)
 
@@ -136,7 +136,7 @@ def expansion(
 
     def expand(rates: Host) -> tuple[float, Host]:
         """Final error, and ``p.a`` and ``p.c`` of every step."""
-        overlaps = np.ravel([truth, cross, own])
+        overlaps = np.ravel([truth, cross, self_overlap])
         jacobians = []
         moments = []
         for rate in rates:
@@ -144,12 +144,12 @@ def expansion(
             move = PERTURBATION * (overlaps[2] - overlaps[1] ** 2 / overlaps[0])
             moved = overlaps[:, None] + move * np.diag([0.0, 1.0, 1.0])
             moments_of_moved = coefficients(moved, sample_ratio / len(rates))
-            after = moved + np.tensordot([-rate, rate**2], moments_of_moved, 1)
-            overlaps = after[:, 0]
+            next_overlaps = moved + np.tensordot([-rate, rate**2], moments_of_moved, 1)
+            overlaps = next_overlaps[:, 0]
             # NaN fails, too.
             if not overlaps[2] <= DIVERGED_OVERLAP:
                 return np.inf, rates
-            jacobians.append((after - after[:, :1]) / move)
+            jacobians.append((next_overlaps - next_overlaps[:, :1]) / move)
             moments.append(moments_of_moved[..., 0])
         costates = [np.array([1.0, -2.0, 1.0])]
         for jacobian in jacobians[:0:-1]:

@@ -49,22 +49,22 @@ def make_kernel(jit):
                 panels[2 * place] = center
                 panels[2 * place + 1] = half_width * deviations[sites[unit]]
                 unit_count += 1
-        left = panels[0] - panels[1]
+        panel_start = panels[0] - panels[1]
         for unit in range(unit_count):
             center, width = panels[2 * unit], panels[2 * unit + 1]
-            right = next_left = center + width
+            panel_end = next_start = center + width
             if unit + 1 < unit_count:
                 next_center, next_width = panels[2 * unit + 2], panels[2 * unit + 3]
                 width_fraction = width / (width + next_width)
                 boundary = center + width_fraction * (next_center - center)
-                right = min(right, boundary)
-                next_left = max(next_center - next_width, boundary)
-            length = right - left
+                panel_end = min(panel_end, boundary)
+                next_start = max(next_center - next_width, boundary)
+            length = panel_end - panel_start
             for node in range(node_count):
-                maxima[unit * node_count + node] = left + length * nodes[node]
+                maxima[unit * node_count + node] = panel_start + length * nodes[node]
                 node_weights[unit * node_count + node] = length * weights[node]
             panels[2 * unit + 1] = length
-            left = next_left
+            panel_start = next_start
         return unit_count
 
     @jit
@@ -79,16 +79,19 @@ def make_kernel(jit):
             for node in range(node_count):
                 buffer[node] = 0.0
                 panel_integral += weights[node] * values[start + node]
-            for other in range(0, node_count, 4):  # a fourth of the loads and stores
-                value_1, value_2 = values[start + other], values[start + other + 1]
-                value_3, value_4 = values[start + other + 2], values[start + other + 3]
+            for source in range(0, node_count, 4):  # a fourth of the loads and stores
+                value_1, value_2 = values[start + source], values[start + source + 1]
+                value_3, value_4 = (
+                    values[start + source + 2],
+                    values[start + source + 3],
+                )
                 for node in range(node_count):
                     buffer[node] += (
-                        integrals[other, node] * value_1
-                        + integrals[other + 1, node] * value_2
+                        integrals[source, node] * value_1
+                        + integrals[source + 1, node] * value_2
                     ) + (
-                        integrals[other + 2, node] * value_3
-                        + integrals[other + 3, node] * value_4
+                        integrals[source + 2, node] * value_3
+                        + integrals[source + 3, node] * value_4
                     )
             for node in range(node_count):
                 values[start + node] = total + length * buffer[node]
@@ -99,10 +102,10 @@ def make_kernel(jit):
         """Write the ``density`` of a maximum at ``site`` times the probability that entries at ``bounded`` sites are below."""
         for node in range(count):
             density[node] = slopes[site, node]
-        for other in range(cdfs.shape[0]):
-            if bounded >> other & 1:
+        for bounded_site in range(cdfs.shape[0]):
+            if bounded >> bounded_site & 1:
                 for node in range(count):
-                    density[node] *= cdfs[other, node]
+                    density[node] *= cdfs[bounded_site, node]
 
     @jit
     def integrate(mean, pattern, half_width, tables, work, moments):
@@ -111,13 +114,18 @@ def make_kernel(jit):
         """
         deviations, placements = tables[0], tables[5]
         sites = tables[3][pattern]
-        first, last = tables[4][pattern], tables[4][pattern + 1]
+        first_placement, end_placement = tables[4][pattern], tables[4][pattern + 1]
         C, set_count = deviations.shape[0], 1 << sites.shape[0]
         scores, cdfs, slopes = work[:C], work[C : 2 * C], work[2 * C : 3 * C]
         upper = work[3 * C : 3 * C + set_count]
         lower = work[3 * C + set_count : 3 * C + 2 * set_count]
-        rest = work[3 * C + 2 * set_count :]
-        maxima, node_weights, panels, density = rest[0], rest[1], rest[2], rest[3]
+        buffers = work[3 * C + 2 * set_count :]
+        maxima, node_weights, panels, density = (
+            buffers[0],
+            buffers[1],
+            buffers[2],
+            buffers[3],
+        )
         unit_count = place_panels(
             mean, sites, half_width, tables, maxima, node_weights, panels
         )
@@ -148,7 +156,7 @@ def make_kernel(jit):
                 upper[placed, node] = 1.0 if placed == 0 else 0.0
                 lower[placed, node] = 1.0 if placed == everything else 0.0
         placed = 0
-        for placement in range(first, last):
+        for placement in range(first_placement, end_placement):
             if placements[placement, 0] != placed:
                 placed = placements[placement, 0]
                 cumulate(upper[placed], True, unit_count, tables, panels, buffer)
@@ -158,7 +166,7 @@ def make_kernel(jit):
             for node in range(count):
                 upper[target, node] += density[node] * upper[placed, node]
         probability, is_cumulated = 0.0, 1 << everything
-        for placement in range(last - 1, first - 1, -1):
+        for placement in range(end_placement - 1, first_placement - 1, -1):
             placed, unit = placements[placement, 0], placements[placement, 1]
             bounded, target = placements[placement, 2], placed | 1 << unit
             if not is_cumulated >> target & 1:
