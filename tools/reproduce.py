@@ -41,7 +41,8 @@ by their finite size, too. Every curve: [results/checks/papers.md](../results/ch
 **Where no numbers were released**, learning curves of runs are compared with their [exact limit](learning-dynamics.md), in the
 time and with the noise of the caption's rate, batch and d; widths and starts, which it does not give, are ours. `--quick` takes
 d = 100 in place of 400. There latents of one token are far from Gaussian, and runs on the steep labels `h2` and `h3` learn faster
-than in the limit; those of `h3` are outside, and one of two diverges.
+than in the limit; those of `h3` are outside, and one of two diverges. On the
+factor, at t = 0.4, `h3` is 0.30 above its limit at d = 100 and 0.19 at d = 200 (one run each).
 
 """
 CURVES = """# Curves of the papers' figures, ours against the published ones
