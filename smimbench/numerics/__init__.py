@@ -27,7 +27,7 @@ from smimbench.numerics.linalg import (
     symmetric_root,
     with_floor,
 )
-from smimbench.numerics.memo import by_value
+from smimbench.numerics.memo import by_value, cached_on
 from smimbench.numerics.quadrature import (
     gauss_hermite,
     gauss_legendre,
@@ -49,6 +49,7 @@ __all__ = [
     "FreeConvolution",
     "bracketed_roots",
     "by_value",
+    "cached_on",
     "chebyshev_fit",
     "controlled_mean",
     "diagonal_at_least",

@@ -104,12 +104,7 @@ def measured_error(
         Error that the algorithm claims; None leaves the Bayes predictor out.
     """
     joint_overlaps = np.block([[truth, cross], [cross.T, gram]])
-    errors = _errors_of_samples(
-        problem, joint_overlaps, np.zeros_like(gram) if V is None else V
-    )
-    if V is None:
-        del errors["bayes"]
-    return errors
+    return _errors_of_samples(problem, joint_overlaps, V)
 
 
 def point_errors(problem: Problem, Q: Array, V: Array, V_error: Array) -> Errors:
@@ -233,33 +228,29 @@ def _not_negative(errors: Errors) -> Errors:
 
 
 def _errors_of_samples(
-    problem: Problem, joint_overlaps: Array, V: Array, noise_scale: float = 0.0
+    problem: Problem, joint_overlaps: Array, V: Array | None, noise_scale: float = 0.0
 ) -> Errors:
-    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V. Latents z
-    (n, P, C) are drawn of the truth, of the estimate (omega, with noise of ``noise_scale``) and of two posterior draws around
-    omega; every label is predicted twice, with independent noise.
+    """Generalization errors by Sobol points, from the joint overlaps (2P, 2P) of truth and estimate and the error V (None: no
+    Bayes prediction). Latents z (n, P, C) are drawn of the truth, of the estimate (omega, with noise of ``noise_scale``) and of
+    two posterior draws around omega; every label is predicted twice, with independent noise.
     """
     channel = problem.channel
     P, C = problem.components, problem.model.sites
     joint_root = symmetric_root(joint_overlaps)
-    V_root = symmetric_root(V)
     products_by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    if V is None:
+        del products_by_kind["bayes"]
+    else:
+        V_root = symmetric_root(V)
     mean_labels, mean_squares = [], []
     for scramble in range(SCRAMBLES):
         normal_numbers = normal_points(
             4 * P * C, POINTS, "generalization error", scramble
         ).reshape(POINTS, 4 * P, C)
         joint_latents = joint_root @ normal_numbers[:, : 2 * P]
-        truth = joint_latents[:, :P]
         omega = joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P]
-        latents = (
-            truth,
-            omega,
-            omega + V_root @ normal_numbers[:, 2 * P : 3 * P],
-            omega + V_root @ normal_numbers[:, 3 * P :],
-        )
-        truth_labels, plugin_labels, posterior_labels, other_posterior_labels = (
-            predict_twice(channel, z, scramble) for z in latents
+        truth_labels, plugin_labels = (
+            predict_twice(channel, z, scramble) for z in (joint_latents[:, :P], omega)
         )
         mean_labels.append((truth_labels[0] + truth_labels[1]).mean(axis=0) / 2)
         mean_squares.append(_product(*truth_labels))
@@ -268,12 +259,17 @@ def _errors_of_samples(
                 truth_labels[0] - plugin_labels[0], truth_labels[1] - plugin_labels[1]
             )
         )
-        products_by_kind["bayes"].append(
-            _product(
-                truth_labels[0] - posterior_labels[0],
-                truth_labels[1] - other_posterior_labels[1],
+        if V is not None:
+            posterior_labels, other_posterior_labels = (
+                predict_twice(channel, omega + V_root @ draws, scramble)
+                for draws in np.split(normal_numbers[:, 2 * P :], 2, axis=1)
             )
-        )
+            products_by_kind["bayes"].append(
+                _product(
+                    truth_labels[0] - posterior_labels[0],
+                    truth_labels[1] - other_posterior_labels[1],
+                )
+            )
     products_by_kind["constant"] = _variances(
         np.stack(mean_labels), np.array(mean_squares)
     )

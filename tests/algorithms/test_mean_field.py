@@ -325,13 +325,10 @@ def scores(labels, seed, runs, D, n, steps, eta, batch, **rule):
         lambda step: eta, 1.0, **{names.get(k, k): v for k, v in rule.items()}
     )
     system, wanted = mean_field.SimulatedSystem(n, batch, D), np.array([0, steps])
-    drawn = [
-        mean_field.descend(problem, loss, law, start, wanted, system, rng)
-        for start in starts
-    ]
-    law_of = np.array(
-        [(gram[-1][1, 0], gram[-1][1, 1], train[-1]) for gram, train in drawn]
-    ).T
+    grams, losses = mean_field.descend(
+        problem, loss, law, starts, wanted, system, [rng] * runs
+    )
+    law_of = np.array([grams[:, -1, 1, 0], grams[:, -1, 1, 1], losses[:, -1]])
     spread = np.hypot(
         found.std(axis=1, ddof=1), law_of.std(axis=1, ddof=1)
     ) / math.sqrt(runs)
@@ -464,8 +461,8 @@ def test_vectors_that_do_not_fit_are_refused(monkeypatch):
     start = Overlaps(*(np.full((1, 1), x) for x in (1.0, 0.0, 1.0)))
     with pytest.raises(TooExpensive):
         mean_field.descend(
-            PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), start, np.array([0, 50]),
-            mean_field.SimulatedSystem(100, 100, 50), np.random.default_rng(0),
+            PROBLEMS["probit"], "squared", DescentRule(lambda step: 0.1, 1.0), [start], np.array([0, 50]),
+            mean_field.SimulatedSystem(100, 100, 50), [np.random.default_rng(0)],
         )  # fmt: skip
 
 

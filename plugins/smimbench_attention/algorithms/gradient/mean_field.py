@@ -30,13 +30,13 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.derive import observable, predict
 from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
-from smimbench.numerics import monte_carlo_rng, normal_points
+from smimbench.numerics import cached_on, monte_carlo_rng, normal_points
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
@@ -56,6 +56,7 @@ from smimbench_attention.algorithms.gradient.online.equations import (
     triangular_root,
     vectors_after,
 )
+from smimbench_attention.algorithms.gradient.online.fields import transposed
 from smimbench_attention.algorithms.gradient.online.theory import (
     mean_trajectory,
     standard_error,
@@ -87,8 +88,10 @@ class MeanFieldAccuracy(NamedTuple):
         Largest number of products of rows, directions and steps of all draws together, 40 s; what a step costs on top.
     largest_memory : float
         Largest number of entries of the vectors of a draw.
-    tolerance : float
-        Share of a gradient's length below which its new direction is left out.
+    tolerance, single_tolerance : float
+        Share of a gradient's length below which its new direction is left out, in double and in single precision.
+    rows_at_once : int
+        Rows of the draws that are simulated together: more do not fit a processor's cache.
     fresh_samples : int
         Fresh samples for the test error of all draws together.
     """
@@ -101,12 +104,12 @@ class MeanFieldAccuracy(NamedTuple):
     work_per_step: float = 1e5  # cost of a step, in units of work
     largest_memory: float = 3e7  # entries of the vectors of a draw
     tolerance: float = 1e-8  # relative length of a new direction
+    single_tolerance: float = 1e-5  # the same in single precision
+    rows_at_once: int = 2**14  # rows of the draws that are simulated together
     fresh_samples: int = 2**16  # fresh samples for the test error
 
 
 ACCURACY = MeanFieldAccuracy()
-
-ALL_SAMPLES = slice(None)
 
 
 class SimulatedSystem(NamedTuple):
@@ -120,236 +123,234 @@ class SimulatedSystem(NamedTuple):
     exact_noise: float | None = None  # label noise in the exact limit
 
 
-class _GrowingColumns:
-    """A growing set of vectors, stored as columns (rows, count), of which ``count`` are in use."""
+class _GrowingVectors:
+    """A growing set of vectors of every draw (draws, count, rows), of which ``count`` are in use."""
 
     def __init__(self, vectors: Host) -> None:
-        """Store the first vectors, an array (rows, count)."""
+        """Store the first vectors, an array (draws, count, rows)."""
         self._storage = vectors
         self.count = vectors.shape[1]
 
     @property
-    def columns(self) -> Host:
-        """View of all columns stored so far."""
+    def vectors(self) -> Host:
+        """View of all vectors stored so far."""
         return self._storage[:, : self.count]
 
-    def at_samples(self, n: int, samples: slice | Host) -> Host:
-        """Entries of the stored vectors at some of the n samples, each of which has the same number of rows: (rows of these
-        samples, count).
-        """
-        rows_of_samples = self.columns.reshape(n, len(self._storage) // n, self.count)[
-            samples
-        ]
-        return np.asarray(
-            rows_of_samples.reshape(
-                len(rows_of_samples) * rows_of_samples.shape[1], self.count
-            )
-        )
-
     def append(self, vector: Host) -> None:
-        """Append a vector (rows,) as a new column."""
-        if self.count == self._storage.shape[1]:
-            if 2 * self._storage.size > ACCURACY.largest_memory:
+        """Append a vector (draws, rows)."""
+        draws, capacity, rows = self._storage.shape
+        if self.count == capacity:
+            if 2 * capacity * rows > ACCURACY.largest_memory:
                 raise TooExpensive(
                     "the mean-field dynamics of so many steps need too much memory; use fewer steps"
                 )
-            empty_columns = np.empty((len(vector), self.count // 2 + 32))
-            self._storage = np.concatenate([self._storage, empty_columns], axis=1)
+            empty_vectors = np.empty(
+                (draws, capacity // 2 + 32, rows), self._storage.dtype
+            )
+            self._storage = np.concatenate([self._storage, empty_vectors], axis=1)
         self._storage[:, self.count] = vector
         self.count += 1
 
 
 class Directions:
     """Orthonormal directions ``p_j`` in the space of samples, and images ``h_k = sqrt(D) X q_k`` under the data X of orthonormal
-    directions ``q_k`` in the space of features; every new gradient adds one of each. p and h are stored as growing columns.
+    directions ``q_k`` in the space of features, of several draws; every new gradient adds one of each, or zeros in draws where
+    it has no new direction.
 
-    ``is_exact``: all vectors are orthonormal, as in the limit of linear labels.
+    ``is_exact``: all vectors are orthonormal, as in the limit of linear labels. Else they are stored in single precision, whose
+    rounding is far below the spread of draws.
     """
 
     def __init__(
         self,
-        normal_columns: Host,
+        normal_vectors: Host,
         P: int,
         system: SimulatedSystem,
-        rng: np.random.Generator,
+        rngs: Sequence[np.random.Generator],
     ) -> None:
-        """Start from normal columns of a ``system`` of given sizes: images h of P teacher and P student vectors, then noise of
-        labels; no directions p yet. In the exact limit ``basis`` spans all vectors.
+        """Start every draw from normal vectors (draws, 3 P, rows) of a ``system`` of given sizes: images h of P teacher and P
+        student vectors, then noise of labels; no directions p yet. In the exact limit ``basis`` spans all vectors.
         """
-        self.n, self.D, self.rng = system.samples, system.dimension, rng
-        self.rows = len(normal_columns)
+        self.D, self.rngs = system.dimension, rngs
+        self.rows = normal_vectors.shape[-1]
         self.is_exact = system.exact_noise is not None
         if self.is_exact:
-            self.basis = _GrowingColumns(np.linalg.qr(normal_columns)[0])
-            normal_columns = self.basis.columns * math.sqrt(self.rows)
-        self.noise = normal_columns[:, 2 * P :]
-        self.h = _GrowingColumns(normal_columns[:, : 2 * P])
-        self.p = _GrowingColumns(normal_columns[:, :0].copy())
+            orthonormal = np.linalg.qr(transposed(normal_vectors))[0]
+            self.basis = _GrowingVectors(transposed(orthonormal))
+            normal_vectors = self.basis.vectors * math.sqrt(self.rows)
+        else:
+            normal_vectors = normal_vectors.astype(np.float32)
+        self.noise = normal_vectors[:, 2 * P :]
+        self.h = _GrowingVectors(normal_vectors[:, : 2 * P].copy())
+        self.p = _GrowingVectors(normal_vectors[:, :0])
+        self.used_features = np.full(len(rngs), 2 * P)
 
-    def add(self, g: Host, samples: slice | Host) -> bool:
-        """Add the direction of a gradient g, given at some samples, as a new p_j, with the image h_k of the feature direction
-        that it adds; return False if g has no new direction or the features are exhausted.
+    def add(self, g: Host) -> None:
+        """Add the direction of a gradient g (draws, rows) as a new p_j, with the image h_k of the feature direction that it adds,
+        in draws where g has a new direction (h_k: and features are left); zeros in the others.
         """
-        g_norm = np.linalg.norm(g)
-        orthogonal_part = self._orthogonal_part(g, samples)
+        g_norm = np.linalg.norm(g, axis=1)
+        orthogonal_part = self._orthogonal_part(g)
         # Rounding along the p would grow.
-        if np.linalg.norm(orthogonal_part) < g_norm / 2:
+        if (np.linalg.norm(orthogonal_part, axis=1) < g_norm / 2).any():
             orthogonal_part = self._orthogonal_part(orthogonal_part)
-        norm_of_orthogonal_part = np.linalg.norm(orthogonal_part)
-        if (
-            norm_of_orthogonal_part <= ACCURACY.tolerance * g_norm
-            or self.p.count == self.rows
-        ):
-            return False
-        self.p.append(orthogonal_part / norm_of_orthogonal_part)
-        if self.is_exact and self.basis.count >= self.rows:
+        norm_of_orthogonal_part = np.linalg.norm(orthogonal_part, axis=1)
+        tolerance = ACCURACY.tolerance if self.is_exact else ACCURACY.single_tolerance
+        is_new = norm_of_orthogonal_part > tolerance * g_norm
+        if not is_new.any():
+            return
+        p = orthogonal_part / np.where(is_new, norm_of_orthogonal_part, np.inf)[:, None]
+        self.p.append(p)
+        if self.is_exact:
+            self.h.append(math.sqrt(self.D) * p + self._exact_fresh_vector())
+            return
+        chi, fresh_vectors = np.zeros((len(g), 1)), np.zeros_like(p)
+        for draw in np.flatnonzero(is_new & (self.used_features < self.D)):
+            rng = self.rngs[int(draw)]
+            chi[draw] = math.sqrt(rng.chisquare(self.D - self.used_features[draw]))
+            fresh_vectors[draw] = rng.standard_normal(self.rows)
+            self.used_features[draw] += 1
+        self.h.append(chi * p + self._orthogonal_part(fresh_vectors))
+
+    def _orthogonal_part(self, vectors: Host) -> Host:
+        """Parts (draws, rows) of vectors that are orthogonal to all stored directions p_j."""
+        p = self.p.vectors
+        parallel_part: Host = (transposed(p @ vectors[:, :, None]) @ p)[:, 0]
+        return vectors - parallel_part
+
+    def _exact_fresh_vector(self) -> Host:
+        """Vector (1, rows) of a single draw, of squared length ``rows``, orthogonal to all previous vectors."""
+        if self.basis.count >= self.rows:
             raise TooExpensive(
                 "the gradients of so many steps span more directions than there are rows of data; use fewer steps"
             )
-        if not self.is_exact and self.h.count >= self.D:  # all features are used
-            return False
-        squared_length = self.D
-        if not self.is_exact:
-            squared_length = self.rng.chisquare(self.D - self.h.count)
-        self.h.append(
-            math.sqrt(squared_length) * self.p.columns[:, -1] + self._fresh_column()
-        )
-        return True
-
-    def _orthogonal_part(
-        self, vector: Host, samples: slice | Host = ALL_SAMPLES
-    ) -> Host:
-        """Part (rows,) of a vector that is orthogonal to all stored directions p_j; the vector is given at some ``samples`` and
-        zero at all others.
-        """
-        orthogonal_part: Host = -(
-            self.p.columns @ (self.p.at_samples(self.n, samples).T @ vector)
-        )
-        entries_by_sample = orthogonal_part.reshape(self.n, -1)
-        entries_by_sample[samples] += vector.reshape(-1, entries_by_sample.shape[1])
-        return orthogonal_part
-
-    def _fresh_column(self) -> Host:
-        """Draw a new Gaussian column (rows,) orthogonal to all stored directions p_j (in the exact limit, to all previous
-        vectors).
-        """
-        fresh_column = self.rng.standard_normal(self.rows)
-        if not self.is_exact:
-            return self._orthogonal_part(fresh_column)
+        basis = self.basis.vectors[0]
+        fresh_vector: Host = self.rngs[0].standard_normal(self.rows)
         for _ in range(2):  # the basis spans all p
-            fresh_column -= self.basis.columns @ (self.basis.columns.T @ fresh_column)
-        self.basis.append(fresh_column / np.linalg.norm(fresh_column))
-        return math.sqrt(self.rows) * self.basis.columns[:, -1]
+            fresh_vector -= (basis @ fresh_vector) @ basis
+        fresh_vector /= np.linalg.norm(fresh_vector)
+        self.basis.append(fresh_vector)
+        return math.sqrt(self.rows) * fresh_vector[None]
 
 
 def descend(
     problem: Problem,
     loss: str,
     rule: DescentRule,
-    initial_overlaps: Overlaps,
+    starts: Sequence[Overlaps],
     recorded_steps: Sequence[int],
     system: SimulatedSystem,
-    rng: np.random.Generator,
+    rngs: Sequence[np.random.Generator],
 ) -> tuple[Host, Host]:
-    """Simulate descent by an update rule from the initial overlaps in a ``system`` of given sizes, with P components and C sites;
-    return Gram matrices (steps, R, R) of the R vectors of teacher, student and velocity, and the mean training loss (steps,), at
-    the recorded steps. ``vectors`` are their coordinates in the feature directions, z latents of the student, g the loss's
-    derivatives in them (component k in column k).
+    """Simulate descent by an update rule in a ``system`` of given sizes, with P components and C sites, in several draws at once;
+    return Gram matrices (draws, steps, R, R) of the R vectors of teacher, student and velocity, NaN for draws that diverge, and
+    the mean training loss (draws, steps), at the recorded steps. ``vectors`` are their coordinates in the feature directions, z
+    latents of the student, g the loss's derivatives in them (component k in row k).
 
     Parameters
     ----------
-    initial_overlaps : Overlaps
-        Of the teacher with the student's first factor.
+    starts : sequence of Overlaps
+        Initial overlaps of the teacher with the student's first factor, for every draw.
     recorded_steps : sequence of int
         Steps, ascending, the first one 0.
+    rngs : sequence of Generator
+        One for every draw.
 
     Raises
     ------
-    OverlapsDiverge, TooExpensive
+    OverlapsDiverge
+        If all draws diverge.
+    TooExpensive
     """
     channel = problem.channel
-    sample_count, batch_size = system.samples, system.batch
+    n, draws = system.samples, len(starts)
     P, C = problem.components, problem.model.sites
     student_rows = slice(P, 2 * P)
     last_step = recorded_steps[-1]
-    directions = Directions(
-        rng.standard_normal((sample_count * C, 3 * P)), P, system, rng
-    )
-    vectors = triangular_root(gram_of([initial_overlaps], rule.momentum))[0][:, : 2 * P]
+    normal_vectors = [rng.standard_normal((n * C, 3 * P)).T for rng in rngs]
+    directions = Directions(np.stack(normal_vectors), P, system, rngs)
+    vectors = triangular_root(gram_of(starts, rule.momentum))[..., : 2 * P]
 
     def latents(fields: Host, coefficients: Host) -> Host:
-        """Latents (samples, P, C) of P vectors with the given ``coefficients`` in the feature directions, whose images under
-        the data are ``fields`` (samples times C, directions).
+        """Latents (draws, samples, P, C) of P vectors with the given ``coefficients`` in the feature directions, whose images
+        under the data are ``fields`` (draws, directions, samples times C).
         """
-        return (fields @ coefficients.T).reshape(-1, C, P).swapaxes(1, 2)
+        z = coefficients.astype(fields.dtype) @ fields
+        return z.reshape(draws, P, -1, C).swapaxes(1, 2)
+
+    def flat(arrays: Host) -> Host:
+        """Samples of all draws as one leading axis."""
+        return arrays.reshape(-1, *arrays.shape[2:])
 
     def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
         """Losses at the student's latents z and these labels, and their derivatives with respect to the channel's output."""
-        return loss_and_derivative(np, loss, predict(channel, z), labels)
+        return loss_and_derivative(np, loss, predict(channel, flat(z)), flat(labels))
 
-    teacher_latents = latents(directions.h.columns, vectors[:P])
+    teacher_latents = latents(directions.h.vectors, vectors[:, :P])
     if system.exact_noise is None:
-        labels = np.asarray(
-            observable(channel, channel.forward(teacher_latents, rng=rng))
+        labels = np.stack(
+            [
+                np.asarray(observable(channel, channel.forward(z, rng=rng)))
+                for z, rng in zip(teacher_latents, rngs)
+            ]
         )
     else:
-        label_noise = latents(directions.noise, np.eye(P))
+        label_noise = latents(directions.noise, np.eye(P)[None])
         labels = teacher_latents + math.sqrt(system.exact_noise) * label_noise
+    if labels.dtype.kind == "f":
+        labels = labels.astype(teacher_latents.dtype)
     grams: list[Host] = []
-    training_losses: list[float] = []
-    remaining_samples = np.empty(0, dtype=np.int64)
+    training_losses: list[Host] = []
+    has_diverged = np.zeros(draws, dtype=bool)
+    remaining_samples = np.empty((draws, 0), dtype=np.int64)
     total_work = 0.0
     for step in range(last_step + 1):
-        gram = vectors @ vectors.T
-        if not np.abs(gram[: 2 * P, : 2 * P]).max() <= DIVERGED_OVERLAP:  # NaN, too
+        gram = vectors @ transposed(vectors)
+        # NaN, too
+        has_diverged |= ~(
+            np.abs(gram[:, : 2 * P, : 2 * P]).max(axis=(1, 2)) <= DIVERGED_OVERLAP
+        )
+        if has_diverged.all():
             raise OverlapsDiverge(
                 "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
             )
+        vectors[has_diverged], gram[has_diverged] = 0.0, np.nan
+        z = latents(directions.h.vectors, vectors[:, student_rows])
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
-            z = latents(directions.h.columns, vectors[student_rows])
-            training_losses.append(
-                losses_and_derivatives(z, labels)[0].sum() / sample_count
-            )
+            losses = losses_and_derivatives(z, labels)[0]
+            training_losses.append(losses.reshape(draws, -1).sum(axis=1) / n)
         if len(grams) == len(recorded_steps):
             break
-        batch_samples: slice | Host = ALL_SAMPLES
-        if batch_size < sample_count:
-            if not len(remaining_samples):
-                remaining_samples = rng.permutation(sample_count)
-            batch_samples = remaining_samples[:batch_size]
-            remaining_samples = remaining_samples[batch_size:]
-        batch_fields = directions.h.at_samples(sample_count, batch_samples)
-        z = latents(batch_fields, vectors[student_rows])
-        output_derivatives = losses_and_derivatives(z, labels[batch_samples])[1]
-        derivatives_in_latents = np.asarray(
-            latent_derivatives(channel, z, output_derivatives)
+        batch: tuple[Any, Any] = (slice(None), slice(None))
+        if system.batch < n:
+            if not remaining_samples.size:
+                remaining_samples = np.stack([rng.permutation(n) for rng in rngs])
+            batch = np.arange(draws)[:, None], remaining_samples[:, : system.batch]
+            remaining_samples = remaining_samples[:, system.batch :]
+        batch_latents = z[batch]
+        output_derivatives = losses_and_derivatives(batch_latents, labels[batch])[1]
+        derivatives_in_latents = np.zeros_like(z)
+        derivatives_in_latents[batch] = np.reshape(
+            latent_derivatives(channel, flat(batch_latents), output_derivatives),
+            batch_latents.shape,
         )
-        g = derivatives_in_latents.swapaxes(1, 2).reshape(-1, P)
-        gradient = g.T @ batch_fields / len(z)
+        g = derivatives_in_latents.swapaxes(1, 2).reshape(draws, P, n * C)
         for k in range(P):
-            if directions.add(g[:, k], batch_samples):
-                column_of_new_direction = directions.h.columns[:, -1]
-                field_of_new_direction = column_of_new_direction.reshape(
-                    sample_count, C
-                )[batch_samples]
-                gradient_along_new_direction = (
-                    g.T @ field_of_new_direction.reshape(-1, 1) / len(z)
-                )
-                gradient = np.concatenate(
-                    [gradient, gradient_along_new_direction], axis=1
-                )
-                vectors = np.pad(vectors, ((0, 0), (0, 1)))
+            directions.add(g[:, k])
+        gradient = g @ transposed(directions.h.vectors) / batch_latents.shape[1]
+        added_coordinates = directions.h.count - vectors.shape[-1]
+        vectors = np.pad(vectors, ((0, 0), (0, 0), (0, added_coordinates)))
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
-            norms = np.linalg.norm(vectors[student_rows], axis=1, keepdims=True)
-            vectors[student_rows] /= norms
-        total_work += sample_count * C * directions.p.count
+            norms = np.linalg.norm(vectors[:, student_rows], axis=2, keepdims=True)
+            vectors[:, student_rows] /= np.where(norms > 0, norms, 1.0)
+        total_work += n * C * directions.p.count
         if total_work > ACCURACY.largest_work:
             raise TooExpensive(
                 f"{last_step} steps take more than a minute to solve; use fewer steps"
             )
-    return np.stack(grams), np.array(training_losses)
+    return np.stack(grams, axis=1), np.stack(training_losses, axis=1)
 
 
 def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
@@ -372,15 +373,12 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
         # The teacher never changes.
         labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
         targets = np.asarray(observable(channel, labels))
-        outputs_of_steps = (
-            predict(channel, (root_of_step @ normal_fields)[:, P:])
-            for root_of_step in roots_of_steps
-        )
-        summed_losses = [
-            loss_and_derivative(np, loss, output, targets)[0].sum()
-            for output in outputs_of_steps
-        ]
-        losses_of_draws.append(np.array(summed_losses) / sample_count)
+        z = (roots_of_steps[:, None] @ normal_fields)[:, :, P:]
+        outputs = predict(channel, z.reshape(-1, P, C))
+        outputs = outputs.reshape(*z.shape[:2], *outputs.shape[1:])
+        losses = loss_and_derivative(np, loss, outputs, targets)[0]
+        summed_losses = losses.reshape(len(z), -1).sum(axis=1)
+        losses_of_draws.append(summed_losses / sample_count)
     return np.stack(losses_of_draws)
 
 
@@ -424,6 +422,15 @@ def mean_field_theory(
         return "random starts or batches change with the dimension: theory needs the dimension D of the runs"
     sample_count = problem.model.sample_count(alpha, D) if D else 0
     batch_size = min(algorithm.batch or sample_count, sample_count)
+    in_limit = batch_size == sample_count and not has_free_sign
+    if in_limit and D is not None:  # it is the same for runs of all dimensions
+        of_any_batch = replace(algorithm, batch=None)
+        return cached_on(
+            problem,
+            "mean-field limit",
+            lambda: mean_field_theory(of_any_batch, problem, alpha, Conditions()),
+            (of_any_batch, alpha),
+        )
     steps = algorithm.steps
     if steps is None:
         steps = algorithm.epochs or 0
@@ -433,9 +440,9 @@ def mean_field_theory(
     rule = DescentRule.of_algorithm(algorithm, steps, 1.0)
     if algorithm.direction_kind == "polar":
         rule = replace(
-            rule, direction=lambda velocity, _: _polar_direction(algorithm, velocity)
+            rule, direction=lambda velocity, _: _polar_directions(algorithm, velocity)
         )
-    if batch_size == sample_count and not has_free_sign:
+    if in_limit:
         draw_plan = _draws_of_limit(problem, alpha, loss, steps)
     else:
         system = SimulatedSystem(sample_count, batch_size, D or 0)
@@ -509,35 +516,41 @@ def _descend_all_draws(
     """Gram matrices (draws, steps, R, R) of teacher, student and velocity and training losses (draws, steps) at the recorded
     steps of descent by an update rule, for all draws of the ``draw_plan``, without diverged ones if they are at finite D.
     """
+    draw_count = draw_plan.draw_count
+    rows = draw_plan.system.samples * problem.model.sites
+    draws_at_once = max(1, ACCURACY.rows_at_once // rows)
     grams_and_losses = []
-    for draw in range(draw_plan.draw_count):
-        initial_overlaps = draw_plan.starts[draw % len(draw_plan.starts)]
-        rng = monte_carlo_rng("mean-field dynamics", draw)
+    for first_draw in range(0, draw_count, draws_at_once):
+        draws = range(first_draw, min(first_draw + draws_at_once, draw_count))
         with suppress(*(() if draw_plan.in_limit else (OverlapsDiverge,))):
             grams_and_losses.append(
                 descend(
                     problem,
                     loss,
                     rule,
-                    initial_overlaps,
+                    [draw_plan.starts[draw % len(draw_plan.starts)] for draw in draws],
                     recorded_steps,
                     draw_plan.system,
-                    rng,
+                    [monte_carlo_rng("mean-field dynamics", draw) for draw in draws],
                 )
             )
-    if 2 * len(grams_and_losses) < draw_plan.draw_count:
+    grams, losses = (
+        np.concatenate(arrays_of_draws) for arrays_of_draws in zip(*grams_and_losses)
+    )
+    is_bounded = np.isfinite(grams).all(axis=(1, 2, 3))
+    if is_bounded.sum() < (draw_count if draw_plan.in_limit else draw_count / 2):
         raise OverlapsDiverge(
             "more than half of the draws diverge; a smaller learning rate may converge"
         )
-    grams, losses = (
-        np.stack(arrays_of_draws) for arrays_of_draws in zip(*grams_and_losses)
-    )
-    return grams, losses
+    return grams[is_bounded], losses[is_bounded]
 
 
-def _polar_direction(algorithm: MomentumDescent, velocity: Host) -> Host:
-    """Direction of a ``muon`` step, the polar factor of the velocity (P, K) without its scale, in K orthonormal coordinates."""
-    return np.asarray(algorithm.direction(velocity) / max(velocity.shape) ** 0.5)
+def _polar_directions(algorithm: MomentumDescent, velocities: Host) -> Host:
+    """Directions of a ``muon`` step, the polar factors of the velocities (draws, P, K) without their scale, in K orthonormal
+    coordinates.
+    """
+    scale = max(velocities.shape[1:]) ** 0.5
+    return np.stack([algorithm.direction(velocity) / scale for velocity in velocities])
 
 
 def _draws_of_limit(

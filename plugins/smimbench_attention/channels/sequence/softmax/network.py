@@ -9,6 +9,7 @@ With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n,
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import NamedTuple
 
@@ -54,9 +55,10 @@ def _apply(matrix: Array, vector: Array) -> Array:
 
 
 def _apply_transposed(matrix: Array, vector: Array) -> Array:
-    """Product (..., M) of a transposed matrix (..., M, M) and a vector (..., M)."""
-    xp = namespace(matrix)
-    return xp.sum(matrix * vector[..., :, None], axis=-2)
+    """Product (..., M) of a transposed matrix (..., M, M) and a vector (..., M), token by token (see ``reduce_tokens``)."""
+    products = matrix * vector[..., :, None]
+    rows = (products[..., token, :] for token in range(products.shape[-2]))
+    return functools.reduce(operator.add, rows)
 
 
 def attention_product(layer_latents: Array, skip: float) -> Array:
