@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +28,7 @@ class Typed(NamedTuple):
     lines, wide : int
         Printed lines, and how many of them are longer than 80 characters.
     status : int
-        Exit status.
+        Exit status; -9 for a command that was killed at its limit.
     """
 
     wall: float
@@ -37,17 +39,36 @@ class Typed(NamedTuple):
     status: int
 
 
-def typed(command: str, folder: str | Path) -> Typed:
-    """Type ``smimbench COMMAND`` in a folder, at 80 columns and into a pipe."""
+def typed(
+    command: str,
+    folder: str | Path,
+    *,
+    python: str = sys.executable,
+    limit: float | None = None,
+) -> Typed:
+    """Type ``smimbench COMMAND`` in a folder, at 80 columns and into a pipe, with the smimbench of a ``python``; it is killed
+    with all its processes after ``limit`` seconds.
+    """
     with tempfile.TemporaryFile() as out:
         begin = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "smimbench", *command.split()],
+            [python, "-P", "-m", "smimbench", *command.split()],
             cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"},
+            env=os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}, start_new_session=True,
         )  # fmt: skip
-        # The usage of this child and of those it waited for, which subprocess does not tell.
-        _, status, used = os.wait4(process.pid, 0)
+        kill = threading.Timer(
+            limit or threading.TIMEOUT_MAX, os.killpg, (process.pid, signal.SIGKILL)
+        )
+        kill.daemon = True
+        kill.start()
+        try:
+            # The usage of this child and of those it waited for, which subprocess does not tell.
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            kill.cancel()
         wall = time.perf_counter() - begin
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
