@@ -24,6 +24,7 @@ import array_api_compat
 import numpy as np
 import pytest
 
+from smimbench.backend.arrays import namespace
 from smimbench.backend.device import Backend, get_backend
 from smimbench.registry.registry import get_registry, set_registry
 from smimbench.run import executor
@@ -204,7 +205,7 @@ def rng():
 
 def assert_placed(array, backend, shape=None, dtype=None):
     """Check namespace, device, dtype and shape of a result."""
-    assert array_api_compat.array_namespace(array) is backend.xp
+    assert namespace(array) is backend.xp
     if backend.device is not None:
         assert array_api_compat.device(array) == backend.device
     assert array.dtype == getattr(backend.xp, dtype or backend.dtype)

@@ -9,7 +9,10 @@ import pytest
 from smimbench_attention.algorithms.adam import Adam, AdamW
 from smimbench_attention.algorithms.gradient import Descent
 from smimbench_attention.algorithms.gradient.loss import factor_of, loss_gradient
-from smimbench_attention.algorithms.gradient.online.fields import gradient_averages
+from smimbench_attention.algorithms.gradient.online.fields import (
+    evaluation_count,
+    gradient_averages,
+)
 from smimbench_attention.algorithms.gradient.online.matrix_theory import (
     flow_moments,
     matrix_theory,
@@ -108,7 +111,8 @@ def test_gradient_of_a_batch(problem: Problem, loss: str) -> None:
 
     def overlap(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Overlap of two matrices, with the axes of sets, starts and components."""
-        return np.full((1, 1, 1, 1), np.sum(left * right) / D)
+        value = np.sum(left * right) / D
+        return np.full((evaluation_count(problem, loss), 1, 1, 1), value)
 
     means = gradient_averages(problem, loss, overlap(teacher, teacher)[0])(
         overlap(student, teacher), overlap(student, student)

@@ -223,6 +223,47 @@ def latents_of_a_step(problem: Problem, loss: str) -> float:
     return float(latent_count * sum(_point_counts(problem, ACCURACY.points)))
 
 
+class _LabeledPoints(NamedTuple):
+    """Integration points of some sets and the labels there: white fields ``u`` (sets, 2 P, points and sites), their ``weights``
+    (sets, points and sites), mean labels and random vectors with the covariance of the label noise (sets, starts, points, ...),
+    None without noise.
+    """
+
+    white_fields: Host
+    weights: Host
+    mean_labels: Host
+    label_noise: Host | None
+
+    @classmethod
+    def of(
+        cls, points: _IntegrationPoints, mean_labels: Host, label_noise: Host | None
+    ) -> _LabeledPoints:
+        """One set of points with the labels (starts, points, ...) of its first copy."""
+        _, fields, sites = points.white_fields.shape
+
+        def repeated(labels: Host) -> Host:
+            """Labels of all copies of the points, as those of one set."""
+            return np.concatenate([labels] * points.mirrored_copies, axis=1)[None]
+
+        return cls(
+            points.white_fields.transpose(1, 0, 2).reshape(1, fields, -1),
+            np.repeat(points.weights, sites)[None],
+            repeated(mean_labels),
+            None if label_noise is None else repeated(label_noise),
+        )
+
+
+def _stacked(sets: list[_LabeledPoints]) -> _LabeledPoints:
+    """Several sets of equally many points as one."""
+    fields, weights, labels, noise = zip(*sets, strict=True)
+    return _LabeledPoints(
+        np.concatenate(fields),
+        np.concatenate(weights),
+        np.concatenate(labels),
+        None if noise[0] is None else np.concatenate(noise),
+    )
+
+
 class _SampledFields:
     """Mean gradient and mean square of the loss's derivatives as weighted sums over sampled fields of teacher and student;
     see ``gradient_averages``.
@@ -241,14 +282,19 @@ class _SampledFields:
         self.channel = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse_root = _root_and_pseudo_inverse(teacher_overlaps)
-        self.sets = []
         roots_of_sets = np.broadcast_to(
             self.root, (len(point_sets), *self.root.shape[-3:])
         )
-        for set_index, point_set in enumerate(point_sets):
-            root = roots_of_sets[set_index]
-            mean_labels, noise_vectors = self._labels(point_set, set_index, root)
-            self.sets.append((point_set, mean_labels, noise_vectors))
+        sets = [
+            _LabeledPoints.of(
+                points, *self._labels(points, set_index, roots_of_sets[set_index])
+            )
+            for set_index, points in enumerate(point_sets)
+        ]
+        # A call for all sets at once has less overhead; with many starts its arrays would leave the processor's caches.
+        starts = roots_of_sets.shape[1]
+        is_alike = len({points.weights.shape for points in sets}) == 1
+        self.batches = [_stacked(sets)] if starts == 1 and is_alike else sets
 
     def __call__(self, cross_overlap: Host, student_overlap: Host) -> GradientAverages:
         """Mean gradient, by its coefficients in teacher and student, and its mean square at the overlaps ``cross_overlap`` M of
@@ -262,13 +308,15 @@ class _SampledFields:
         field_coefficients = np.concatenate(
             [teacher_coefficients, student_root], axis=-1
         )
-        averages_of_sets = [
-            self._averages(matrix, *point_set)
-            for matrix, point_set in zip(field_coefficients, self.sets)
+        averages_of_batches = [
+            self._averages(coefficients, points)
+            for coefficients, points in zip(
+                np.split(field_coefficients, len(self.batches)), self.batches
+            )
         ]
         mean_products, mean_square = (
-            np.stack(averages_over_points)
-            for averages_over_points in zip(*averages_of_sets)
+            np.concatenate(averages_over_points)
+            for averages_over_points in zip(*averages_of_batches)
         )
         gradient_on_student = mean_products[..., self.P :] @ inverse_student_root
         gradient_on_teacher = (
@@ -277,56 +325,52 @@ class _SampledFields:
         return GradientAverages(gradient_on_teacher, gradient_on_student, mean_square)
 
     def _averages(
-        self,
-        coefficients: Host,
-        points: _IntegrationPoints,
-        mean_labels: Host,
-        label_noise: Host | None,
+        self, coefficients: Host, points: _LabeledPoints
     ) -> tuple[Host, Host]:
-        """Averages ``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` (starts, P, P) over one set of points and C
-        sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of which z has the
-        ``coefficients`` (starts, P, 2 P). ``mean_labels`` and ``label_noise`` (None without noise) are those at the points.
+        """Averages ``E sum_c g_c u_c^T`` (sets, starts, P, 2 P) and ``E sum_c g_c g_c^T`` (sets, starts, P, P) over sets of
+        points and C sites c, where g is the derivative of the loss in the student's latents z and u are the white fields, of
+        which z has the ``coefficients`` (sets, starts, P, 2 P).
         """
-        start_count = len(coefficients)
+        sets_and_starts = coefficients.shape[:2]
         P = self.P
         C = self.C
-        white_fields = points.white_fields.transpose(1, 0, 2).reshape(2 * P, -1)
-        student_fields = (coefficients @ white_fields).reshape(start_count, P, -1, C)
-        z = student_fields.swapaxes(1, 2).reshape(-1, P, C)
+        student_fields = coefficients @ points.white_fields[:, None]
+        student_fields = student_fields.reshape(*sets_and_starts, P, -1, C)
+        z = student_fields.swapaxes(2, 3).reshape(-1, P, C)
         output = predict(self.channel, z)
 
         def cotangent(labels: Host) -> Host:
             """Derivative of the loss with respect to the channel's ``output`` at the student's latents, for these labels."""
             # Labels of a teacher that all starts share are repeated.
-            labels_of_starts = np.broadcast_to(labels, (start_count, *labels.shape[1:]))
+            labels_of_starts = np.broadcast_to(
+                labels, (*sets_and_starts, *labels.shape[2:])
+            )
             targets = labels_of_starts.reshape(output.shape)
             return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
 
         def gradient(cotangent: Host) -> Host:
-            """Derivative g of the loss with respect to the latents z (starts, P, points and sites), from ``cotangent``, its
+            """Derivative g of the loss with respect to the latents z (sets, starts, P, points and sites), from ``cotangent``, its
             derivative in the channel's output.
             """
             g = np.asarray(latent_derivatives(self.channel, z, cotangent))
             return (
-                g.reshape(start_count, -1, P, C)
-                .swapaxes(1, 2)
-                .reshape(start_count, P, -1)
+                g.reshape(*sets_and_starts, -1, P, C)
+                .swapaxes(2, 3)
+                .reshape(*sets_and_starts, P, -1)
             )
 
-        mean_labels = np.concatenate([mean_labels] * points.mirrored_copies, axis=1)
-        noiseless_derivative = cotangent(mean_labels)
+        noiseless_derivative = cotangent(points.mean_labels)
         g = gradient(noiseless_derivative)
-        weight_of_row = np.repeat(points.weights, C)
-        mean_square = (g * weight_of_row) @ transposed(g)
-        if label_noise is not None:
-            label_noise = np.concatenate([label_noise] * points.mirrored_copies, axis=1)
+        weights = points.weights[:, None, None]
+        mean_square = (g * weights) @ transposed(g)
+        if points.label_noise is not None:
             g_of_noise = gradient(
-                cotangent(mean_labels + label_noise) - noiseless_derivative
+                cotangent(points.mean_labels + points.label_noise)
+                - noiseless_derivative
             )
-            mean_square = mean_square + (g_of_noise * weight_of_row) @ transposed(
-                g_of_noise
-            )
-        return g @ (white_fields * weight_of_row).T, mean_square
+            mean_square = mean_square + (g_of_noise * weights) @ transposed(g_of_noise)
+        weighted_fields = points.white_fields[:, None] * weights
+        return g @ transposed(weighted_fields), mean_square
 
     def _labels(
         self, points: _IntegrationPoints, set_index: int, root: Host

@@ -234,12 +234,14 @@ def draw_matrix_paths(
         means = averages(cross[:, None], self_overlap[:, None])
         noise_roots = symmetric_root(means.square[:, 0])
         rate = algorithm.learning_rate_at(step, total_steps)
-        for draw, rng in enumerate(generators):
-            noise = problem.model.draw_noise(rng, P, dimension)
-            gradient_by_signal = dimension * (
-                combined(means.on_student[draw, 0], students[draw])
-                + combined(means.on_teacher[draw, 0], teachers[draw])
-            ) + noise_scale * combined(noise_roots[draw], noise)
+        noise = np.stack(
+            [problem.model.draw_noise(rng, P, dimension) for rng in generators]
+        )
+        gradients_by_signal = dimension * (
+            combined(means.on_student[:, 0], students)
+            + combined(means.on_teacher[:, 0], teachers)
+        ) + noise_scale * combined(noise_roots, noise)
+        for draw, gradient_by_signal in enumerate(gradients_by_signal):
             gradient = factorization.pullback(factors[draw], gradient_by_signal)
             gradient = normalization * gradient + penalty * factors[draw]
             factors[draw], memories[draw] = algorithm.move(
@@ -266,5 +268,6 @@ def inner_products(matrices: Host, other_matrices: Host) -> Host:
 
 
 def combined(coefficients: Host, matrices: Host) -> Host:
-    """Linear combinations ``sum_q c_pq A_q`` (P, D, D) of matrices A with the coefficients c (P, P)."""
-    return np.asarray(np.tensordot(coefficients, matrices, axes=1))
+    """Linear combinations ``sum_q c_pq A_q`` (..., P, D, D) of matrices A with the coefficients c (..., P, P)."""
+    rows = matrices.reshape(*matrices.shape[:-2], -1)
+    return np.asarray((coefficients @ rows).reshape(matrices.shape))
