@@ -12,7 +12,7 @@ from smimbench import Capabilities, Info, hookimpl
 KNOWN = {}
 
 
-def work(seconds=0.3):
+def work(seconds=0.1):
     begin = time.thread_time()
     while time.thread_time() - begin < seconds:
         pass

@@ -328,8 +328,9 @@ def _thin_ticks(axis: Axis) -> None:
 
 @plain_matplotlib()
 def svg_text(figure: Figure) -> str:
-    """Return a figure as the text of a transparent SVG, whose coordinates are points from its top left."""
+    """Return a figure, laid out, as the text of a transparent SVG, whose coordinates are points from its top left."""
     buffer = io.StringIO()
+    figure.set_layout_engine(None)
     options: dict[str, Any] = {"metadata": {"Date": None}, "transparent": True}
     figure.savefig(buffer, format="svg", **options)
     return buffer.getvalue()

@@ -97,8 +97,9 @@ def test_its_own_rows_say_what_failed(capsys, folder):
 
 @pytest.mark.parametrize("command", [
     ("run", "--dry-run"), ("run", "--workers", "1", "--no-figure"), ("show",), ("show", "--csv"), ("theory",),
-    pytest.param(("show", "--figures"), marks=pytest.mark.slow),
-    ("report", "--output", "page.html"),
+    *(pytest.param(command, marks=pytest.mark.slow) for command in (
+        ("show", "--figures"), ("report", "--output", "page.html")
+    )),
 ])  # fmt: skip
 def test_no_command_ends_for_it(capsys, folder, monkeypatch, command):
     monkeypatch.chdir(folder)

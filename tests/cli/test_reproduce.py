@@ -45,6 +45,8 @@ band     = 0.001
 """
 GAMP = '[[algorithms]]\nname = "gamp"'
 
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 
 def test_an_unknown_figure_is_told_the_names_of_figures(capsys):
     err = refusal(capsys, "reproduce", "fig1")
@@ -294,19 +296,19 @@ band      = BAND
 """
 
 
-@pytest.mark.parametrize(("band", "code"), [("0.1", 0), ("1e-9", 1)])
-def test_a_learning_curve_is_compared_with_its_limit(capsys, tmp_path, band, code):
+def test_a_learning_curve_is_compared_with_its_limit(capsys, tmp_path):
     """The time of the flow is t = 4 rate steps, to 0.48; one at small D deviates from the limit."""
     path = tmp_path / "learning.toml"
-    path.write_text(LEARNING_CURVES.replace("BAND", band))
     options = ("--results", tmp_path / "results", "--workers", "1")
-    exit_code, out, err = call(capsys, "reproduce", path, "--json", *options)
-    document = json.loads(out)
-    (curve,) = document["curves"]
-    assert (exit_code, err, document["against"]) == (code, "", "limit")
-    assert curve["verdict"] == ("outside" if code else "inside")
-    assert curve["points"] > 20
-    assert 1e-6 < abs(curve["deviation"]) < 0.4
+    for band, code in (("0.1", 0), ("1e-9", 1)):  # the second reads runs that are there
+        path.write_text(LEARNING_CURVES.replace("BAND", band))
+        exit_code, out, err = call(capsys, "reproduce", path, "--json", *options)
+        document = json.loads(out)
+        (curve,) = document["curves"]
+        assert (exit_code, err, document["against"]) == (code, "", "limit")
+        assert curve["verdict"] == ("outside" if code else "inside")
+        assert curve["points"] > 20
+        assert 1e-6 < abs(curve["deviation"]) < 0.4
     (table,) = (file for file in document["files"] if file.endswith("csv"))
     rows = list(csv.DictReader(Path(table).read_text().splitlines()))
     limit, runs = (

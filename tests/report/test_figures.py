@@ -68,7 +68,10 @@ def results(tmp_path_factory):
         patch.setattr(
             Figure,
             "savefig",
-            lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)),
+            lambda self, *a, **k: (
+                made.append(self),
+                k["format"] == "svg" and savefig(self, *a, **k),
+            ),
         )
         paths = [
             p

@@ -162,6 +162,7 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert not found["wide"]
 
 
+@pytest.mark.slow
 def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     found, _ = seen
     assert found["rows"] == 3 * 2 * 3
@@ -174,10 +175,12 @@ def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     assert 0 < found["statuses"] < found["rows"]
 
 
+@pytest.mark.slow
 def test_light_and_dark(seen):
     assert len(set(seen[0]["themes"])) == 2
 
 
+@pytest.mark.slow
 def test_the_pointer_asks_for_all_numbers(seen):
     name, *numbers = seen[0]["tip"]
     assert name == "adam"
@@ -191,6 +194,7 @@ def test_the_pointer_asks_for_all_numbers(seen):
     assert seen[0]["silent"]
 
 
+@pytest.mark.slow
 def test_on_paper_everything_is_open(seen):
     assert seen[0]["open"]
 

@@ -19,11 +19,13 @@ series = [Series("a_b, 50% of $x$ {", {"alpha": [1.0, 2.0], "value": [0.1, 0.2]}
 save(Chart("figure", "title", [Panel("panel", "$x_1", "y_$", series, xlog=True)]), Path("drawn"))
 """
 
-USERS_FILES = {
-    "with LaTeX": b"text.usetex: True\n",
-    "with a font that is missing": b"font.family: No Such Font\naxes.titleweight: bold\n",
-    "with another look": b"savefig.bbox: tight\naxes.facecolor: black\nfont.size: 30\n",
-}
+USERS_FILE = """text.usetex: True
+font.family: No Such Font
+axes.titleweight: bold
+savefig.bbox: tight
+axes.facecolor: black
+font.size: 30
+"""
 
 
 def drawn(folder):
@@ -40,17 +42,13 @@ def drawn(folder):
     return {path.name: path.read_bytes() for path in (folder / "drawn").iterdir()}
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return drawn(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.mark.parametrize("text", USERS_FILES.values(), ids=USERS_FILES)
-def test_the_users_settings_change_nothing(tmp_path, plain, text):
-    (tmp_path / "matplotlibrc").write_bytes(
-        text
-    )  # the working folder is the first place where Matplotlib looks
-    assert drawn(tmp_path) == plain
+def test_the_users_settings_change_nothing(tmp_path):
+    given, plain = tmp_path / "given", tmp_path / "plain"
+    given.mkdir()
+    plain.mkdir()
+    # The working folder is the first place where Matplotlib looks.
+    (given / "matplotlibrc").write_text(USERS_FILE)
+    assert drawn(given) == drawn(plain)
 
 
 def test_settings_of_a_process_that_has_matplotlib_change_nothing(tmp_path):

@@ -111,6 +111,7 @@ def test_runs_that_converged_early_keep_their_error():
     assert np.isnan(errors_at(cut_off, "iteration", 9.0)).all()
 
 
+@pytest.mark.slow
 def test_theory_is_solved_in_run_and_theory_and_only_read_elsewhere(
     tmp_path, capsys, monkeypatch
 ):

@@ -30,21 +30,19 @@ SUITES = {
 }
 
 
-@pytest.fixture(params=SUITES)
-def suite(request, tmp_path):
-    path = write_suite(
-        tmp_path, '[suite]\ntitle = "Questions"\n' + SUITES[request.param]
-    )
-    smimbench.run(path, results=tmp_path / "results", progress=False)
+@pytest.fixture(scope="module", params=SUITES)
+def suite(request, tmp_path_factory):
+    """A suite whose runs are in the folder ``results`` next to it."""
+    folder = tmp_path_factory.mktemp("questions")
+    path = write_suite(folder, '[suite]\ntitle = "Questions"\n' + SUITES[request.param])
+    smimbench.run(path, results=folder / "results", progress=False)
     return path
 
 
 def test_answers_to_all_questions_are_all_that_tables_and_figures_read(suite, tmp_path):
     pytest.importorskip("matplotlib")
-    loaded, store = load_suite(suite), Store(tmp_path / "results" / "small")
-    solver = TheorySolver(
-        tmp_path / "elsewhere", prediction_errors=loaded.needs_prediction_errors
-    )
+    loaded, store = load_suite(suite), Store(suite.parent / "results" / "small")
+    solver = TheorySolver(tmp_path, prediction_errors=loaded.needs_prediction_errors)
     results = Results(loaded, store, (), solver.answers)
     solver.answer(table_questions(results))
     assert results.rows
@@ -61,7 +59,7 @@ def test_answers_to_all_questions_are_all_that_tables_and_figures_read(suite, tm
 
 def test_what_is_shown_evaluates_no_channel(suite, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    where = (suite, "--results", tmp_path / "results")
+    where = (suite, "--results", suite.parent / "results")
     output(capsys, "theory", *where)
     shown = call(capsys, "show", *where, "--json")
 
@@ -78,5 +76,5 @@ def test_what_is_shown_evaluates_no_channel(suite, tmp_path, capsys, monkeypatch
         0,
         "",
     )
-    folder = tmp_path / "results" / "small"
+    folder = suite.parent / "results" / "small"
     output(capsys, "compare", folder, folder)

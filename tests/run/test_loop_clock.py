@@ -8,7 +8,7 @@ from smimbench.run.cell import run_cell
 from smimbench.run.store import Store
 from tests.helpers import LINE, ROOT, loaded, suite_text
 
-WORK = 0.3
+WORK = 0.1
 ON_THE_CLOCK = (
     "in-step",
     "in-estimate",
