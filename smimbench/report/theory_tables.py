@@ -194,8 +194,11 @@ def _threshold_lines(
     table.add_column(no_wrap=True, min_width=19)
     for key, name, text in lines:
         reason = thresholds.reasons.get(key)
-        absence = f"none: {reason}" if reason else "none"
-        table.add_row(f"  {name}", Text(text or absence))
+        if not text:
+            text = f"none: {reason}" if reason else "none"
+        elif reason:
+            text += f"; {reason}"
+        table.add_row(f"  {name}", Text(text))
     return Group(table, "")
 
 

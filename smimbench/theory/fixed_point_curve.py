@@ -21,9 +21,17 @@ from smimbench.theory.curve import (
     perfect_prediction,
     thresholds_with_reasons,
 )
-from smimbench.theory.scouting import comes_back, rises
+from smimbench.theory.scouting import comes_back, rises, rough_bifurcations
 from smimbench.theory.tracing import Stage, arc_lengths, components_decouple
-from smimbench.theory.types import HardPhase, Prediction, Threshold, Thresholds
+from smimbench.theory.types import (
+    HARD_PHASE,
+    HardPhase,
+    Prediction,
+    Threshold,
+    Thresholds,
+)
+
+NOT_COMPUTED = "not computed: noise of the sampled information hides it"
 
 
 class StageCurve:
@@ -115,6 +123,7 @@ class FixedPointCurve(Continuation, Curve):
     """
 
     _traced_curve: TracedCurve | None = None
+    _rest_rises: bool | None = None
 
     @property
     def is_costly(self) -> bool:
@@ -397,7 +406,7 @@ class FixedPointCurve(Continuation, Curve):
         is_alone = len(alphas_below) == len(alphas) and not comes_back(
             self, max(alphas)
         )
-        if not (is_alone or self._rest_rises):
+        if not (is_alone or self._rises()):
             return super().competing(alphas)
         return [
             [replace(prediction, branch="unique")]
@@ -412,20 +421,20 @@ class FixedPointCurve(Continuation, Curve):
                 and len(self.bifurcations) < self.problem.components
             ):
                 self.trace_next_node(self.stages[-1])
-            if not self.is_finished and not self._has_fold() and self._rest_rises:
+            if not self.is_finished and not self._has_fold() and self._rises():
                 return None
         return super().hard_phase()
 
-    @cached_property
-    def _rest_rises(self) -> bool:
-        """Whether alpha rises beyond what was traced at the first call, by a rough look."""
-        return rises(self)
+    def _rises(self) -> bool:
+        """Whether alpha rises beyond what was traced at the first call, by a rough look, which is taken once."""
+        if self._rest_rises is None:
+            self._rest_rises = rises(self)
+        return self._rest_rises
 
     def _is_beyond_rising_curve(self, alpha: float) -> bool:
         """Whether the curve ends below a sample ratio, by the rough look at its rest if there was one."""
         return (
-            "_rest_rises" in self.__dict__
-            and self._rest_rises
+            self._rest_rises is True
             and self.perfect is not None
             and alpha >= self.perfect.value
         )
@@ -519,9 +528,14 @@ class FixedPointCurve(Continuation, Curve):
         )
 
     def thresholds(self) -> Thresholds:
-        """Critical sample ratios of the problem of P components, read from the bifurcations and turning points of the curve."""
-        hard_phase = self.hard_phase()
+        """Critical sample ratios of the problem of P components, read from the bifurcations and turning points of the curve, or
+        from the rough bifurcations of a costly one.
+        """
+        is_rough = self.is_costly and self.ratios.has_rough_information
+        hard_phase = None if is_rough else self.hard_phase()
         bifurcations, P = self.bifurcations, self.problem.components
+        if is_rough and not self.is_finished:
+            bifurcations = rough_bifurcations(self)
         sequential = [
             bifurcation
             for bifurcation in bifurcations
@@ -539,9 +553,15 @@ class FixedPointCurve(Continuation, Curve):
             reasons["sequential"] = (
                 f"{P - len(bifurcations)} of {P} components are not learned before the curve ends"
             )
-        return thresholds_with_reasons(
+        if is_rough:
+            reasons |= dict.fromkeys(HARD_PHASE, NOT_COMPUTED)
+        thresholds = thresholds_with_reasons(
             weak_recovery, self.perfect, sequential, hard_phase, reasons
         )
+        if is_rough and len(bifurcations) < P:
+            reason = f"{P - len(bifurcations)} of {P} components {NOT_COMPUTED}"
+            thresholds.reasons["sequential"] = reason
+        return thresholds
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:

@@ -6,6 +6,7 @@ information is sampled, few labels may tell, at a tenth of the cost, that it doe
 * For one sample ratio: state evolution ``Qhat <- kappa alpha I(Q)`` is monotone, so from far above all fixed points it falls to
   the highest of them.
 * For all: the part beyond is followed in long steps. If alpha clearly rises there, one fixed point is left at any ratio.
+* Of more than three components thresholds are read off that part, with its errors: an accurate curve takes hours.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from smimbench.theory.tracing import (
     Corrector,
     TracingAccuracy,
 )
+from smimbench.theory.types import Bifurcation
 
 ROUGH = replace(SAMPLED, first_step=0.3, longest_step=1.0, target_mismatch=0.02)
 """Long steps, where only the direction of alpha matters."""
@@ -34,6 +36,9 @@ are several times larger, with labels in common. Doubled, shallower folds are ov
 
 MOST_EVALUATIONS = 60
 """Rough values after which the look is given up, because noise leads it astray. Usual are 20 to 40."""
+
+LARGEST_ERROR = 0.05
+"""Relative error of rough values beyond which no further bifurcation is looked for. Doubled: steps are shorter than the noise."""
 
 HIGHEST_QHAT = 1e4
 """Qhat from which state evolution falls: errors are 1e-4, and the sample ratio of a fixed point is that of perfect recovery."""
@@ -95,13 +100,10 @@ def comes_back(curve: Continuation, alpha: float) -> bool:
     return True
 
 
-def rises(curve: Continuation) -> bool:
-    """Whether alpha clearly rises along the rest of a ``curve``, from its latest node to perfect recovery, at ``first_node`` with
-    rough values; the curve is left as it is.
+def _rough_rest(curve: Continuation) -> tuple[Continuation, RoughRatios]:
+    """Curve that goes on from the latest node of ``curve``, at ``first_node``, with rough values, and these; the curve is left as
+    it is.
     """
-    perfect = curve.perfect
-    if not (curve.ratios.has_rough_information and perfect and perfect.value > 0):
-        return False
     rough_curve = copy.copy(curve)
     stage = curve.stages[-1]
     rough_curve.ratios = ratios = RoughRatios(curve.ratios)
@@ -120,6 +122,39 @@ def rises(curve: Continuation) -> bool:
     rough_curve.bifurcations = list(curve.bifurcations)
     rough_curve.stages = [replace(stage, nodes=[first_node], nodes_ahead=[])]
     rough_curve.highest_log_alpha = first_node.log_alpha
+    return rough_curve, ratios
+
+
+def rough_bifurcations(curve: Continuation) -> list[Bifurcation]:
+    """Bifurcations of a ``curve``, those beyond its latest node from few labels, in the order in which components are learned, up
+    to the first one after which errors of rough values exceed ``LARGEST_ERROR``.
+    """
+    rough_curve, ratios = _rough_rest(curve)
+    stage = rough_curve.stages[-1]
+    while (
+        len(rough_curve.bifurcations) < curve.problem.components
+        and not rough_curve.is_finished
+        and ratios.evaluations < MOST_EVALUATIONS
+    ):
+        rough_curve.trace_next_node(rough_curve.stages[-1])
+        if rough_curve.stages[-1].learned_components != stage.learned_components:
+            stage = rough_curve.stages[-1]
+            x = stage.nodes[0].x.copy()
+            x[stage.new_components] = ROUGH.first_step
+            _, error = ratios.log_ratios(x, stage.learned_components)
+            if error[stage.moving_components].max() > LARGEST_ERROR:
+                break
+    return rough_curve.bifurcations
+
+
+def rises(curve: Continuation) -> bool:
+    """Whether alpha clearly rises along the rest of a ``curve``, from its latest node to perfect recovery, by rough values; the
+    curve is left as it is.
+    """
+    perfect = curve.perfect
+    if not (curve.ratios.has_rough_information and perfect and perfect.value > 0):
+        return False
+    rough_curve, ratios = _rough_rest(curve)
     while not rough_curve.is_finished and ratios.evaluations < MOST_EVALUATIONS:
         rough_curve.trace_next_node(rough_curve.stages[-1])
     nodes = [node for stage in rough_curve.stages for node in stage.nodes]

@@ -315,3 +315,17 @@ def test_a_ratio_is_answered_without_the_fold_far_above_it():
     curve = FixedPointCurve(Toy(Bulging(0.3), 2, 1))
     assert len(curve.competing([0.4])[0]) == 1
     assert not curve.is_finished
+
+
+def test_few_labels_give_thresholds_of_a_costly_curve(monkeypatch):
+    expected = FixedPointCurve(Toy(BulgingAccurate(0.0), 2, 1)).thresholds()
+    monkeypatch.setattr(FixedPointCurve, "is_costly", True)
+    channel = Bulging(0.0)
+    curve = FixedPointCurve(Toy(channel, 2, 1))
+    evaluations = channel.full
+    found = curve.thresholds()
+    assert channel.full == evaluations
+    for step, other in zip(found.sequential, expected.sequential, strict=True):
+        assert step.component == other.component
+        assert abs(step.alpha - other.alpha) < 3 * np.hypot(step.error, other.error)
+    assert "not computed" in found.reasons["algorithmic"]
