@@ -290,6 +290,18 @@ class Algorithm(Item):
         """Run one iteration on ``data`` from a state and return the new state and a report (``Info``)."""
         raise NotImplementedError
 
+    def joint_step(
+        self, problem: Any
+    ) -> Callable[[Data, list[Any]], list[tuple[Any, Info]]] | None:
+        """Function that makes one step of several runs on this problem, which differ in their seeds, or None if each run makes
+        its steps alone.
+
+        ``joint_step(problem)(data, states)``: ``data`` has one more axis in front of inputs and labels, one entry for each state
+        of the list; the result lists for each what ``step`` returns on its data alone, in the same bits. States are not changed
+        in place: where a joint step fails or warns, ``step`` goes on from them. Without it: every run alone.
+        """
+        return None
+
     def estimate(self, state: Any) -> Array:
         """Estimate of the signal that a state contains, in the shape of the signal."""
         raise NotImplementedError

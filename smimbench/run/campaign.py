@@ -16,7 +16,8 @@ from smimbench.files import remove_leftovers
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import TheoryError
-from smimbench.run.cell import run_cell
+from smimbench.run.batches import batches
+from smimbench.run.cell import run_batch
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
@@ -419,7 +420,11 @@ def run_cells(
         and limits == NO_LIMITS
         and not get_registry().has_third_party
     ):
-        new_records = (run_cell(cell, timing=timing, threads=threads) for cell in cells)
+        new_records = (
+            record
+            for batch in batches(cells, 1, threads, timing=timing)
+            for record in run_batch(batch, timing=timing, threads=threads)
+        )
     else:
         claim_files = None if timing else ClaimFiles(store.folder)
         new_records = run_in_processes(

@@ -22,7 +22,7 @@ from smimbench.files import error_line, unless
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import NO_LIMITS, Executor, Limits
-from smimbench.run.processes import WORKER, cell_task, record_of
+from smimbench.run.processes import WORKER, cell_task, records_of
 from smimbench.run.record import Record
 from smimbench.suite.cells import Cell
 
@@ -215,10 +215,11 @@ def _run_on_worker(
         1, threads, registry, WORKER, timing=False
     )
     (ended_task,) = executor.run(
-        [cell_task(cell, distributions)], Limits(limits.seconds, limits.memory)
+        [cell_task([cell], distributions)], Limits(limits.seconds, limits.memory)
     )
     _keep_idle_process(run_id, executor)
-    return record_of(ended_task, threads)
+    (record,) = records_of(ended_task, threads)
+    return record
 
 
 # -- idle processes next to a Dask worker -------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from smimbench.interfaces import Info
 from smimbench.interfaces.problem import placeholder_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
     from smimbench.backend.device import Backend
@@ -90,6 +90,34 @@ def run_algorithm(
     """Run an algorithm on an instance until the stopping rule ends it, and once more if it fails and offers a second
     attempt. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the time
     spent on its initial estimate.
+    """
+    for run in attempts(
+        problem,
+        instance,
+        data,
+        algorithm,
+        make_rng,
+        run_options,
+        backend,
+        seconds_of_start,
+    ):
+        if not run.is_over:
+            run.step()
+    return run
+
+
+def attempts(
+    problem: Problem,
+    instance: Instance,
+    data: Data,
+    algorithm: Algorithm,
+    make_rng: Callable[[int], np.random.Generator],
+    run_options: RunOptions,
+    backend: Backend,
+    seconds_of_start: float = 0.0,
+) -> Iterator[LoopRun]:
+    """Begin a run as ``run_algorithm`` does, yield it before every step, which the caller has it make, and once more at the end,
+    finished.
 
     Parameters
     ----------
@@ -102,10 +130,12 @@ def run_algorithm(
     """
     data = counting_fresh_samples(data)  # all attempts have one count
 
-    def run_attempt(algorithm_version: Algorithm, attempt: int) -> LoopRun:
+    def run_attempt(
+        algorithm_version: Algorithm, attempt: int
+    ) -> Generator[LoopRun, None, LoopRun]:
         """Run a version of the algorithm with the random numbers of an attempt."""
         rng = make_rng(attempt)
-        return LoopRun(
+        run = LoopRun(
             problem,
             instance,
             data,
@@ -115,22 +145,26 @@ def run_algorithm(
             backend,
             seconds_of_start,
         )
+        while not run.is_over:
+            yield run
+        run.finish()
+        return run
 
-    first_run = run_attempt(algorithm, 0)
+    run = yield from run_attempt(algorithm, 0)
+    first_run = run
     is_unsuccessful = first_run.status in (Status.DIVERGED, Status.NOT_CONVERGED)
-    if first_run.restarts or not is_unsuccessful:
-        return first_run
-    restart_version = first_run.clock.time(
-        lambda: algorithm.retry(problem, first_run.status), backend
-    )
-    if restart_version is None:
-        return first_run
-    second_run = run_attempt(restart_version, 1)
-    second_run.warnings = list(dict.fromkeys(first_run.warnings + second_run.warnings))
-    second_run.restarts = 1
-    second_run.restart_reason = f"{first_run.status}: {first_run.reason}"
-    second_run.lost_seconds = first_run.clock.seconds
-    return second_run
+    restart_version = None
+    if is_unsuccessful and not first_run.restarts:
+        restart_version = first_run.clock.time(
+            lambda: algorithm.retry(problem, first_run.status), backend
+        )
+    if restart_version is not None:
+        run = yield from run_attempt(restart_version, 1)
+        run.warnings = list(dict.fromkeys(first_run.warnings + run.warnings))
+        run.restarts = 1
+        run.restart_reason = f"{first_run.status}: {first_run.reason}"
+        run.lost_seconds = first_run.clock.seconds
+    yield run
 
 
 class FreshSamples:
@@ -204,10 +238,14 @@ def _blank_data(data: Data) -> Data:
 
 
 class LoopRun:
-    """Run of an algorithm in the loop, performed by the constructor; the attributes hold its outcome.
+    """Run of an algorithm in the loop, begun by the constructor; after ``finish`` the attributes hold its outcome.
 
     Attributes
     ----------
+    problem, algorithm, data, state
+        What a step needs; ``data`` are what the algorithm may see.
+    is_over : bool
+        Whether the run makes no more steps.
     status, reason : Status and str
     plan : Plan
     iterations : int
@@ -239,19 +277,19 @@ class LoopRun:
         backend: Backend,
         seconds_of_start: float,
     ) -> None:
-        """Run the algorithm on the ``data`` of an instance from its initial state to the end, with random numbers of ``rng``
-        and the tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
+        """Bring the algorithm into its initial state on the ``data`` of an instance, with random numbers of ``rng`` and the
+        tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
         """
-        self._problem = problem
-        self._algorithm = algorithm
+        self.problem = problem
+        self.algorithm = algorithm
         self._settings = run_options
         self._backend = backend
         self.clock = Clock(seconds_of_start)
         self.durations: list[float] = []
-        self.plan, self._data = self.clock.time(
+        self.plan, self.data = self.clock.time(
             lambda: plan_and_visible_data(algorithm, data), backend
         )
-        plan, data = self.plan, self._data
+        plan, data = self.plan, self.data
         self._planned_steps = plan.steps
         self._last_iteration = (
             plan.steps if plan.steps is not None else run_options.max_iterations
@@ -266,7 +304,7 @@ class LoopRun:
         self.restarts, self.lost_seconds = 0, 0.0
         self.restart_reason: str | None = None
         write_iterations(0)
-        self._state = self.clock.time(
+        self.state = self.clock.time(
             lambda: algorithm.init(problem, data, rng), backend
         )
         self._record_estimate(self._with_sample_count(self._readings.latest))
@@ -276,22 +314,33 @@ class LoopRun:
             ._asdict()
             .items()
         }
-        self._is_over = self._last_iteration <= 0
-        while not self._is_over:
-            iteration_begin = self.clock.seconds
-            step_info = self.clock.time(self._step, backend)
-            self.iterations += 1
-            write_iterations(self.iterations)
-            self._process_step(step_info)
-            self.durations.append(self.clock.seconds - iteration_begin)
-        self._finish()
+        self.is_over = self._last_iteration <= 0
+
+    def step(self) -> None:
+        """Make one iteration: a step of the algorithm, whose report decides whether the run ends."""
+        seconds_before = self.clock.seconds
+        step_info = self.clock.time(self._step, self._backend)
+        self._process_step(step_info, seconds_before)
+
+    def accept_step(
+        self, state: object, info: Info, seconds: float, cpu_seconds: float
+    ) -> None:
+        """Accept a step that was made together with steps of other runs: the new state, its report (``info``), and the share
+        of this run in the time.
+        """
+        seconds_before = self.clock.seconds
+        self.clock.add(seconds, cpu_seconds)
+        self.state = state
+        self._process_step(
+            self._with_sample_count(self._readings.read(info)), seconds_before
+        )
 
     def _record_estimate(self, info: Info) -> None:
         """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off
         the clock.
         """
         self.estimate = self.clock.time(
-            lambda: self._algorithm.estimate(self._state), self._backend
+            lambda: self.algorithm.estimate(self.state), self._backend
         )
         self._trajectory.record(
             self.estimate, self.iterations, self.clock.seconds, info
@@ -299,23 +348,30 @@ class LoopRun:
 
     def _step(self) -> Info:
         """Make one step of the algorithm and return its report; this is the one transfer of an iteration."""
-        self._state, info = self._algorithm.step(self._problem, self._data, self._state)
+        self.state, info = self.algorithm.step(self.problem, self.data, self.state)
         return self._with_sample_count(self._readings.read(info))
 
     def _with_sample_count(self, info: Info) -> Info:
         """Return a step's report (``info``) with the number of fresh samples that the engine has counted."""
-        fresh: Any = self._data.fresh
+        fresh: Any = self.data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
-    def _process_step(self, info: Info) -> None:
-        """Record a step and its report (``info``), and decide whether the run ends."""
+    def _process_step(self, info: Info, seconds_before: float) -> None:
+        """Record a step and its report (``info``), and decide whether the run ends; the clock stood at ``seconds_before``."""
+        self.iterations += 1
+        write_iterations(self.iterations)
+        self._judge_step(info)
+        self.durations.append(self.clock.seconds - seconds_before)
+
+    def _judge_step(self, info: Info) -> None:
+        """Record the report of a step (``info``) and, where it is due, its estimate, and decide whether the run ends."""
         run_options = self._settings
         iteration = self.iterations
         planned_steps = self._planned_steps
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
             self.warnings.append(warning)
-        self._is_over = iteration >= self._last_iteration
+        self.is_over = iteration >= self._last_iteration
         if self._readings.divergence:
             self._end_run(
                 Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}"
@@ -326,7 +382,7 @@ class LoopRun:
         end_reason = (
             self._rule.ending(run_options.tolerance) if planned_steps is None else None
         )
-        if planned_steps is not None and self._is_over:
+        if planned_steps is not None and self.is_over:
             end_reason = f"all {planned_steps} steps made"
         is_timed_out = (
             run_options.timeout is not None and self.clock.seconds > run_options.timeout
@@ -334,7 +390,7 @@ class LoopRun:
         if (
             end_reason
             or is_timed_out
-            or self._is_over
+            or self.is_over
             or _is_recorded(iteration, self._last_iteration)
         ):
             self._record_estimate(info)
@@ -351,7 +407,7 @@ class LoopRun:
                 f"{run_options.timeout:g} s reached after {iteration} iterations",
             )
         elif (
-            self._is_over
+            self.is_over
             and self.restart_reason is None
             and (self._rule.complaint() or not self._rule.settled())
         ):
@@ -360,10 +416,10 @@ class LoopRun:
     def _resume(self) -> None:
         """Continue an unconverged run for as many iterations again, if the algorithm provides a version for that."""
         resumed_version = self.clock.time(
-            lambda: self._algorithm.retry(self._problem, "unsettled"), self._backend
+            lambda: self.algorithm.retry(self.problem, "unsettled"), self._backend
         )
         if resumed_version is not None:
-            self._algorithm, self._is_over = resumed_version, False
+            self.algorithm, self.is_over = resumed_version, False
             # A resumed run goes on from its state, so no time is lost as in a restart.
             self.restarts = 1
             self.restart_reason = f"{self.status}: {self.reason}, then resumed"
@@ -372,13 +428,13 @@ class LoopRun:
 
     def _end_run(self, status: Status, reason: str) -> None:
         """Set the final status and its reason, and stop the loop."""
-        self.status, self.reason, self._is_over = status, reason, True
+        self.status, self.reason, self.is_over = status, reason, True
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Decide the final status, and collect the run's findings (extra numbers of the algorithm), warnings, metrics and the
         claimed error V (P, P).
         """
-        algorithm, metric_spreads = self._algorithm, {}
+        algorithm, metric_spreads = self.algorithm, {}
         if not self._trajectory.is_finite:
             self.status = Status.DIVERGED
             self.reason = "the estimate is not made of finite numbers"
@@ -394,7 +450,7 @@ class LoopRun:
                     f"{settled_reason}, after {self._last_iteration} iterations"
                 )
                 metric_spreads = self._trajectory.metric_spreads()
-        findings, remarks = _findings(algorithm, self._state)
+        findings, remarks = _findings(algorithm, self.state)
         self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics = self._trajectory.metrics
@@ -402,7 +458,7 @@ class LoopRun:
         self.trajectory = self._trajectory.trajectory
         self.V = None
         if (variance := algorithm.variance) is not None:
-            self.V = self.clock.time(lambda: variance(self._state), self._backend)
+            self.V = self.clock.time(lambda: variance(self.state), self._backend)
         self.cpu_seconds = self.clock.cpu_seconds()
 
 
@@ -674,6 +730,11 @@ class Clock:
             else self.device_seconds + device_duration
         )
         return return_value
+
+    def add(self, seconds: float, cpu_seconds: float) -> None:
+        """Add time that was measured elsewhere, on the wall and of the processor."""
+        self.seconds += seconds
+        self._timed_here += cpu_seconds
 
     def cpu_seconds(self) -> float:
         """CPU time of this thread while the clock ran, plus that of all other threads since the clock was created."""

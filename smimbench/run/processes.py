@@ -17,6 +17,7 @@ from pathlib import Path
 
 from smimbench.files import printable, unless
 from smimbench.registry.registry import get_registry
+from smimbench.run.batches import batches
 from smimbench.run.cell import lost_record
 from smimbench.run.executor import (
     NO_LIMITS,
@@ -60,18 +61,30 @@ def run_in_processes(
     """
     unfinished_keys = {cell.key for cell in cells}
     claim_owners: set[str] = set()
+    single_cells: list[Cell] = []
 
     def may_begin(task: Task) -> bool | None:
-        """Whether the cell of a ``task`` may run now: False if another run has finished it, None while another run has
-        claimed it.
+        """Whether the cells of a ``task`` may run now: False if another run has finished them, None while another run has
+        claimed its single cell. Of several, those that are claimed are left for later.
         """
-        cell_key = task.arguments[0].key
-        if claims is None or claims.claim(cell_key):
+        if claims is None:
             return True
-        if claims.is_done(cell_key):
-            unfinished_keys.discard(cell_key)
-            return False
-        return None  # of another run, until that is done with it
+        cells_of_task: tuple[Cell, ...] = task.arguments
+        claimed_cells = tuple(cell for cell in cells_of_task if claims.claim(cell.key))
+        other_keys = {cell.key for cell in cells_of_task} - {
+            cell.key for cell in claimed_cells
+        }
+        done_keys = {cell_key for cell_key in other_keys if claims.is_done(cell_key)}
+        unfinished_keys.difference_update(done_keys)
+        remaining_cells = [
+            cell for cell in cells_of_task if cell.key in other_keys - done_keys
+        ]
+        if len(cells_of_task) == 1:
+            return None if remaining_cells else bool(claimed_cells)
+        single_cells.extend(remaining_cells)
+        task.arguments = claimed_cells
+        task.parse_answer = partial(_records_from, claimed_cells)
+        return bool(claimed_cells)
 
     def report_progress(running_tasks: list[RunningTask]) -> None:
         """Report running cells (``running_tasks``), renew the claims of this run, and report when there is nothing to do but
@@ -97,40 +110,58 @@ def run_in_processes(
 
     executor = Executor(workers, threads, get_registry(), WORKER, timing=timing)
     try:
-        tasks = [cell_task(cell, cell.distributions()) for cell in cells]
-        for ended_task in executor.run(
-            tasks, limits, may_begin=may_begin, on_progress=report_progress
-        ):
-            unfinished_keys.discard(ended_task.task.arguments[0].key)
-            yield record_of(ended_task, threads)
+        cell_batches = batches(cells, workers, threads, timing=timing, limits=limits)
+        while cell_batches:
+            tasks = [
+                cell_task(batch, batch[0].distributions()) for batch in cell_batches
+            ]
+            single_cells.clear()
+            for ended_task in executor.run(
+                tasks, limits, may_begin=may_begin, on_progress=report_progress
+            ):
+                cells_of_task = ended_task.task.arguments
+                if len(cells_of_task) > 1 and ended_task.answer is None:
+                    # Whichever of them ended the process, the others are not to fail with it.
+                    single_cells.extend(cells_of_task)
+                    continue
+                unfinished_keys.difference_update(cell.key for cell in cells_of_task)
+                yield from records_of(ended_task, threads)
+            cell_batches = [] if limits.is_over else [[cell] for cell in single_cells]
     finally:
         if claims is not None:
             claims.release_all()
         executor.end()
 
 
-def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
-    """Make the task that runs a cell in a worker process with the plugins of the third-party packages ``distributions``."""
-    parse_record = partial(_record_of_cell, cell)
+def cell_task(cells: Sequence[Cell], distributions: frozenset[str]) -> Task:
+    """Make the task that runs a cell, or several together, in a worker process with the plugins of the third-party packages
+    ``distributions``.
+    """
     return Task(
-        (cell,), distributions, parse_record, max_processes=2, timeout=cell.run.timeout
+        tuple(cells),
+        distributions,
+        partial(_records_from, cells),
+        max_processes=2 if len(cells) == 1 else 1,
+        timeout=cells[0].run.timeout,
     )
 
 
-def _record_of_cell(cell: Cell, document: object) -> Record:
-    """Parse the record that a process sent for a cell as JSON (``document``); ValueError if it is not one."""
-    if not isinstance(document, dict) or document.get("key") != cell.key:
+def _records_from(cells: Sequence[Cell], documents: object) -> list[Record]:
+    """Parse the records that a process sent for cells as JSON (``documents``); ValueError if they are not theirs."""
+    if not isinstance(documents, list):
+        raise ValueError("the worker process sent no list of records")
+    records = [record_from(document) for document in documents]
+    if [record.key for record in records] != [cell.key for cell in cells]:
         raise ValueError("the worker process sent the record of another cell")
-    return record_from(document)
+    return records
 
 
-def record_of(ended_task: EndedTask, threads: int) -> Record:
-    """Return the record of a cell from the outcome of its task (``ended_task``), even if its process, with this number of
+def records_of(ended_task: EndedTask, threads: int) -> list[Record]:
+    """Return the records of cells from the outcome of their task (``ended_task``), even if its process, with this number of
     BLAS ``threads``, died.
     """
-    if ended_task.event is not None and "answer" in ended_task.event:
-        cell_record: Record = ended_task.answer
-    else:
+    records: list[Record] = ended_task.answer or []
+    if not records:
         times_text = (
             f" {ended_task.task.processes_lost} times"
             if ended_task.task.processes_lost > 1
@@ -146,11 +177,17 @@ def record_of(ended_task: EndedTask, threads: int) -> Record:
                 f"{ended_task.event.get('error')}: {ended_task.event.get('message')}"
             )
         status = ended_task.status or Status.FAILED
-        cell_record = lost_record(ended_task.task.arguments[0], threads, reason, status)
-    if not ended_task.output:
-        return cell_record
-    document = {**cell_record.document, "output": ended_task.output}
-    return replace(cell_record, output=ended_task.output, document=document)
+        records = [
+            lost_record(cell, threads, reason, status)
+            for cell in ended_task.task.arguments
+        ]
+    output = ended_task.output
+    if not output:
+        return records
+    return [
+        replace(record, output=output, document={**record.document, "output": output})
+        for record in records
+    ]
 
 
 class ClaimFiles:

@@ -51,14 +51,14 @@ def device(monkeypatch):
         def run(*arguments):
             running.append(True)
             try:
-                return function(*arguments)
+                yield from function(*arguments)
             finally:
                 running.clear()
 
         return run
 
     monkeypatch.setattr(SequenceMultiIndex, "forward", limited)
-    monkeypatch.setattr(runner, "run_algorithm", while_running(runner.run_algorithm))
+    monkeypatch.setattr(runner, "attempts", while_running(runner.attempts))
     return limit, lengths
 
 
@@ -106,7 +106,7 @@ def test_any_other_error_is_none_of_it(device, tmp_path, monkeypatch):
         tried.append(1)
         raise MemoryError("of the host")
 
-    monkeypatch.setattr(runner, "run_algorithm", broken)
+    monkeypatch.setattr(runner, "attempts", broken)
     assert (
         runner.run_cell(cell_of(tmp_path, "gamp")).reason == "MemoryError: of the host"
     )

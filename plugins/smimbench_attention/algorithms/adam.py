@@ -74,6 +74,7 @@ class Adam(Descent):
     weight_decay: float = 0.0  # lambda
 
     name = "adam"
+    steps_jointly = True
     version = 2
     reference = "arXiv:1412.6980, arXiv:2506.01582"
 
@@ -161,6 +162,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     name = "adamw"
+    steps_jointly = True
     reference = "arXiv:1711.05101"
 
     _penalizes_in_loss = False  # the weights decay apart from the loss

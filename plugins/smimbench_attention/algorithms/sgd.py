@@ -61,6 +61,7 @@ class Sgd(MomentumDescent):
         "steps": 100,
     }  # parameters with which checks build it, stable at their small sizes
     name = "sgd"
+    steps_jointly = True
     version = 2
     reference = "Sutskever et al. (2013), Proc. ICML"
 
@@ -147,6 +148,7 @@ class SignSgd(_FixedStepLength):
 
     direction_kind = "sign"
     name = "signsgd"
+    steps_jointly = True
     version = 1
     reference = "arXiv:1802.04434"
 
@@ -187,6 +189,7 @@ class Muon(_FixedStepLength):
 
     direction_kind = "polar"
     name = "muon"
+    steps_jointly = True
     version = 1
     reference = "Jordan et al. (2024), arXiv:2502.16982"
 

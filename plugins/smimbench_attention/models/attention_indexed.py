@@ -125,6 +125,7 @@ class AttentionIndexed(TokenModel):
     name = "attention-indexed"
     reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
+    gram_takes_own_samples = True
     _host_chunk_bytes = 3 << 20  # memory of a chunk of samples
     _axes = (-2, -1)  # array axes of a component's entries
 
@@ -395,37 +396,68 @@ class AttentionIndexed(TokenModel):
         the forms are ``X Q (X K)^T``.
 
         ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students, all
-        in one matrix product. Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with
-        respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        in one matrix product. With ``inputs`` (S, n, T, d) each of S students has samples of its own, in the bits of one alone.
+        Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with respect to the
+        factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
         *leading_shape, components, factor_rows, width = factor.shape
         block_count = 1 if self.symmetric else 2
         dimension = factor_rows // block_count
-        self._check_inputs(inputs, dimension)
+        own_samples = inputs.shape[:-3]  # () where all students see the same
+        self._check_inputs(inputs[0, ...] if own_samples else inputs, dimension)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
-        n = inputs.shape[0]
+        n = inputs.shape[-3]
         factor_count = math.prod(leading_shape) * components
+        factors_of_samples = components if own_samples else factor_count
         swap_samples_components = (
             *range(len(leading_shape)),
             len(leading_shape) + 1,
             len(leading_shape),
             len(leading_shape) + 2,
         )  # components and samples exchanged
-        flat_tokens = xp.reshape(inputs, (-1, dimension))
+
+        def permuted(array: Array, *axes: int) -> Array:
+            """Permute the axes behind that of students with samples of their own."""
+            first_axis = len(own_samples)
+            return xp.permute_dims(
+                array, (*range(first_axis), *(first_axis + axis for axis in axes))
+            )
+
+        flat_tokens = xp.reshape(inputs, (*own_samples, -1, dimension))
         factor_blocks = xp.reshape(
             factor, (factor_count, block_count, dimension, width)
         )
         factor_columns = xp.reshape(
-            xp.permute_dims(factor_blocks, (2, 1, 0, 3)),
-            (dimension, block_count * factor_count * width),
+            permuted(
+                xp.reshape(
+                    factor,
+                    (*own_samples, factors_of_samples, block_count, dimension, width),
+                ),
+                2,
+                1,
+                0,
+                3,
+            ),
+            (*own_samples, dimension, block_count * factors_of_samples * width),
         )
-        projected_tokens = xp.reshape(
-            xp.matmul(flat_tokens, factor_columns),
-            (n, self.tokens, block_count, factor_count, width),
+        projected_tokens = permuted(
+            xp.reshape(
+                xp.matmul(flat_tokens, factor_columns),
+                (*own_samples, n, self.tokens, block_count, factors_of_samples, width),
+            ),
+            2,
+            3,
+            0,
+            1,
+            4,
         )
-        projected_tokens = xp.permute_dims(projected_tokens, (2, 3, 0, 1, 4))
+        if own_samples:
+            projected_tokens = xp.reshape(
+                xp.moveaxis(projected_tokens, 1, 0),
+                (block_count, factor_count, n, self.tokens, width),
+            )
         forms = xp.reshape(
             xp.matmul(
                 projected_tokens[0, ...], xp.matrix_transpose(projected_tokens[-1, ...])
@@ -477,15 +509,24 @@ class AttentionIndexed(TokenModel):
                     xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
                 )
                 projected_gradient = xp.stack([projected_gradient, key_gradient])
+            if own_samples:
+                projected_gradient = xp.moveaxis(
+                    xp.reshape(
+                        projected_gradient,
+                        (block_count, *own_samples, components, n, self.tokens, width),
+                    ),
+                    1,
+                    0,
+                )
             projected_gradient = xp.reshape(
-                xp.permute_dims(projected_gradient, (2, 3, 0, 1, 4)),
-                (-1, block_count * factor_count * width),
+                permuted(projected_gradient, 2, 3, 0, 1, 4),
+                (*own_samples, -1, block_count * factors_of_samples * width),
             )
             gradient = xp.reshape(
                 xp.matmul(xp.matrix_transpose(flat_tokens), projected_gradient),
-                (dimension, block_count, factor_count, width),
+                (*own_samples, dimension, block_count, factors_of_samples, width),
             )
-            gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
+            gradient = xp.reshape(permuted(gradient, 2, 1, 0, 3), factor_blocks.shape)
             return xp.reshape(
                 gradient - gradient_trace[:, None, None, None] * factor_blocks,
                 factor.shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -112,6 +112,7 @@ class Descent(Algorithm):
     learning-rate schedule and constraints; subclasses document them.
 
     A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
+    One whose rule treats students apart, in the same bits as alone, says ``steps_jointly = True`` itself; it is not inherited.
     """
 
     learning_rate: float = 0.1
@@ -316,14 +317,88 @@ class Descent(Algorithm):
         students).
         """
         xp = namespace(state.factor)
-        factorization = factor_of(problem)
-        component_axes = axes_of_component(problem, data)
         batch_inputs, batch_targets, remaining_samples = self._batch(
             problem, data, state
         )
+        next_state, relative_change, self_overlap, warnings = self._descend(
+            problem, data, state, batch_inputs, batch_targets
+        )
+        if self_overlap.ndim > 1:
+            self_overlap = xp.max(self_overlap, axis=0)
+        return next_state._replace(remaining_samples=remaining_samples), Info(
+            xp.max(relative_change),
+            self_overlap=self_overlap,
+            warning="; ".join(warnings) or None,
+            samples=next_state.processed_samples,
+        )
+
+    def joint_step(
+        self, problem: Problem
+    ) -> Callable[[Data, list[DescentState]], list[tuple[DescentState, Info]]] | None:
+        """Function that makes one step of several runs with all samples, each on its own, with the runs on the axis of the
+        students; None for minibatches and fresh samples, and for methods that do not say ``steps_jointly``.
+        """
+        if not vars(type(self)).get("steps_jointly") or self.online or self.batch:
+            return None
+        targets: Array = None
+
+        def make_step(
+            data: Data, states: list[DescentState]
+        ) -> list[tuple[DescentState, Info]]:
+            """Make one step of all runs."""
+            nonlocal targets
+            xp = namespace(data.inputs)
+            if targets is None:
+                targets = xp.stack([state.targets for state in states])
+            data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
+            memories = zip(*(state.memory for state in states))
+            joint_state = states[0]._replace(
+                factor=xp.stack([state.factor for state in states]),
+                signal=xp.stack([state.signal for state in states]),
+                memory=tuple(xp.stack(list(memory)) for memory in memories),
+            )
+            stepped, relative_changes, self_overlaps, warnings = self._descend(
+                problem, data_of_a_run, joint_state, data.inputs, targets
+            )
+            warning = "; ".join(warnings) or None
+            steps = []
+            for index, state in enumerate(states):
+                next_state = state._replace(
+                    factor=stepped.factor[index],
+                    signal=stepped.signal[index],
+                    memory=tuple(memory[index] for memory in stepped.memory),
+                    steps_made=stepped.steps_made,
+                    processed_samples=stepped.processed_samples,
+                )
+                info = Info(
+                    relative_changes[index],
+                    self_overlap=self_overlaps[index],
+                    warning=warning,
+                    samples=next_state.processed_samples,
+                )
+                steps.append((next_state, info))
+            return steps
+
+        return make_step
+
+    def _descend(
+        self,
+        problem: Problem,
+        data: Data,
+        state: DescentState,
+        batch_inputs: Array,
+        batch_targets: Array,
+    ) -> tuple[DescentState, Array, Array, list[str]]:
+        """Take one gradient step on a batch: return the state after it, the relative change of the factor and the overlaps of
+        the estimate with itself, for every student, and warnings. Inputs and targets of a batch may have the axis of the
+        students in front; ``data`` are then those of one of them.
+        """
+        xp = namespace(state.factor)
+        factorization = factor_of(problem)
+        component_axes = axes_of_component(problem, data)
         run_fraction = state.steps_made / max(state.total_steps - 1, 1)
         differentiated_channel, warnings = self._channel(problem, run_fraction)
-        batch_size = batch_inputs.shape[0]
+        batch_size = batch_inputs.shape[-3]
         processed_samples = state.processed_samples
         gradient_normalization = self.normalisation(problem, data, batch_size)
         penalty = self.penalty(data)
@@ -367,7 +442,6 @@ class Descent(Algorithm):
             memory=memory,
             steps_made=state.steps_made + 1,
             processed_samples=processed_samples,
-            remaining_samples=remaining_samples,
         )
         factor_change = factor - state.factor
         student_axes = (component_axes[0] - 1, *component_axes)
@@ -378,18 +452,11 @@ class Descent(Algorithm):
         # Where labels do not determine the scale, that of the factor is meaningless.
         estimate = self.estimate(next_state)
         self_overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
-        if self_overlap.ndim > 1:
-            self_overlap = xp.max(self_overlap, axis=0)
         if data.start is not None:
             warnings.append(
                 "the given start is not used: gradient methods begin with a random factor"
             )
-        return next_state, Info(
-            xp.max(relative_change),
-            self_overlap=self_overlap,
-            warning="; ".join(warnings) or None,
-            samples=next_state.processed_samples,
-        )
+        return next_state, relative_change, self_overlap, warnings
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""

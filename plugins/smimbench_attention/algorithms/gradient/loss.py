@@ -57,6 +57,7 @@ def loss_gradient(
     Parameters
     ----------
     inputs : array (n, T, D)
+        With the axis of the students in front: each has its own samples.
     targets : array (n, ...)
         Labels as a user would measure them (the channel's ``observable``).
     factor : array
@@ -75,6 +76,7 @@ def loss_gradient(
     """
     xp = namespace(factor)
     differentiable_channel = problem.channel if channel is None else channel
+    leading_slices = (slice(None),) * (inputs.ndim - 3)
 
     def loss_of_chunk(
         chunk: slice, z: Array, students: tuple[int, ...]
@@ -88,7 +90,7 @@ def loss_gradient(
             xp,
             loss,
             xp.reshape(output, (*students, -1, *output.shape[1:])),
-            targets[chunk, ...],
+            targets[(*leading_slices, chunk, ...)],
         )
         label_shape = cotangent.shape[len(students) + 1 :]
         cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
@@ -119,8 +121,13 @@ def latent_gradient(
     signal = factorization.compose(factor) if signal is None else signal
     student_axes = signal.ndim - len(model.signal_shape(problem.components, dimension))
     student_shape = signal.shape[:student_axes]
-    # Components whose latents take as much memory per chunk as the intermediate arrays.
-    simultaneous_components = math.prod(student_shape) * problem.components
+    has_own_samples = inputs.ndim > 3
+    leading_slices = (slice(None),) * (inputs.ndim - 3)
+    samples_of_one = inputs[0, ...] if has_own_samples else inputs
+    # Components whose latents take as much memory per chunk as the intermediate arrays; a student with samples of its own has
+    # the chunks that it has alone.
+    students_of_samples = 1 if has_own_samples else math.prod(student_shape)
+    simultaneous_components = students_of_samples * problem.components
     gram_root, scaled_factor = 1.0, None
     forward_gram = model.forward_gram
     gram_scale = factorization.gram_scale
@@ -131,17 +138,31 @@ def latent_gradient(
         if simultaneous_components > 1:
             products_per_latent = factor.shape[-1] * model.tokens / (2 * model.sites)
             simultaneous_components *= math.ceil(products_per_latent)
+
+    def latents(x: Array, source: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """Latents of samples x and the map of gradients in them back to their ``source``, factor or signal."""
+        if forward_gram is not None and scaled_factor is not None:
+            return forward_gram(x, source)
+        return model.forward(x, source), functools.partial(model.adjoint, x)
+
+    def latents_of_students(
+        x: Array, source: Array
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """Latents of samples x of each student, and the map back."""
+        students_latents, maps = zip(*map(latents, x, source))
+        return xp.stack(students_latents), lambda g: xp.stack(
+            [back(student_g) for back, student_g in zip(maps, g)]
+        )
+
+    takes_own_samples = scaled_factor is not None and model.gram_takes_own_samples
     losses: Array = None
     gradient: Array = None
-    for chunk in sample_chunks(model, inputs, simultaneous_components):
-        chunk_inputs = inputs[chunk, ...]
-        adjoint: Callable[[Array], Array] = functools.partial(
-            model.adjoint, chunk_inputs
-        )
-        if forward_gram is None or scaled_factor is None:
-            z = model.forward(chunk_inputs, signal)
+    source = signal if scaled_factor is None else scaled_factor
+    for chunk in sample_chunks(model, samples_of_one, simultaneous_components):
+        if has_own_samples and not takes_own_samples:
+            z, adjoint = latents_of_students(inputs[:, chunk, ...], source)
         else:
-            z, adjoint = forward_gram(chunk_inputs, scaled_factor)
+            z, adjoint = latents(inputs[(*leading_slices, chunk, ...)], source)
         # Channels know nothing of students, whose samples are concatenated.
         chunk_loss, latent_derivative = loss_of_chunk(
             chunk, xp.reshape(z, (-1, *z.shape[-2:])), student_shape

@@ -1,0 +1,199 @@
+"""Cells that differ in their seeds and run together: their records are those of single runs, whatever happens to one of them."""
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from smimbench.registry.registry import Registry, set_registry
+from smimbench.run import cell as runner
+from smimbench.run.batches import BATCH_BYTES, batches
+from smimbench.run.campaign import run_cells
+from smimbench.run.cell import run_cell, run_together
+from smimbench.run.executor import Limits
+from smimbench.run.store import Store
+from tests.helpers import call, loaded
+from tests.records import numbers
+
+PROBLEMS = {
+    "softmax": """
+model = { name = "attention-indexed", tokens = 2 }
+channel = { name = "softmax" }
+prior = { name = "wishart", rho = 0.5 }""",
+    "wide factor, three tokens": """
+model = { name = "attention-indexed", tokens = 3 }
+channel = { name = "linear", noise = 0.1 }
+prior = { name = "wishart", rho = 0.9 }""",
+    "queries and keys": """
+model = { name = "attention-indexed", tokens = 3, symmetric = false }
+channel = { name = "softmax" }
+prior = { name = "bilinear", rho = 0.5 }""",
+    "hardmax": """
+model = { name = "attention-indexed", tokens = 2 }
+channel = { name = "hardmax" }
+prior = { name = "wishart", rho = 0.5 }""",
+    "low rank": """
+model = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "softmax" }
+prior = { name = "gaussian" }""",
+}
+ALGORITHMS = (
+    'name = "adam"',
+    'name = "adamw"\nweight_decay = 0.01\nschedule = "cosine"',
+    'name = "sgd"\nlearning_rate = 0.001\nmomentum = 0.9\nweight_decay = 0.1',
+    'name = "signsgd"\nspherical = true',
+    'name = "muon"',
+)
+
+
+def cells_of(folder, problem, algorithm, *overrides, alpha="[0.7]", dimension="[12]"):
+    text = f"""
+[suite]
+title = "Seeds"
+
+[[problems]]
+label = "it"{problem}
+grid = {{ alpha = {alpha} }}
+
+[grid]
+dimension = {dimension}
+seeds = 4
+
+[[algorithms]]
+{algorithm}
+steps = 20
+"""
+    return loaded(folder, text, list(overrides)).cells()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda text: text.split('"')[1])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_runs_together_have_the_bits_of_single_ones(tmp_path, problem, algorithm):
+    rng = np.random.default_rng(zlib.crc32((problem + algorithm).encode()))
+    sizes = {
+        "alpha": f"[{rng.uniform(0.3, 2)}]",
+        "dimension": f"[{rng.integers(6, 20)}]",
+    }
+    cells = cells_of(tmp_path, PROBLEMS[problem], algorithm, **sizes)
+    assert batches(cells, 1, 1) == [cells]
+    together = run_together(cells)
+    for cell, record in zip(cells, together):
+        assert numbers(record.document) == numbers(run_cell(cell).document)
+
+
+@pytest.mark.parametrize("factor", [1e170, np.nan])
+def test_a_run_that_diverges_touches_no_other(tmp_path, monkeypatch, factor):
+    draw = runner._instance
+
+    def broken_draw(cell, problem, backend):
+        instance, checksum = draw(cell, problem, backend)
+        if cell.replicate == 2:
+            instance = replace(instance, labels=factor * instance.labels)
+            checksum = instance.checksum()
+        return instance, checksum
+
+    monkeypatch.setattr(runner, "_instance", broken_draw)
+    cells = cells_of(
+        tmp_path,
+        PROBLEMS["wide factor, three tokens"],
+        'name = "sgd"\nlearning_rate = 0.001',
+    )
+    together = run_together(cells)
+    assert [record.status for record in together] == ["ok", "ok", "diverged", "ok"]
+    for cell, record in zip(cells, together):
+        alone = run_cell(cell)
+        assert numbers(record.document) == numbers(alone.document)
+        assert record.document["warnings"] == alone.document["warnings"]
+        assert record.reason == alone.reason
+
+
+def test_an_error_in_one_run_is_in_its_record_alone(tmp_path, monkeypatch):
+    measure = runner._measure
+
+    def broken_measure(cell, *arguments):
+        if cell.replicate == 1:
+            raise ZeroDivisionError("of the metric")
+        return measure(cell, *arguments)
+
+    monkeypatch.setattr(runner, "_measure", broken_measure)
+    records = run_together(cells_of(tmp_path, PROBLEMS["softmax"], 'name = "adam"'))
+    assert [record.status for record in records] == ["ok", "failed", "ok", "ok"]
+    assert records[1].reason == "ZeroDivisionError: of the metric"
+
+
+def test_which_cells_run_together(tmp_path):
+    adam = 'name = "adam"'
+    softmax = PROBLEMS["softmax"]
+    cells = cells_of(tmp_path, softmax, adam, alpha="[0.5, 0.7]")
+    assert [len(batch) for batch in batches(cells, 1, 1)] == [4, 4]
+    assert [len(batch) for batch in batches(cells, 2, 1)] == [2, 2, 2, 2]
+    single = [[cell] for cell in cells]
+    assert batches(cells, 1, 1, timing=True) == single
+    assert batches(cells, 1, 2) == single
+    assert batches(cells, 1, 1, limits=Limits(seconds=9.0)) == single
+    for algorithm, *overrides in (
+        (adam + "\nbatch = 5",),
+        (adam, "run.timeout=9"),
+        (adam, 'run.dtype="float32"'),
+        (adam, 'run.start="informed"'),
+    ):
+        others = cells_of(tmp_path, softmax, algorithm, *overrides)
+        assert [len(batch) for batch in batches(others, 1, 1)] == [1] * 4
+    large = cells_of(tmp_path, softmax, adam, dimension="[60]")
+    inputs = 8 * round(0.7 * 60**2) * 2 * 60
+    assert 2 * inputs > BATCH_BYTES
+    assert [len(batch) for batch in batches(large, 1, 1)] == [1] * 4
+
+
+KILLER = '''
+import os, signal
+from dataclasses import dataclass
+from typing import ClassVar
+from smimbench import hookimpl
+from smimbench_attention.algorithms.adam import Adam
+
+@dataclass(frozen=True)
+class Killer(Adam):
+    """Ends its process in the second step that it makes of several runs."""
+    name: ClassVar[str] = "killer"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "none"
+    steps_jointly: ClassVar[bool] = True
+
+    def joint_step(self, problem):
+        make_step = super().joint_step(problem)
+
+        def fatal_step(data, states):
+            if states[0].steps_made == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return make_step(data, states)
+
+        return fatal_step
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(Killer)
+'''
+
+
+@pytest.mark.usefixtures("started_workers")
+def test_cells_of_a_batch_that_was_killed_run_alone(tmp_path):
+    (tmp_path / "killer.py").write_text(KILLER)
+    set_registry(Registry([str(tmp_path / "killer.py")]))
+    cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "killer"')
+    assert batches(cells, 1, 1) == [cells]
+    records = run_cells(cells, Store(tmp_path / "results"), in_subprocess=True)
+    assert [record.key for record in records] == [cell.key for cell in cells]
+    for cell, record in zip(cells, records):
+        assert record.status == "ok"
+        assert numbers(record.document) == numbers(run_cell(cell).document)
+
+
+def test_records_of_a_batch_verify(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "adam"')
+    suite = str(next(tmp_path.glob("*.toml")))
+    assert call(capsys, "run", suite, "--no-figure", "--workers", "1")[0] == 0
+    code, output, _ = call(capsys, "verify", suite)
+    assert (code, len(cells)) == (0, 4), output
