@@ -22,6 +22,7 @@ from smimbench.files import (
     restored_working_folder,
 )
 from smimbench.interfaces import AlgorithmPrediction, Uncertain
+from smimbench.numerics.memo import cached_on
 from smimbench.problem.problem import Problem, without
 from smimbench.run.answers import (
     THEORY_ERRORS,
@@ -53,6 +54,7 @@ from smimbench.theory.predictions import (
     competing,
     curve_of,
     own_theory,
+    takes_conditions,
     theory_point,
     thresholds,
 )
@@ -366,7 +368,20 @@ class TheorySolver(Answers):
         elif kind == "own":
             spec, alpha, conditions = arguments
             algorithm = build_algorithm(spec, problem)
-            yield document_of(own_theory(algorithm, problem, alpha, conditions))
+
+            def predict() -> AlgorithmPrediction | str:
+                """Solve the algorithm's own theory under the conditions of its runs."""
+                return own_theory(algorithm, problem, alpha, conditions)
+
+            if not takes_conditions(algorithm):  # the same for runs of all dimensions
+                predict = functools.partial(
+                    cached_on,
+                    problem,
+                    "own theory",
+                    predict,
+                    (one_line_json(spec), alpha),
+                )
+            yield document_of(predict())
         else:
             self.begin(problem)
             if kind == "floor":

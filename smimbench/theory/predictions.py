@@ -381,6 +381,14 @@ def _generalization_errors(
     return document
 
 
+def takes_conditions(algorithm: Any) -> bool:
+    """Whether the ``theory`` of an algorithm depends on the conditions of runs: whether it names a third argument."""
+    theory_method = algorithm.theory
+    if theory_method is None:
+        return False
+    return len(inspect.signature(theory_method).parameters.keys() - {"assumed"}) > 2
+
+
 def own_theory(
     algorithm: Any, problem: Problem, alpha: float, conditions: Conditions
 ) -> AlgorithmPrediction | str:
@@ -412,13 +420,10 @@ def own_theory(
         if not takes(theory_method, "assumed"):
             return f"no theory of {algorithm.name} with wrong assumptions is known"
         theory_options = {"assumed": assumed}
-    takes_conditions = (
-        len(inspect.signature(theory_method).parameters.keys() - {"assumed"}) > 2
-    )
     prediction: AlgorithmPrediction | str | None
     prediction = (
         theory_method(problem, alpha, conditions, **theory_options)
-        if takes_conditions
+        if takes_conditions(algorithm)
         else theory_method(problem, alpha, **theory_options)
     )
     if prediction is None:

@@ -92,7 +92,7 @@ def test_noiseless_labels_leave_what_they_do_not_span(components):
     problem = sequence("linear", noise=0.0, components=components)
     for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
         for algorithm in (Erm(), Erm(penalty=1e-9)):
-            found = algorithm.theory(problem, alpha, Conditions()).mse
+            found = algorithm.theory(problem, alpha).mse
             assert_allclose(found, left * np.ones(np.shape(found)), atol=1e-8)
 
 
@@ -135,14 +135,12 @@ def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
 
 def test_several_components_are_as_many_problems():
     two = sequence("linear", noise=0.3, components=2)
-    one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
-    assert_allclose(
-        Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9
-    )
+    one = Erm(penalty=0.1).theory(LINE, 0.6)
+    assert_allclose(Erm(penalty=0.1).theory(two, 0.6).mse, one.mse[0], rtol=1e-9)
 
 
 def test_students_of_a_convex_problem_agree():
-    one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
+    one = Erm(penalty=0.1).theory(LINE, 0.6)
     mean = Averaged(of={"name": "erm", "penalty": 0.1}, students=5).theory(
         LINE, 0.6, Conditions()
     )
@@ -157,7 +155,7 @@ LOSSES_OF = {
 
 
 def total(algorithm, problem, alpha):
-    point = algorithm.theory(problem, alpha, Conditions())
+    point = algorithm.theory(problem, alpha)
     assert not isinstance(point, str), point
     return float(np.sum(point.mse))
 
@@ -183,7 +181,7 @@ def test_bayes_then_the_best_penalty_then_any(seed, length):
     best = Erm(loss, length=length)
     lowest = total(best, problem, alpha)
     assert float(np.sum(solve(problem, [alpha])[0].mse)) <= lowest * (1 + 1e-8)
-    chosen = best.theory(problem, alpha, Conditions()).more["penalty"]
+    chosen = best.theory(problem, alpha).more["penalty"]
     for penalty in np.clip(chosen * 10 ** rng.uniform(-3, 3, 5), *PENALTIES):
         assert lowest <= total(Erm(loss, float(penalty), length), problem, alpha) * (
             1 + 1e-9
@@ -203,7 +201,7 @@ def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(
     shape, length, alpha
 ):
     with warped(shape) as problem:
-        found = Erm(length=length).theory(problem, alpha, Conditions())
+        found = Erm(length=length).theory(problem, alpha)
     exact = [
         warped_error(shape, alpha, penalty, length)
         for penalty in np.geomspace(1e-3, 1e3, 3001)
@@ -243,7 +241,7 @@ def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(
     shape, tokens, alpha, penalty
 ):
     with warped(shape, tokens) as problem:
-        found = Erm(penalty=penalty).theory(problem, alpha, Conditions())
+        found = Erm(penalty=penalty).theory(problem, alpha)
     exact = warped_error(shape, tokens * alpha, penalty, "loss")
     assert abs(found.mse - exact) < 6 * found.mse_error + 1e-9 * exact
     assert found.mse_error < 1e-2 * exact
@@ -270,14 +268,14 @@ def test_what_an_iteration_leaves_is_stated(monkeypatch):
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_extreme_penalties_have_a_theory(loss, alpha, penalty):
     """The largest: Hebb's rule. The smallest: continues what a thousand times as much gives."""
-    found = Erm(loss, penalty).theory(SIGN, alpha, Conditions())
+    found = Erm(loss, penalty).theory(SIGN, alpha)
     if penalty > 1:
         seen = alpha * 2 / np.pi
         assert found.more["squared_cosine"][0] == pytest.approx(
             seen / (seen + 1), rel=1e-9
         )
     else:
-        near = Erm(loss, 1e3 * penalty).theory(SIGN, alpha, Conditions())
+        near = Erm(loss, 1e3 * penalty).theory(SIGN, alpha)
         assert found.mse == pytest.approx(near.mse, rel=2e-2)
     assert found.mse_error < 1e-9
 
@@ -308,10 +306,7 @@ def test_one_length_and_penalty_for_runs_and_theory():
     algorithm = Erm(length="loss")
     data = SIGN.instance(2.5, 40, 0).data(get_backend())
     state = algorithm.init(SIGN, data, np.random.default_rng(0))
-    assert (
-        state.penalty
-        == algorithm.theory(SIGN, data.sample_ratio, Conditions()).more["penalty"]
-    )
+    assert state.penalty == algorithm.theory(SIGN, data.sample_ratio).more["penalty"]
     assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
     assert state.length_factor == 1
 

@@ -11,7 +11,6 @@ from smimbench_attention.algorithms.gamp import Gamp
 from smimbench_attention.algorithms.least_squares import ridge_averages, ridge_overlaps
 from smimbench_attention.algorithms.ridge import Ridge
 
-from smimbench.interfaces import Conditions
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.suite import SuiteError
 from smimbench.suite.reader import load_suite
@@ -96,9 +95,9 @@ def test_ridge_and_the_bayes_error_are_the_deterministic_equivalent(
     for penalty in (1e-3, 0.3, 20.0):
         wanted = equivalent_error(variances, ratio, penalty, noise)
         assert np.allclose(Ridge(penalty).theory(problem, alpha).mse, wanted, rtol=1e-8)
-        erm = Erm(loss="square", penalty=penalty).theory(problem, alpha, Conditions())
+        erm = Erm(loss="square", penalty=penalty).theory(problem, alpha)
         assert np.allclose(erm.mse, wanted, rtol=1e-8)
-    best = Erm(loss="square").theory(problem, alpha, Conditions())
+    best = Erm(loss="square").theory(problem, alpha)
     assert best.more["penalty"] == pytest.approx(noise, rel=1e-3)
 
 
@@ -208,7 +207,7 @@ def test_a_convex_loss_that_is_not_the_square_lands_on_its_fixed_point(exponent)
     D = 300
     runs = 24
     problem = problem_of(power_law(exponent, D), "sign", tokens=1)
-    theory = LOGISTIC.theory(problem, 2.0, Conditions())
+    theory = LOGISTIC.theory(problem, 2.0)
     found = []
     for replicate in range(runs):
         instance = problem.instance(2.0, D, replicate)

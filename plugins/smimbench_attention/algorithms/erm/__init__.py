@@ -14,7 +14,6 @@ from smimbench.interfaces import (
     AlgorithmPrediction,
     Array,
     Capabilities,
-    Conditions,
     Data,
     Host,
     Info,
@@ -196,11 +195,7 @@ class Erm(Algorithm):
         return {"training_loss": [state.training_loss]}
 
     def theory(
-        self,
-        problem: Problem,
-        alpha: float,
-        conditions: Conditions,
-        assumed: Problem | None = None,
+        self, problem: Problem, alpha: float, assumed: Problem | None = None
     ) -> AlgorithmPrediction | str:
         """Predict the overlaps of the minimizer at sample ratio alpha in the limit, by the replica-symmetric fixed point
         (``fixed_point.py``). Penalty and length are best for the problem ``assumed``, if it is another one.

@@ -28,7 +28,7 @@ from smimbench.interfaces import (
     Plan,
     require,
 )
-from smimbench.numerics import diagonal_at_least, with_floor
+from smimbench.numerics import cached_on, diagonal_at_least, with_floor
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gamp.assumed import measured_variance
 from smimbench_attention.algorithms.gamp.assumed_theory import mismatched_theory
@@ -450,7 +450,13 @@ class Gamp(Algorithm):
         ``no_trajectory`` then says so, as it does where the trajectory is not known well enough or ends elsewhere.
         """
         if assumed is not None:
-            return mismatched_theory(problem, assumed, alpha, conditions)
+            # the same for runs of all dimensions
+            return cached_on(
+                problem,
+                "mismatched theory",
+                lambda: mismatched_theory(problem, assumed, alpha, conditions),
+                (assumed, alpha, conditions.start),
+            )
         V = None
         if (
             conditions.start == "uninformed"
