@@ -29,12 +29,6 @@ SUITES = [
 ]
 
 
-RUNS = [
-    pytest.param(name, marks=[] if name == "retries" else pytest.mark.slow)
-    for name in REFERENCE["runs"]
-]
-
-
 @pytest.mark.parametrize("name", SUITES)
 def test_theory_and_figure(name, solved):
     # A curve is traced as far as a suite asks: answers of another suite to the same question differ within their errors.
@@ -43,7 +37,8 @@ def test_theory_and_figure(name, solved):
     _assert_same(collect.reference_figure(name, folder), REFERENCE["figures"][name])
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFERENCE["runs"])
 def test_runs(name):
     _assert_same(collect.run_of(name), REFERENCE["runs"][name])
 

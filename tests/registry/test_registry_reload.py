@@ -48,6 +48,7 @@ def test_a_file_of_the_environment_is_not_loaded_twice(folder, monkeypatch):
     assert rate(load()) == 0.02
 
 
+@pytest.mark.slow
 def test_changed_code_is_loaded_again_and_its_runs_are_repeated(folder):
     records, means = [], []
     for learning_rate in ("0.02", "0.05", "0.05"):

@@ -317,6 +317,7 @@ def test_a_stored_optimum_wins_over_a_fit(exact):
             )
 
 
+@pytest.mark.slow
 def test_the_error_of_exact_posteriors_is_what_message_passing_reaches(exact):
     """All sizes and sample ratios together, in units of the optimum: 1 within three standard errors of a percent or two."""
     rows = [r for r in exact[1] if r.metric == "mse" and r.place.algorithm == "gamp"]
@@ -326,6 +327,7 @@ def test_the_error_of_exact_posteriors_is_what_message_passing_reaches(exact):
     assert abs(mean - 1) < 3 / np.sqrt(weights.sum())
 
 
+@pytest.mark.slow
 def test_with_the_stored_optimum_more_would_be_detected(exact):
     fitted, stored = (
         {c.algorithm: c for c in verdicts(rows)[0].contenders} for rows in exact

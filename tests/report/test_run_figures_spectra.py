@@ -33,6 +33,7 @@ def draw(tmp_path, text):
     )
 
 
+@pytest.mark.slow
 def test_bars_and_line_say_the_same(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures.append(self))

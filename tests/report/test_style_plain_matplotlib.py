@@ -42,6 +42,7 @@ def drawn(folder):
     return {path.name: path.read_bytes() for path in (folder / "drawn").iterdir()}
 
 
+@pytest.mark.slow
 def test_the_users_settings_change_nothing(tmp_path):
     given, plain = tmp_path / "given", tmp_path / "plain"
     given.mkdir()

@@ -35,6 +35,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(text):
     assert row[1:] == ["-1.5", ""]
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_or_a_report_carries_formulas_or_steering_characters(
     tmp_path, capsys
 ):

@@ -13,6 +13,8 @@ from smimbench.suite.reader import load_suite
 from smimbench.theory import information
 from tests.helpers import ATTENTION, LINE, call, output, suite_text, write_suite
 
+pytestmark = pytest.mark.slow
+
 FRESH = 'name = "sgd"\nonline = true\nsteps = 20\nbatch = 5\nlearning_rate = 0.1'
 TWO = LINE.replace("noise = 0.2", "components = 2, noise = 0.2")
 SUITES = {

@@ -50,6 +50,7 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
     assert record.timing.seconds >= seconds[-1] >= seconds[0] >= 0.5
 
 
+@pytest.mark.slow
 def test_cost_grows_with_students_and_epochs(tmp_path, registry):
     def seconds(*overrides):
         text = ATTENTION.partition("[[algorithms]]")[0]
@@ -258,6 +259,7 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(
     assert missing_cells(cells, records) == []
 
 
+@pytest.mark.slow
 def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
     small = {
         "algorithms.adam.steps": 20,

@@ -163,6 +163,7 @@ def test_a_record_that_goes_before_it_is_fetched_was_lost_and_is_no_traceback():
         assert type(why).__name__ in dask.LOST_ERRORS
 
 
+@pytest.mark.slow
 def test_the_cells_of_a_run_share_a_process_that_is_idle_between_them(
     tmp_path, monkeypatch
 ):

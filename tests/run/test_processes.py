@@ -49,6 +49,7 @@ def test_one_process_outlives_every_end(tmp_path, registry):
     assert len(Store(tmp_path / "results").load()) == len(cells)
 
 
+@pytest.mark.slow
 def test_the_next_cell_begins_before_a_record_is_stored(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "quiet")[:3]
     for workers, begun_before_the_first_record in ((2, 3), (1, 1)):
@@ -59,6 +60,7 @@ def test_the_next_cell_begins_before_a_record_is_stored(tmp_path, registry):
         records.close()
 
 
+@pytest.mark.slow
 def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
     cells = cells_of(
         tmp_path,
@@ -70,6 +72,7 @@ def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
     assert [record.status for record in records] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry):
     endless = ("endless", "endless-start")
     cells = cells_of(tmp_path, registry, *endless, "quiet", **{"run.timeout": 0.5})[:3]
@@ -106,6 +109,7 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
         assert looks[0] < made[key] / 2 < looks[-1] <= made[key]
 
 
+@pytest.mark.slow
 def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
     (endless, *_), (hoarder, *_) = (
         cells_of(tmp_path, registry, name) for name in ("endless", "hoarder")
@@ -174,6 +178,7 @@ def test_what_a_plugin_compiles_counts_once_in_a_dry_run(tmp_path, registry):
     )  # 1000 steps of a millisecond, or more on a busy machine
 
 
+@pytest.mark.slow
 def test_a_dry_run_tries_plugins_where_they_can_be_ended(
     tmp_path, registry, monkeypatch
 ):

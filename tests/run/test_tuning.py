@@ -312,6 +312,7 @@ def test_what_is_chosen_is_no_worse_than_the_setting_as_written_on_all_seeds(
 # -- from the command line ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tuning_again_runs_nothing(done, capsys):
     path, results = done
     before = files(results / "small" / "tuning")
@@ -324,6 +325,7 @@ def test_tuning_again_runs_nothing(done, capsys):
     assert {one: one.stat().st_mtime_ns for one in records} == records
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_what_the_search_then_runs(done, tmp_path, capsys):
     path, _ = done
     asked = ("tune", path, "--results", tmp_path / "results")

@@ -35,7 +35,6 @@ ITEMS = [
     made("channel", "sign", LOW),
     made("channel", "probit", LOW),
     made("channel", "softmax", LOW, tokens=3),
-    made("channel", "softmax", LOW, tokens=2, layers=2, accuracy=1e-2, points=256),
     made("channel", "linear", HIGH, tokens=2, noise=0.2, noise_convention="plain"),
     made("channel", "softmax", HIGH, tokens=2),
     made("channel", "softmax", HIGH, tokens=3, beta=2.0),
@@ -43,7 +42,6 @@ ITEMS = [
     made("channel", "softmax", HIGH, tokens=3, symmetric=False),
     made("channel", "softmax", HIGH, tokens=2, layers=2),
     made("channel", "hardmax", HIGH, tokens=2),
-    made("channel", "hardmax", HIGH, tokens=3, samples=128),
     made("prior", "gaussian"),
     made("prior", "wishart", rho=0.5),
     made("prior", "wishart", rho=1.5),
@@ -70,6 +68,12 @@ ITEMS = [
 ]
 
 
+SLOW_ITEMS = [
+    made("channel", "softmax", LOW, tokens=2, layers=2, accuracy=1e-2, points=256),
+    made("channel", "hardmax", HIGH, tokens=3, samples=128),
+]
+
+
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch):
     """The draws of a fifth of the time: channels have tests of their own with more of them."""
@@ -78,6 +82,12 @@ def _hurried(monkeypatch):
 
 @parametrize_with_checks(ITEMS)
 def test_contract(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(SLOW_ITEMS)
+def test_contract_of_slow_items(check):
     check()
 
 

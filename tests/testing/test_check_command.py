@@ -87,6 +87,7 @@ def test_a_check_that_never_ends_is_ended(capsys, tmp_path, monkeypatch):
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_what_ships_passes(capsys):
     out = output(capsys, "check", "gaussian")
     assert "prior gaussian() for sequence-multi-index" in out
@@ -178,6 +179,7 @@ def test_a_class_that_cannot_be_created_is_refused_in_one_line():
         check(type("Bare", (), {"denoise": None, "name": "bare", "__init__": fails}))
 
 
+@pytest.mark.slow
 def test_without_pytest_nothing_imports_it():
     script = (
         "import sys; from smimbench.testing import check; "
