@@ -21,10 +21,10 @@ stopped, for as many iterations again.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import math
 import mmap
+import operator
 import struct
 import time
 from dataclasses import dataclass, field, replace
@@ -303,7 +303,7 @@ class LoopRun:
         self.iterations, self.broken_claim = 0, False
         self.restarts, self.lost_seconds = 0, 0.0
         self.restart_reason: str | None = None
-        write_iterations(0)
+        write_heartbeat(8, 0)
         self.state = self.clock.time(
             lambda: algorithm.init(problem, data, rng), backend
         )
@@ -359,7 +359,7 @@ class LoopRun:
     def _process_step(self, info: Info, seconds_before: float) -> None:
         """Record a step and its report (``info``), and decide whether the run ends; the clock stood at ``seconds_before``."""
         self.iterations += 1
-        write_iterations(self.iterations)
+        write_heartbeat(8, self.iterations)
         self._judge_step(info)
         self.durations.append(self.clock.seconds - seconds_before)
 
@@ -514,6 +514,7 @@ class Readings:
         self.second = np.diagonal(
             np.asarray(problem.prior.second_moment(problem.components))
         )
+        self._largest_overlaps = (1e3 * self.second).tolist()
         self.latest = Info(residual=math.inf)
         self.divergence = ""
         self._largest_integration_error = 0.0
@@ -522,18 +523,14 @@ class Readings:
         """Return the numbers that a step of the algorithm reports (``info``), as arrays on the host: the residual as a float,
         others as float64 arrays.
         """
-        reported_names = [
-            reading_name
-            for reading_name in READINGS
+        reported = {
+            reading_name: getattr(info, reading_name)
+            for reading_name in ("residual", *READINGS)
             if getattr(info, reading_name) is not None
-        ]
-        field_names = ["residual", *reported_names]
-        host_arrays = read_together(
-            *(getattr(info, reading_name) for reading_name in field_names)
-        )
+        }
         host_readings = {
             reading_name: np.asarray(array, dtype=np.float64).ravel()
-            for reading_name, array in zip(field_names, host_arrays)
+            for reading_name, array in zip(reported, read_together(*reported.values()))
         }
         residual = float(host_readings.pop("residual")[0])
         self.latest = Info(
@@ -559,15 +556,15 @@ class Readings:
         """
         if not math.isfinite(residual):
             return "the residual (change of the estimate) is not a finite number"
+        # Of few numbers Python takes a fraction of NumPy's time.
         for reading_name in ("predicted_overlap", "self_overlap", "squared_step"):
-            if (
-                reading_name in readings
-                and not np.isfinite(readings[reading_name]).all()
+            if reading_name in readings and not all(
+                map(math.isfinite, readings[reading_name].tolist())
             ):
                 return f"{reading_name} is not a finite number"
-        overlap = readings.get("self_overlap", self.second)
-        if (overlap > 1e3 * self.second).any():
-            return f"the estimate grew to an overlap of {overlap.max():.1e}"
+        overlaps = readings.get("self_overlap", self.second).tolist()
+        if any(map(operator.gt, overlaps, self._largest_overlaps)):
+            return f"the estimate grew to an overlap of {max(overlaps):.1e}"
         return ""
 
     def warnings(self) -> list[str]:
@@ -670,25 +667,12 @@ def start_heartbeat(path: Path) -> None:
         _shared = mmap.mmap(file.fileno(), len(STILL))
 
 
-def _write_heartbeat(offset: int, number: float) -> None:
-    """Write a number at a byte offset of the heartbeat file (the run's progress, for the parent process), if there is one."""
+def write_heartbeat(offset: int, number: float) -> None:
+    """Write a number to the heartbeat file of this process, which its parent reads, if there is one: at offset 0 the moment at
+    which the algorithm's clock would have read 0 (0: it stands still), at 8 the iterations of the current run.
+    """
     if _shared is not None:
         struct.pack_into("d", _shared, offset, number)
-
-
-def write_iterations(iterations: int) -> None:
-    """Write the number of iterations of the current run to the heartbeat file, which the parent process reads."""
-    _write_heartbeat(8, iterations)
-
-
-@contextlib.contextmanager
-def clock_running(seconds: float) -> Iterator[None]:
-    """Context that marks the algorithm's clock, at the given seconds, as running in the heartbeat file."""
-    _write_heartbeat(0, time.monotonic() - seconds)
-    try:
-        yield
-    finally:
-        _write_heartbeat(0, 0.0)
 
 
 def read_heartbeat(path: Path) -> tuple[float, int]:
@@ -719,8 +703,11 @@ class Clock:
         """Call ``timed_function`` and add its duration, with waiting for the backend's device, to the clock."""
         cpu_start = time.thread_time()
         stop_stopwatch = backend.stopwatch()
-        with clock_running(self.seconds):
+        write_heartbeat(0, time.monotonic() - self.seconds)
+        try:
             return_value = timed_function()
+        finally:
+            write_heartbeat(0, 0.0)
         duration, device_duration = stop_stopwatch()
         self.seconds += duration
         self._timed_here += time.thread_time() - cpu_start

@@ -33,6 +33,9 @@ _TOKENS_PER_DIMENSION = 3
 # host; on a GPU (not measured) there are more passes over the inputs, one for each pair.
 _FEW_TOKENS = 3
 
+# Rows of tokens whose bilinear forms are computed at once. Doubled: twice as many of the forms are of no use.
+_FORM_ROWS = 8
+
 # (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
 # triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
 _BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
@@ -458,14 +461,23 @@ class AttentionIndexed(TokenModel):
                 xp.moveaxis(projected_tokens, 1, 0),
                 (block_count, factor_count, n, self.tokens, width),
             )
+        # On the host BLAS takes less time for a few samples at once, though only forms within a sample are used.
+        samples_at_once = 1
+        if 2 <= self.tokens <= _FORM_ROWS // 2 and chunk_bytes(inputs) is None:
+            samples_at_once = math.gcd(n, _FORM_ROWS // self.tokens)
+        left_rows, right_rows = (
+            xp.reshape(
+                projected_tokens[block, ...],
+                (factor_count, -1, samples_at_once * self.tokens, width),
+            )
+            for block in (0, block_count - 1)
+        )
         forms = xp.reshape(
-            xp.matmul(
-                projected_tokens[0, ...], xp.matrix_transpose(projected_tokens[-1, ...])
-            ),
-            (factor_count, n, -1),
+            xp.matmul(left_rows, xp.matrix_transpose(right_rows)),
+            (factor_count, n // samples_at_once, -1),
         )
         site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
-            xp, dimension, dtype, device
+            xp, dimension, dtype, device, samples_at_once
         )
         traces = (
             xp.sum(factor_blocks[:, 0, ...] * factor_blocks[:, -1, ...], axis=(-2, -1))[
@@ -473,7 +485,10 @@ class AttentionIndexed(TokenModel):
             ]
             * is_diagonal_site
         )
-        z = (xp.take(forms, site_positions, axis=-1) - traces) * site_scale
+        forms_of_sites = xp.reshape(
+            xp.take(forms, site_positions, axis=-1), (factor_count, n, self.sites)
+        )
+        z = (forms_of_sites - traces) * site_scale
         z = xp.permute_dims(
             xp.reshape(z, (*leading_shape, components, n, self.sites)),
             swap_samples_components,
@@ -536,9 +551,14 @@ class AttentionIndexed(TokenModel):
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(
-        self, xp: ModuleType, dimension: int, dtype: object, device: object
+        self,
+        xp: ModuleType,
+        dimension: int,
+        dtype: object,
+        device: object,
+        samples_at_once: int = 1,
     ) -> tuple[Array, Array, Array]:
-        """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales ``1 / sqrt(d (1 +
+        """Positions of the sites among the bilinear forms of all pairs of tokens of a few samples, scales ``1 / sqrt(d (1 +
         delta_ab))`` of the sites in ``dimension`` d, and a mask that is 1 for sites a = b; arrays of the library ``xp``, shared
         by all calls.
         """
@@ -550,9 +570,16 @@ class AttentionIndexed(TokenModel):
             xp.asarray(site_numbers, dtype=dtype, device=device)
             for site_numbers in scale_and_mask
         )
-        entries_of_sites = site_entries(self.tokens, self.symmetric)
+        row_length = samples_at_once * self.tokens
+        positions = [
+            sample * self.tokens * (row_length + 1)
+            + (entry // self.tokens) * row_length
+            + entry % self.tokens
+            for sample in range(samples_at_once)
+            for entry in site_entries(self.tokens, self.symmetric)
+        ]
         return (
-            xp.asarray(entries_of_sites, device=device),
+            xp.asarray(positions, device=device),
             site_scale / math.sqrt(dimension),
             is_diagonal_site,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
@@ -85,7 +86,7 @@ class TokenModel(Model):
         """
         byte_limit = None if like is None else chunk_bytes(like)
         if byte_limit is None:
-            return self._host_chunks(n, dimension, components, itemsize)
+            return list(self._host_chunks(n, dimension, components, itemsize))
         latent_bytes = 8 * _POSTERIOR_NUMBERS * components * self.sites
         return slices(
             n,
@@ -93,6 +94,7 @@ class TokenModel(Model):
             // (latent_bytes + itemsize * self.tokens * dimension * streamed),
         )
 
+    @lru_cache(maxsize=256)  # noqa: B019  (models are few, small and equal by value)
     def _host_chunks(
         self, n: int, dimension: int, components: int, itemsize: int
     ) -> list[slice]:
@@ -109,6 +111,8 @@ class TokenModel(Model):
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Move the estimate (P, ...) as close to the signal as the channel's ``symmetry`` allows (see the function ``align``)."""
+        if symmetry == "none":
+            return estimate
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
     def inner(self, signal_1: Array, signal_2: Array) -> Array:
