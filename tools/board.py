@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,9 @@ LEVEL = 0.95
 RESAMPLINGS = 20_000
 """Resamplings of the instances of a problem. With a tenth of them the ends of intervals scatter by 2% of their width."""
 LARGEST_RATIO = 100.0
-"""End of the picture's axis. Ten times as far, the ratios between 1 and 2 cannot be told apart."""
+"""Largest ratio in the picture. Ten times as large, the ratios between 1 and 2 cannot be told apart."""
+END_OF_AXIS = 800.0
+"""End of the picture's axis, with room for a number of passes beyond the largest ratio."""
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "results" / "board"
 INTERVAL = f"{LEVEL:.0%} interval"
@@ -414,12 +417,9 @@ def picture(paths: Sequence[Path], target: Path) -> None:
                     text_style = {"ha": "right", "va": "center", "fontsize": 6}
                     axis.text(x / 1.5, y, f"{ratio:.3g}", color=color, **text_style)
                 if entry["worth_passes"] is not None:
-                    words, place = (
-                        f"{entry['worth_passes']:.1f}",
-                        (1.3 * LARGEST_RATIO, y),
-                    )
+                    words, place = (f"{entry['worth_passes']:.1f}", (END_OF_AXIS, y))
                     axis.text(*place, words, ha="right", va="center", fontsize=5)
-            axis.set_xlim(0.8, 1.3 * LARGEST_RATIO)
+            axis.set_xlim(0.8, END_OF_AXIS)
         for entry in entries:
             y = names.index(entry["algorithm"])
             axes[-1].plot(entry["cpu_seconds"], y, "|", color=_color(entry), ms=6)
@@ -449,15 +449,19 @@ def _color(entry: Mapping[str, Any]) -> str:
 
 
 def packages(path: Path) -> list[str]:
-    """Packages that pip has to install to run the rows of a packed file again: paths of examples in this checkout, or names with
-    versions.
+    """Packages that pip has to install to run the rows of a packed file again: paths of examples in this checkout, with the
+    libraries that they take if installed, or names with versions.
     """
-    packages = read_pack(path)["run"].get("packages", {})
-    examples = {name: ROOT / "plugins" / "examples" / name for name in packages}
-    return [
-        str(examples[name]) if examples[name].is_dir() else f"{name}=={version}"
-        for name, version in packages.items()
-    ]
+    requirements = []
+    for name, version in read_pack(path)["run"].get("packages", {}).items():
+        folder = ROOT / "plugins" / "examples" / name
+        if not folder.is_dir():
+            requirements.append(f"{name}=={version}")
+            continue
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        extras = {*project.get("optional-dependencies", {})} - {"test"}
+        requirements.append(f"{folder}[{','.join(sorted(extras))}]")
+    return requirements
 
 
 def absent(path: Path) -> list[str]:
