@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import array_api_compat
 
-from smimbench.backend import chunk_bytes, namespace
+from smimbench.backend import chunk_bytes, matching, namespace
 from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_attention.models.common import TokenModel, slices
@@ -631,26 +631,19 @@ class AttentionIndexed(TokenModel):
 
 def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in bands
-    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block),
-    ``x_lower`` the tokens times it, ``x_band`` the entries of the tokens in the band.
+    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block), ``x_L``
+    the tokens times L.
 
     They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
     them, and 0 above.
     """
     xp = namespace(x, matrix)
-    n, tokens, dimension = x.shape
-    flat_tokens = xp.reshape(x, (-1, dimension))
-    forms = 0.0
+    flat_tokens = xp.reshape(x, (-1, x.shape[-1]))
+    x_L = xp.empty(flat_tokens.shape, **matching(x, xp.result_type(x, matrix)))
     for band in bands:
         lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        x_lower = xp.reshape(
-            xp.matmul(flat_tokens[:, band.start :], lower_band), (n, tokens, -1)
-        )
-        x_band = x[:, :, band]
-        if tokens <= _FEW_TOKENS:
-            forms = forms + xp.vecdot(x_lower[:, :, None, :], x_band[:, None, :, :])
-        else:
-            forms = forms + xp.matmul(x_lower, xp.matrix_transpose(x_band))
+        x_L[:, band] = xp.matmul(flat_tokens[:, band.start :], lower_band)
+    forms = _products_of_tokens(xp.reshape(x_L, x.shape), x)
     return forms + xp.matrix_transpose(forms)
 
 
@@ -659,7 +652,13 @@ def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     that ``bands`` are not used; ``x_S`` are the products ``x^T S``.
     """
     xp = namespace(x, matrix)
-    x_S = xp.reshape(xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix), x.shape)
+    x_S = xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix)
+    return _products_of_tokens(xp.reshape(x_S, x.shape), x)
+
+
+def _products_of_tokens(x_S: Array, x: Array) -> Array:
+    """Scalar products (n, T, T) of all vectors ``x_S`` of a sample with all its tokens x, both (n, T, d)."""
+    xp = namespace(x_S, x)
     if x.shape[1] <= _FEW_TOKENS:
         return xp.vecdot(x_S[:, :, None, :], x[:, None, :, :])
     return xp.matmul(x_S, xp.matrix_transpose(x))

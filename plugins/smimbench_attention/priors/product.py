@@ -272,10 +272,12 @@ def noise_of_components(Qhat: Host) -> Host:
     infinite without information.
     """
     Qhat = np.asarray(Qhat, dtype=np.float64)
-    identity = np.eye(Qhat.shape[-1], dtype=bool)
     Qhat_diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
         noise = 1 / np.where(Qhat_diagonal < 0, np.nan, Qhat_diagonal)
+    if Qhat.shape[-1] == 1:
+        return noise
+    identity = np.eye(Qhat.shape[-1], dtype=bool)
     # Components with Qhat_pp = 0 or infinity are not coupled to the others.
     is_uncoupled = ~(Qhat_diagonal > 0) | np.isinf(Qhat_diagonal)
     off_diagonal_Qhat = np.where(
