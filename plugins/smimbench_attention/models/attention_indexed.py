@@ -639,10 +639,13 @@ def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array
     """
     xp = namespace(x, matrix)
     flat_tokens = xp.reshape(x, (-1, x.shape[-1]))
-    x_L = xp.empty(flat_tokens.shape, **matching(x, xp.result_type(x, matrix)))
-    for band in bands:
-        lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        x_L[:, band] = xp.matmul(flat_tokens[:, band.start :], lower_band)
+    if len(bands) == 1:
+        x_L = xp.matmul(flat_tokens, matrix / 2)
+    else:
+        x_L = xp.empty(flat_tokens.shape, **matching(x, xp.result_type(x, matrix)))
+        for band in bands:
+            lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
+            x_L[:, band] = xp.matmul(flat_tokens[:, band.start :], lower_band)
     forms = _products_of_tokens(xp.reshape(x_L, x.shape), x)
     return forms + xp.matrix_transpose(forms)
 
