@@ -135,8 +135,8 @@ class Model(Item):
     are made from the signal."""
 
     gram_takes_own_samples: bool = False
-    """Whether ``forward_gram`` takes inputs (S, n, T, D) with factors (S, P, ...), samples of its own for each of S students, in
-    the bits of one alone."""
+    """Whether ``forward_gram`` takes inputs (S, n, T, D) with factors (S, 1, ...) of one component: samples of its own for each
+    of S students, in the bits of one alone."""
 
 
 def is_symmetric(model: Model) -> bool:

@@ -128,7 +128,6 @@ class AttentionIndexed(TokenModel):
     name = "attention-indexed"
     reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
-    gram_takes_own_samples = True
     _host_chunk_bytes = 3 << 20  # memory of a chunk of samples
     _axes = (-2, -1)  # array axes of a component's entries
 
@@ -147,6 +146,11 @@ class AttentionIndexed(TokenModel):
         otherwise 1.
         """
         return 2.0 if self.symmetric else 1.0
+
+    @property
+    def gram_takes_own_samples(self) -> bool:  # type: ignore[override]
+        """Whether ``forward_gram`` of one component takes samples of each student: where S is symmetric."""
+        return self.symmetric
 
     @property
     def sites(self) -> int:
@@ -399,85 +403,52 @@ class AttentionIndexed(TokenModel):
         the forms are ``X Q (X K)^T``.
 
         ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students, all
-        in one matrix product. With ``inputs`` (S, n, T, d) each of S students has samples of its own, in the bits of one alone.
-        Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with respect to the
-        factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        in one matrix product. Symmetric factors (S, 1, d, w) may have ``inputs`` (S, n, T, d), samples of each of S students, in
+        the bits of one alone. Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with
+        respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
         *leading_shape, components, factor_rows, width = factor.shape
+        if (
+            self.symmetric
+            and components == 1
+            and (inputs.ndim > 3 or not leading_shape)
+        ):
+            return self._forward_gram_of_one(inputs, factor)
         block_count = 1 if self.symmetric else 2
         dimension = factor_rows // block_count
-        own_samples = inputs.shape[:-3]  # () where all students see the same
-        self._check_inputs(inputs[0, ...] if own_samples else inputs, dimension)
+        self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
-        n = inputs.shape[-3]
+        n = inputs.shape[0]
         factor_count = math.prod(leading_shape) * components
-        factors_of_samples = components if own_samples else factor_count
         swap_samples_components = (
             *range(len(leading_shape)),
             len(leading_shape) + 1,
             len(leading_shape),
             len(leading_shape) + 2,
         )  # components and samples exchanged
-
-        def permuted(array: Array, *axes: int) -> Array:
-            """Permute the axes behind that of students with samples of their own."""
-            first_axis = len(own_samples)
-            return xp.permute_dims(
-                array, (*range(first_axis), *(first_axis + axis for axis in axes))
-            )
-
-        flat_tokens = xp.reshape(inputs, (*own_samples, -1, dimension))
+        flat_tokens = xp.reshape(inputs, (-1, dimension))
         factor_blocks = xp.reshape(
             factor, (factor_count, block_count, dimension, width)
         )
         factor_columns = xp.reshape(
-            permuted(
-                xp.reshape(
-                    factor,
-                    (*own_samples, factors_of_samples, block_count, dimension, width),
-                ),
-                2,
-                1,
-                0,
-                3,
-            ),
-            (*own_samples, dimension, block_count * factors_of_samples * width),
+            xp.permute_dims(factor_blocks, (2, 1, 0, 3)),
+            (dimension, block_count * factor_count * width),
         )
-        projected_tokens = permuted(
-            xp.reshape(
-                xp.matmul(flat_tokens, factor_columns),
-                (*own_samples, n, self.tokens, block_count, factors_of_samples, width),
-            ),
-            2,
-            3,
-            0,
-            1,
-            4,
+        projected_tokens = xp.reshape(
+            xp.matmul(flat_tokens, factor_columns),
+            (n, self.tokens, block_count, factor_count, width),
         )
-        if own_samples:
-            projected_tokens = xp.reshape(
-                xp.moveaxis(projected_tokens, 1, 0),
-                (block_count, factor_count, n, self.tokens, width),
-            )
-        # On the host BLAS takes less time for a few samples at once, though only forms within a sample are used.
-        samples_at_once = 1
-        if 2 <= self.tokens <= _FORM_ROWS // 2 and chunk_bytes(inputs) is None:
-            samples_at_once = math.gcd(n, _FORM_ROWS // self.tokens)
-        left_rows, right_rows = (
-            xp.reshape(
-                projected_tokens[block, ...],
-                (factor_count, -1, samples_at_once * self.tokens, width),
-            )
-            for block in (0, block_count - 1)
-        )
+        projected_tokens = xp.permute_dims(projected_tokens, (2, 3, 0, 1, 4))
         forms = xp.reshape(
-            xp.matmul(left_rows, xp.matrix_transpose(right_rows)),
-            (factor_count, n // samples_at_once, -1),
+            xp.matmul(
+                projected_tokens[0, ...], xp.matrix_transpose(projected_tokens[-1, ...])
+            ),
+            (factor_count, n, -1),
         )
         site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
-            xp, dimension, dtype, device, samples_at_once
+            xp, dimension, dtype, device
         )
         traces = (
             xp.sum(factor_blocks[:, 0, ...] * factor_blocks[:, -1, ...], axis=(-2, -1))[
@@ -485,10 +456,7 @@ class AttentionIndexed(TokenModel):
             ]
             * is_diagonal_site
         )
-        forms_of_sites = xp.reshape(
-            xp.take(forms, site_positions, axis=-1), (factor_count, n, self.sites)
-        )
-        z = (forms_of_sites - traces) * site_scale
+        z = (xp.take(forms, site_positions, axis=-1) - traces) * site_scale
         z = xp.permute_dims(
             xp.reshape(z, (*leading_shape, components, n, self.sites)),
             swap_samples_components,
@@ -524,28 +492,77 @@ class AttentionIndexed(TokenModel):
                     xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
                 )
                 projected_gradient = xp.stack([projected_gradient, key_gradient])
-            if own_samples:
-                projected_gradient = xp.moveaxis(
-                    xp.reshape(
-                        projected_gradient,
-                        (block_count, *own_samples, components, n, self.tokens, width),
-                    ),
-                    1,
-                    0,
-                )
             projected_gradient = xp.reshape(
-                permuted(projected_gradient, 2, 3, 0, 1, 4),
-                (*own_samples, -1, block_count * factors_of_samples * width),
+                xp.permute_dims(projected_gradient, (2, 3, 0, 1, 4)),
+                (-1, block_count * factor_count * width),
             )
             gradient = xp.reshape(
                 xp.matmul(xp.matrix_transpose(flat_tokens), projected_gradient),
-                (*own_samples, dimension, block_count, factors_of_samples, width),
+                (dimension, block_count, factor_count, width),
             )
-            gradient = xp.reshape(permuted(gradient, 2, 1, 0, 3), factor_blocks.shape)
+            gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
             return xp.reshape(
                 gradient - gradient_trace[:, None, None, None] * factor_blocks,
                 factor.shape,
             )
+
+        return z, pull
+
+    def _forward_gram_of_one(
+        self, inputs: Array, factor: Array
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """``forward_gram`` of one symmetric component (1, d, width), or of S students, (S, 1, d, width), with inputs (S, n, T, d)
+        of their own.
+        """
+        xp = namespace(inputs, factor)
+        *students, n, tokens, dimension = inputs.shape
+        factor_rows, width = factor.shape[-2:]
+        self._check_inputs(inputs[0, ...] if students else inputs, factor_rows)
+        dtype = xp.result_type(inputs, factor)
+        device = array_api_compat.device(inputs)
+        # On the host BLAS takes less time for a few samples at once, though only forms within a sample are used.
+        samples_at_once = 1
+        if 2 <= tokens <= _FORM_ROWS // 2 and chunk_bytes(inputs) is None:
+            samples_at_once = math.gcd(n, _FORM_ROWS // tokens)
+        site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
+            xp, dimension, dtype, device, samples_at_once
+        )
+        matrix = xp.reshape(factor, (*students, dimension, width))
+        flat_tokens = xp.reshape(inputs, (*students, n * tokens, dimension))
+        projected_tokens = xp.matmul(flat_tokens, matrix)
+        rows = xp.reshape(
+            projected_tokens, (*students, -1, samples_at_once * tokens, width)
+        )
+        forms = xp.matmul(rows, xp.matrix_transpose(rows))
+        forms = xp.take(
+            xp.reshape(forms, (*students, n // samples_at_once, -1)),
+            site_positions,
+            axis=-1,
+        )
+        traces = xp.sum(matrix * matrix, axis=(-2, -1))[..., None, None, None]
+        z = (
+            xp.reshape(forms, (*students, n, 1, self.sites)) - traces * is_diagonal_site
+        ) * site_scale
+
+        def pull(g: Array) -> Array:
+            """Gradient with respect to the factor, from the gradient ``g`` (..., n, 1, C) with respect to the latents."""
+            site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
+            entry_gradients = xp.take(g, site_of_entry, axis=-1) * (
+                entry_factors * (self.kappa / math.sqrt(dimension))
+            )
+            gradient_trace = xp.sum(
+                entry_gradients[..., :: tokens + 1], axis=(-3, -2, -1)
+            )
+            projected_gradient = xp.matmul(
+                xp.reshape(entry_gradients, (*students, n, tokens, tokens)),
+                xp.reshape(projected_tokens, (*students, n, tokens, width)),
+            )
+            gradient = xp.matmul(
+                xp.matrix_transpose(flat_tokens),
+                xp.reshape(projected_gradient, projected_tokens.shape),
+            )
+            gradient = gradient - gradient_trace[..., None, None] * matrix
+            return xp.reshape(gradient, factor.shape)
 
         return z, pull
 

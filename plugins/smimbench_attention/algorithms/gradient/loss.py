@@ -158,7 +158,11 @@ def latent_gradient(
             [back(student_g) for back, student_g in zip(maps, g)]
         )
 
-    takes_own_samples = scaled_factor is not None and model.gram_takes_own_samples
+    takes_own_samples = (
+        scaled_factor is not None
+        and model.gram_takes_own_samples
+        and problem.components == 1
+    )
     losses: Array = None
     gradient: Array = None
     source = signal if scaled_factor is None else scaled_factor
