@@ -41,6 +41,7 @@ def benchmarks():
         "accuracy",
         "identities",
         "kernels",
+        "products",
         "gate",
         "commands",
     ):
@@ -114,6 +115,22 @@ def test_every_kind_of_benchmark_runs(benchmarks):
     curve = benchmarks["theory"].StateEvolution()
     curve.setup(problem)
     curve.time_point(problem)
+
+
+def test_steps_and_products_take_turns(benchmarks, monkeypatch):
+    products = benchmarks["products"]
+    monkeypatch.setattr(products, "SECONDS", 0.01)
+    for setting in ("matrices, d = 100", "adam, d = 80"):
+        share = products.Products()
+        share.setup(setting)
+        assert 0.1 < share.track_step_over_products(setting) < 100
+    other = products.Other()
+    other.setup()
+    other.time_products_between_components()
+    other.time_tiny_cell()
+    streamed = products.Streamed()
+    streamed.setup()
+    streamed.time_pass()
 
 
 @pytest.mark.slow
