@@ -233,6 +233,12 @@ class Directions:
         return math.sqrt(self.rows) * fresh_vector[None]
 
 
+def _flat(arrays: Host) -> Host:
+    """Samples of all draws (draws, n, ...) as one leading axis, which is the last one in memory: loops over it are long."""
+    samples = arrays.reshape(-1, *arrays.shape[2:])
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(samples, 0, -1)), -1, 0)
+
+
 def descend(
     problem: Problem,
     loss: str,
@@ -278,13 +284,9 @@ def descend(
         z = coefficients.astype(fields.dtype) @ fields
         return z.reshape(draws, P, -1, C).swapaxes(1, 2)
 
-    def flat(arrays: Host) -> Host:
-        """Samples of all draws as one leading axis."""
-        return arrays.reshape(-1, *arrays.shape[2:])
-
     def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
         """Losses at the student's latents z and these labels, and their derivatives with respect to the channel's output."""
-        return loss_and_derivative(np, loss, predict(channel, flat(z)), flat(labels))
+        return loss_and_derivative(np, loss, predict(channel, _flat(z)), _flat(labels))
 
     teacher_latents = latents(directions.h.vectors, vectors[:, :P])
     if system.exact_noise is None:
@@ -332,7 +334,7 @@ def descend(
         output_derivatives = losses_and_derivatives(batch_latents, labels[batch])[1]
         derivatives_in_latents = np.zeros_like(z)
         derivatives_in_latents[batch] = np.reshape(
-            latent_derivatives(channel, flat(batch_latents), output_derivatives),
+            latent_derivatives(channel, _flat(batch_latents), output_derivatives),
             batch_latents.shape,
         )
         g = derivatives_in_latents.swapaxes(1, 2).reshape(draws, P, n * C)
@@ -374,10 +376,12 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
         labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
         targets = np.asarray(observable(channel, labels))
         z = (roots_of_steps[:, None] @ normal_fields)[:, :, P:]
-        outputs = predict(channel, z.reshape(-1, P, C))
-        outputs = outputs.reshape(*z.shape[:2], *outputs.shape[1:])
-        losses = loss_and_derivative(np, loss, outputs, targets)[0]
-        summed_losses = losses.reshape(len(z), -1).sum(axis=1)
+        targets_of_steps = np.broadcast_to(targets, (len(z), *targets.shape))
+        losses = loss_and_derivative(
+            np, loss, predict(channel, _flat(z)), _flat(targets_of_steps)
+        )[0]
+        losses_by_entry = np.moveaxis(losses, 0, -1).reshape(-1, *z.shape[:2])
+        summed_losses = losses_by_entry.sum(axis=(0, 2))
         losses_of_draws.append(summed_losses / sample_count)
     return np.stack(losses_of_draws)
 
