@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import os
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -271,7 +273,9 @@ class _CellRun:
             "machine": machine.fingerprint(),
             "threads": self._threads,
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": machine.stored_peak_rates(self._cell.backend, self._threads)
+            "ceilings": _ceilings(
+                self._cell.backend, self._threads, self._timing, machine.cache_folder()
+            )
             if has_timing
             else None,
             "peak_memory": machine.peak_memory(),
@@ -295,6 +299,16 @@ class _CellRun:
             warning_text = " ".join(printable(warning.message, 2000).split())
             remarks.append(f"{warning.category.__name__}: {warning_text}")
         return _without_repeats(remarks)
+
+
+@functools.cache
+def _ceilings(
+    backend: str, threads: int, timing: bool, folder: Path
+) -> dict[str, float] | None:
+    """Return the peak rates stored in a folder, read once in a process, and once more by runs with ``timing``, which measure them
+    before.
+    """
+    return machine.stored_peak_rates(backend, threads)
 
 
 def task_handler(

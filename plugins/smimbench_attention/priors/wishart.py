@@ -396,11 +396,12 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     )
 
 
-def _edges(noise: float, rho: float) -> list[_Edge]:
+@lru_cache(maxsize=32)
+def _edges(noise: float, rho: float) -> tuple[_Edge, ...]:
     """Edges of the bulks of observed eigenvalues, for a noise variance and width ratio rho: right and left end of the spectrum
     and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. ``*_s`` are values at the
     edges of s, the parameter of observed eigenvalues x(s), ``*_offset`` the same minus ``base_s``, the value of s where the
-    signal's eigenvalue is 0.
+    signal's eigenvalue is 0. Cached because both maps of a step need them.
     """
     base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
     outer_s, turn_s, lower_offset, upper_offset = (
@@ -415,7 +416,7 @@ def _edges(noise: float, rho: float) -> list[_Edge]:
             _Edge(base_s + lower_offset, 1, noise, rho, inner=True),
             _Edge(turn_s, -1, noise, rho, inner=True),
         ]
-    return edges
+    return tuple(edges)
 
 
 class _Edge:

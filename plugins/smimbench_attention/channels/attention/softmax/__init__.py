@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import array_api_compat
 import numpy as np
 from numpy.random import Generator
 
-from smimbench.backend import namespace
+from smimbench.backend import namespace, shared_constants
 from smimbench.derive import MixedChannel
 from smimbench.interfaces import (
     Array,
@@ -35,7 +34,6 @@ from smimbench_attention.channels.attention.softmax.two_layers import (
 from smimbench_attention.channels.common import (
     AttentionChannel,
     SoftmaxChannel,
-    array_like,
     identity_like,
     log_softmax,
     normal_density,
@@ -344,19 +342,20 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         xp = namespace(y, omega)
         T = self.tokens
         pairs = site_pairs(self.tokens)
-        device = array_api_compat.device(y)
         flat_label = xp.reshape(y, (*y.shape[:-2], T * T))
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
         entry_indices = (
             site_entries(T),
-            [a * T + T - 1 for a, _ in pairs],
-            [(T - 1) * T + a for a, _ in pairs],
+            tuple(a * T + T - 1 for a, _ in pairs),
+            tuple((T - 1) * T + a for a, _ in pairs),
         )
         entry_of_pair, entry_in_last_column, entry_in_last_row = (
-            xp.take(flat_label, xp.asarray(indices, device=device), axis=-1)
+            xp.take(flat_label, shared_constants(indices, y, xp.int64), axis=-1)
             for indices in entry_indices
         )
-        u = array_like([1 / scale for scale in site_scales(T)], omega)
+        u = shared_constants(
+            tuple(1 / scale for scale in site_scales(T)), omega, omega.dtype
+        )
         return u, (entry_of_pair - (entry_in_last_column - entry_in_last_row)) * (
             u / self.beta
         )
