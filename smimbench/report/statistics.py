@@ -327,9 +327,9 @@ def first_time(trajectory: Trajectory, is_reached: Host) -> FirstTime:
     """Return iteration, samples and seconds at the first recorded point of a trajectory where ``is_reached`` (one truth value
     per point) is true; all three are infinite if no point is.
     """
-    if not is_reached.any():
+    first_index = int(is_reached.argmax())
+    if not is_reached[first_index]:
         return FirstTime()
-    first_index = int(np.argmax(is_reached))
     samples = math.nan
     if "samples" in trajectory:
         # Nothing has been processed before the first step, so its count of samples is missing, not unknown.

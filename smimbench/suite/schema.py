@@ -6,6 +6,7 @@ to ``RunOptions``: its meaning below it, ``InKey`` if it can change a result; re
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -519,6 +520,7 @@ class RunOptions(Table):
         return RunOptions.model_construct(**cell_options | {"metrics": metrics})
 
 
+@functools.cache
 def options_in_key() -> dict[str, InKey]:
     """Names of the run options that are part of a cell's identity, each with its ``InKey`` marker."""
     fields = RunOptions.model_fields.items()
