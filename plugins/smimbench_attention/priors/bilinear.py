@@ -74,35 +74,37 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     Between two poles ``G^(-1/2)`` is concave (a power mean of distances), so Newton's method is monotone from the pole.
     """
 
-    def edge(p: Host, p_limit: Host) -> Host:
+    def edge(p: Host, p_limit: Host, delta: Host) -> Host:
         """Solve ``G(p) = 1`` by Newton's method, from p towards ``p_limit``, with G the sum over the poles."""
+        shape = p.shape
+        if p.size == 1:  # arrays of one number take several times as long as numbers
+            p, p_limit, delta = p[0], p_limit[0], delta[0]
         for _ in range(200):
             G, dG_dp = _sum_over_poles(p, delta, a)
             newton_step = (1 - G**-0.5) / (-0.5 * dG_dp * G**-1.5)
-            next_p = np.where(
-                p_limit > p,
-                np.clip(p + newton_step, p, p_limit),
-                np.clip(p + newton_step, p_limit, p),
-            )
-            if np.all(np.abs(next_p - p) <= 4e-16 * p):
+            next_p = np.maximum(p + newton_step, np.minimum(p, p_limit))
+            next_p = np.minimum(next_p, np.maximum(p, p_limit))
+            if (abs(next_p - p) <= 4e-16 * p).all():
                 break
             p = next_p
-        return p
+        return np.reshape(p, shape)
 
     # The dip is at the zero of G', Delta (a^2 - y)^3 = y^2 (3 a^2 + y) with y = t^3 = p^2: convex and increasing in t.
-    cbrt_delta = np.cbrt(delta)
-    t = np.full(delta.shape, a ** (2 / 3))
+    cbrt_delta = np.cbrt(delta[0] if delta.size == 1 else delta)
+    t = 0 * cbrt_delta + a ** (2 / 3)
     for _ in range(200):
         cube_root = np.cbrt(3 * a * a + t**3)
         newton_step = (t * t * cube_root + cbrt_delta * (t**3 - a * a)) / (
             2 * t * cube_root + t**4 / cube_root**2 + 3 * cbrt_delta * t * t
         )
         t = t - newton_step
-        if np.all(np.abs(newton_step) <= 4e-16 * t):
+        if (abs(newton_step) <= 4e-16 * t).all():
             break
-    G_minimizer = np.minimum(t**1.5, a * (1 - 1e-15))
+    G_minimizer = np.minimum(np.reshape(t, delta.shape) ** 1.5, a * (1 - 1e-15))
     upper_end = edge(
-        np.maximum(a + math.sqrt(0.5), np.sqrt(delta)), np.full(delta.shape, np.inf)
+        np.maximum(a + math.sqrt(0.5), np.sqrt(delta)),
+        np.full(delta.shape, np.inf),
+        delta,
     )
     inner_edge = G_minimizer.copy()
     outer_edge = G_minimizer.copy()
@@ -110,10 +112,13 @@ def _bulks(delta: Host, a: float) -> _SingularBulks:
     if has_gap.any():
         delta = delta[has_gap]
         G_minimizer = G_minimizer[has_gap]
-        inner_edge[has_gap] = edge(np.minimum(np.sqrt(delta), G_minimizer), G_minimizer)
+        inner_edge[has_gap] = edge(
+            np.minimum(np.sqrt(delta), G_minimizer), G_minimizer, delta
+        )
         outer_edge[has_gap] = edge(
             np.maximum(np.full(G_minimizer.shape, a - math.sqrt(0.5)), G_minimizer),
             G_minimizer,
+            delta,
         )
     return _SingularBulks(inner_edge, outer_edge, upper_end)
 

@@ -149,13 +149,16 @@ def _newton(
 
     Where two bulks just touch, the root is double and the method converges linearly.
     """
+    shape = x.shape
+    if x.size == 1:  # arrays of one number take several times as long as numbers
+        target, x = target[0], x[0]
     for _ in range(200):
         value, derivative = function(x)
         newton_step = (value - target) / np.where(derivative == 0, np.inf, derivative)
         x = x - newton_step
-        if (np.abs(newton_step) <= 4e-16 * np.abs(x)).all():
+        if (abs(newton_step) <= 4e-16 * abs(x)).all():
             break
-    return x
+    return np.reshape(x, shape)
 
 
 def observed_law(

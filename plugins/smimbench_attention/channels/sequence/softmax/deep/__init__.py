@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, on_device, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Host, Posterior
 from smimbench.numerics import is_diagonal, normal_scrambles
 from smimbench_attention.channels.common import array_like, shifted_second_moment
@@ -73,21 +73,12 @@ class LayerMoments(NamedTuple):
                 shifted_second_moment(flat_omega, flat_shift, outer, omega.dtype),
                 matrix_by_layer_and_token.shape,
             )
-        if on_device(
-            shift
-        ):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
-            layer_rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
-            covariance = (
-                xp.mean(token_traces, axis=0)
-                - xp.matmul(layer_rows, xp.matrix_transpose(layer_rows)) / n
-            ) / tokens
-        else:
-            covariance = (
-                xp.mean(
-                    token_traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0
-                )
-                / tokens
-            )
+        # one product of all samples, not one of two layers for each
+        layer_rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
+        covariance = (
+            xp.mean(token_traces, axis=0)
+            - xp.matmul(layer_rows, xp.matrix_transpose(layer_rows)) / n
+        ) / tokens
         return Posterior(
             xp.astype(omega_64 + shift, omega.dtype),
             xp.astype(covariance, omega.dtype),
