@@ -188,14 +188,12 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunCallbacks]:
     def on_progress(running_tasks: list[RunningTask]) -> None:
         """Show a bar, or a line now and then, for each running cell (``running_tasks``) that takes long."""
         slow_tasks = [task for task in running_tasks if task.seconds > LONG_CELL]
-        batches = [task.task.arguments for task in slow_tasks]
-        display.keep_only([suite_name, *(batch[0].key for batch in batches)])
-        for batch, task in zip(batches, slow_tasks):
-            cell = batch[0]
-            seeds_text = f"seed {cell.replicate}" + (
-                f" to {batch[-1].replicate}" if len(batch) > 1 else ""
+        cells = [task.task.arguments[0] for task in slow_tasks]
+        display.keep_only([suite_name, *(cell.key for cell in cells)])
+        for cell, task in zip(cells, slow_tasks):
+            grid_point = (
+                f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
             )
-            grid_point = f"alpha {cell.alpha:g}, D {cell.dimension}, {seeds_text}"
             name = f"{cell.algorithm_label}, {cell.problem_label}, {grid_point}"
             count_text = (
                 f"{task.iterations} iterations" if task.iterations else "starting"

@@ -4,90 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 
-from smimbench.files import canonical_json
-from smimbench.interfaces import Algorithm
-from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.run.executor import NO_LIMITS, Limits
+from smimbench.files import attempt
 from smimbench.suite.cells import Cell
 
 BATCH_BYTES = 1 << 20
 """Bytes of the inputs of a batch. Doubled: they leave the cache, and reading them takes the time that is saved on calls."""
 
 
-def batches(
-    cells: Sequence[Cell],
-    workers: int,
-    threads: int,
-    *,
-    timing: bool = False,
-    limits: Limits = NO_LIMITS,
-) -> list[list[Cell]]:
-    """Split cells into those to be run together and single ones, in the order of the first cell of each batch. Where time or
-    memory of a single run matters (``timing``, limits of a cell, a time limit of the algorithm, BLAS ``threads``), all are
-    single.
+def batches(cells: Sequence[Cell], workers: int, *, single: bool) -> list[list[Cell]]:
+    """Split cells into those to be run together, at least one batch of a setting for each of the ``workers``, or into ``single``
+    ones.
     """
-    may_batch = (
-        not timing and threads == 1 and limits.seconds is None and limits.memory is None
-    )
-    cells_of_settings: dict[object, list[Cell]] = {}
+    if single:
+        return [[cell] for cell in cells]
+    cells_of_settings: dict[str, list[Cell]] = {}
     for cell in cells:
-        setting: object = cell.key
-        if may_batch and _runs_plainly(cell):
-            setting = (
-                canonical_json([cell.problem, cell.algorithm, cell.tuning]),
-                (*cell.place, cell.seed),
-            )
+        setting = replace(cell, replicate=0).key
         cells_of_settings.setdefault(setting, []).append(cell)
+    position = {id(cell): index for index, cell in enumerate(cells)}
     split_batches = []
     for cells_of_setting in cells_of_settings.values():
         count = len(cells_of_setting)
-        largest_size = min(_largest_batch(cells_of_setting), math.ceil(count / workers))
-        batch_count = math.ceil(count / largest_size)
-        edges = [count * index // batch_count for index in range(batch_count + 1)]
+        size = min(_largest_batch(cells_of_setting[0]), math.ceil(count / workers))
         split_batches += [
-            cells_of_setting[start:stop] for start, stop in pairwise(edges)
+            cells_of_setting[start : start + size] for start in range(0, count, size)
         ]
-    return split_batches
+    # Algorithms that follow each other on one instance share it.
+    return sorted(split_batches, key=lambda batch: position[id(batch[0])])
 
 
-def _runs_plainly(cell: Cell) -> bool:
-    """Whether a cell runs on the host in double precision, from the algorithm's own start, without a time limit."""
-    run_options = cell.run
-    return (
-        (cell.backend, run_options.dtype) == ("numpy", "float64")
-        and run_options.start == "uninformed"
-        and run_options.timeout is None
-    )
-
-
-def _largest_batch(cells: Sequence[Cell]) -> int:
-    """Largest number of cells of one setting to run together: 1 unless its algorithm makes joint steps, and no other code of
-    third parties is used.
+def _largest_batch(cell: Cell) -> int:
+    """Largest number of cells like this one to run together: 1 unless its algorithm makes joint steps, on the host in double
+    precision, without code of third parties besides its own, and without a time limit.
     """
-    cell = cells[0]
-    if len(cells) == 1:
+    options = cell.run
+    if (cell.backend, options.dtype, options.start, options.timeout) != (
+        "numpy",
+        "float64",
+        "uninformed",
+        None,
+    ) or cell.distributions() - {cell.algorithm.get("distribution")}:
         return 1
-    try:
-        entry = get_registry().get(
-            "algorithm", cell.algorithm["name"], cell.problem["model"]["name"]
-        )
-    except RegistryError:
+    rebuilt, error = attempt(cell.rebuild)
+    if error is not None:  # the record of each cell says so
         return 1
-    has_joint_step = (
-        getattr(entry.item, "joint_step", Algorithm.joint_step)
-        is not Algorithm.joint_step
-    )
-    if not has_joint_step or cell.distributions() - {entry.distribution}:
-        return 1
-    try:
-        problem, algorithm = cell.rebuild()
-    except Exception:  # the record of each cell says why
-        return 1
+    problem, algorithm = rebuilt
     if algorithm.joint_step(problem) is None:
         return 1
     model = problem.model
     sample_count = model.sample_count(cell.alpha, cell.dimension)
-    input_bytes = 8 * sample_count * model.tokens * cell.dimension
+    input_bytes: int = 8 * sample_count * model.tokens * cell.dimension
     return max(1, BATCH_BYTES // input_bytes)

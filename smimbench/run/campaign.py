@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import psutil
 
@@ -17,7 +18,7 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.answers import TheoryError
 from smimbench.run.batches import batches
-from smimbench.run.cell import run_batch
+from smimbench.run.cell import run_together
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.executor import NO_LIMITS, Limits, OnProgress
@@ -420,10 +421,9 @@ def run_cells(
         and limits == NO_LIMITS
         and not get_registry().has_third_party
     ):
-        new_records = (
-            record
-            for batch in batches(cells, 1, threads, timing=timing)
-            for record in run_batch(batch, timing=timing, threads=threads)
+        new_records = chain.from_iterable(
+            run_together(batch, timing=timing, threads=threads)
+            for batch in batches(cells, 1, single=timing or threads > 1)
         )
     else:
         claim_files = None if timing else ClaimFiles(store.folder)

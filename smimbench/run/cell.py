@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 import math
 import os
@@ -14,8 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +27,7 @@ from smimbench.files import (
     error_place,
     printable,
 )
-from smimbench.interfaces import Array, Data, Info, Start
+from smimbench.interfaces import Array, Data, Start
 from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance, seed_sequence
 from smimbench.problem.problem import Problem
@@ -48,9 +45,6 @@ from smimbench.run.loop import (
 from smimbench.run.record import LONGEST, Record, new_record
 from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.suite.schema import STARTS
-
-MOST_FAILED_STEPS = 8
-"""Common steps with an error or a warning after which runs go on alone; doubled, runs that always warn lose twice as many."""
 
 MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
@@ -80,108 +74,85 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     threads : int
         BLAS threads.
     """
-    machine.reset_peak_memory()
-    return _CellRun(cell, timing, threads).finish()
+    (record,) = run_together([cell], timing=timing, threads=threads)
+    return record
 
 
-def run_batch(
+def run_together(
     cells: Sequence[Cell], *, timing: bool = False, threads: int = 1
 ) -> list[Record]:
-    """Run a single cell, or several that differ in their seeds together, with this number of BLAS ``threads``."""
-    if len(cells) > 1:
-        return run_together(cells, threads=threads)
-    return [run_cell(cell, timing=timing, threads=threads) for cell in cells]
-
-
-def run_together(cells: Sequence[Cell], *, threads: int = 1) -> list[Record]:
-    """Run cells that differ in their seeds alone, with steps made together where the algorithm can (``joint_step``), and return
-    their records. They are those of single runs but for the times: each run counts an equal share of a common step.
+    """Run a cell, or several that differ in their seeds alone, with steps made together where the algorithm can (``joint_step``),
+    and return their records. They are those of single runs but for the times: each run counts an equal share of a common step.
     """
     machine.reset_peak_memory()
-    cell_runs = [_CellRun(cell, False, threads) for cell in cells]
-    for cell_run in cell_runs:
-        cell_run.go_on()
     with machine.blas_threads(threads):
-        _step_together(cell_runs)
-    return [cell_run.finish() for cell_run in cell_runs]
+        cell_runs = [_CellRun(cell, timing) for cell in cells]
+        if len(cells) > 1:
+            _step_together(cell_runs)
+        return [cell_run.finish(threads) for cell_run in cell_runs]
 
 
 def _step_together(cell_runs: list[_CellRun]) -> None:
-    """Make the steps of several runs together, as long as two of them are under way. A step that raises an error or a warning
-    is made by each run alone instead: what goes wrong in one of them then stands in its record and in no other.
+    """Make the steps of several runs together, until one raises an error or a warning: from there on each run goes on alone, so
+    that what goes wrong in one of them stands in its record and in no other.
     """
-    failed_steps = 0
-    active_runs: list[_CellRun] = []
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        while failed_steps < MOST_FAILED_STEPS:
-            runs_under_way = [cell_run for cell_run in cell_runs if cell_run.is_waiting]
-            if len(runs_under_way) < 2:
+    for cell_run in cell_runs:
+        cell_run.go_on(steps=0)
+    runs: list[LoopRun] = []
+    step: Any = None
+    while True:
+        waiting_runs = [cell_run for cell_run in cell_runs if cell_run.is_waiting]
+        if len(waiting_runs) < 2:
+            return
+        if len(waiting_runs) != len(runs):
+            runs = [cast("LoopRun", cell_run.run) for cell_run in waiting_runs]
+            step = runs[0].algorithm.joint_step(runs[0].problem)
+            if step is None:
                 return
-            runs = [cast("LoopRun", cell_run.run) for cell_run in runs_under_way]
-            if runs_under_way != active_runs:
-                active_runs = runs_under_way
-                data = _stacked_data([run.data for run in runs])
-                step = runs[0].algorithm.joint_step(runs[0].problem)
-            if step is None or data is None:
-                return
-            timer_start, cpu_start = time.perf_counter(), time.thread_time()
+            data = replace(
+                runs[0].data,
+                inputs=np.stack([run.data.inputs for run in runs]),
+                labels=np.stack([run.data.labels for run in runs]),
+            )
+        timer_start, cpu_start = time.perf_counter(), time.thread_time()
+        with warnings.catch_warnings(record=True) as caught_warnings:
+            warnings.simplefilter("always")
             steps, error = attempt(step, data, [run.state for run in runs])
-            if error is not None or caught_warnings:
-                failed_steps += 1
-                caught_warnings.clear()
-                for cell_run in active_runs:
-                    cell_run.go_on(steps=1)
-                continue
-            seconds = (time.perf_counter() - timer_start) / len(runs)
-            cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
-            for cell_run, (state, info) in zip(active_runs, steps):
-                cell_run.accept_step(state, info, seconds, cpu_seconds)
-                cell_run.caught_warnings += caught_warnings
-                caught_warnings.clear()
-
-
-def _stacked_data(data_of_runs: list[Data]) -> Data | None:
-    """Return the data of several runs as one, with one more axis in front of inputs and labels; None if not all are arrays in
-    memory.
-    """
-    if not all(isinstance(data.inputs, np.ndarray) for data in data_of_runs):
-        return None
-    return replace(
-        data_of_runs[0],
-        inputs=np.stack([data.inputs for data in data_of_runs]),
-        labels=np.stack([data.labels for data in data_of_runs]),
-    )
+        if error is not None or caught_warnings:
+            return
+        seconds = (time.perf_counter() - timer_start) / len(runs)
+        cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
+        for cell_run, run, (state, info) in zip(waiting_runs, runs, steps):
+            cell_run.seconds += seconds
+            cell_run.attempt(run.accept_step, state, info, seconds, cpu_seconds)
 
 
 class _CellRun:
-    """Run of a cell on its way to its record, with further tries where the device runs out of memory.
+    """Run of a cell on its way to its record.
 
     Attributes
     ----------
     run : LoopRun or None
         Run of the algorithm, once it has begun.
-    caught_warnings : list
-        Warnings of this try.
+    seconds : float
+        Time spent on the cell.
     """
 
-    def __init__(self, cell: Cell, timing: bool, threads: int) -> None:
-        """Prepare to run a cell with this number of BLAS ``threads``; with ``timing`` its times are to be trusted."""
-        self._cell, self._timing, self._threads = cell, timing, threads
+    def __init__(self, cell: Cell, timing: bool) -> None:
+        """Prepare to run a cell; with ``timing`` its times are to be trusted."""
+        self._cell, self._timing = cell, timing
         self._backend = partial(
             get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32
         )
         self._start_date = time.time()
-        self._seconds = self._seconds_of_failed_tries = 0.0
-        self._failed_tries = 0
-        self._begin_try()
+        self._failed_tries, self.seconds = 0, 0.0
+        self._begin()
 
-    def _begin_try(self) -> None:
+    def _begin(self) -> None:
         """Begin the first try, or another one."""
-        self._may_try_again = False
         self.run: LoopRun | None = None
-        self.caught_warnings: list[warnings.WarningMessage] = []
         self._outcome: JsonObject | None = None
+        self._warnings: list[warnings.WarningMessage] = []
         self._events = _run_and_outcome(self._cell, self._backend, self._timing)
 
     @property
@@ -189,126 +160,101 @@ class _CellRun:
         """Whether a step of the algorithm is due."""
         return self._outcome is None and self.run is not None and not self.run.is_over
 
-    def go_on(self, steps: float = 0) -> None:
-        """Make at most this many steps, and what is to be done between them and until the next one is due."""
-        # Durations come from the timer: the clock of the system may be set meanwhile.
-        timer_start = time.perf_counter()
-        with (
-            warnings.catch_warnings(record=True) as caught_warnings,
-            machine.blas_threads(self._threads),
-            reduced_chunks(0.5**self._failed_tries),
-            self._errors_recorded(),
-        ):
-            warnings.simplefilter("always")
-            while self._outcome is None:
-                if self.run is not None and not self.run.is_over:
-                    if steps <= 0:
-                        break
-                    self.run.step()
-                    steps -= 1
-                    continue
+    def go_on(self, steps: float) -> None:
+        """Make at most this many steps, and what is to be done before, between and after them."""
+        self.attempt(self._go_on, steps)
+
+    def _go_on(self, steps: float) -> None:
+        """Go on as ``go_on`` says, with errors raised."""
+        while self._outcome is None:
+            if self.run is None or self.run.is_over:
                 event = next(self._events)
                 if isinstance(event, LoopRun):
                     self.run = event
                 else:
                     self._outcome = event
-        self.caught_warnings += caught_warnings
-        self._seconds += time.perf_counter() - timer_start
+            elif steps > 0:
+                self.run.step()
+                steps -= 1
+            else:
+                return
 
-    def accept_step(
-        self, state: object, info: Info, seconds: float, cpu_seconds: float
-    ) -> None:
-        """Accept a step that was made together with other runs, as ``LoopRun.accept_step`` does."""
-        assert self.run is not None
+    def attempt(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function that takes part in the run; an error that it raises is the outcome of this try."""
+        # Durations come from the timer: the clock of the system may be set meanwhile.
         timer_start = time.perf_counter()
-        with self._errors_recorded():
-            self.run.accept_step(state, info, seconds, cpu_seconds)
-        self._seconds += seconds + time.perf_counter() - timer_start
+        self._may_try_again = False
+        with (
+            warnings.catch_warnings(record=True) as caught_warnings,
+            reduced_chunks(0.5**self._failed_tries),
+        ):
+            warnings.simplefilter("always")
+            try:
+                function(*arguments)
+            except KeyboardInterrupt:
+                raise
+            except (
+                BaseException
+            ) as error:  # the algorithm or a plugin may raise anything
+                self._failed_tries += 1
+                traceback_text = printable(
+                    "".join(traceback.format_exception(error)), LONGEST
+                )
+                self._outcome = {
+                    "status": Status.FAILED.value,
+                    "reason": error_line(error),
+                    "where": error_place(error),
+                    "traceback": traceback_text,
+                }
+                self._may_try_again = (
+                    self._failed_tries < MOST_TRIES
+                    and not isinstance(error, BackendError)
+                    and self._backend().ran_out(error)
+                )
+                _LATEST.clear()  # whoever raised may have written into it
+        self._warnings += caught_warnings
+        self.seconds += time.perf_counter() - timer_start
 
-    @contextlib.contextmanager
-    def _errors_recorded(self) -> Iterator[None]:
-        """Context in which an error ends this try with an outcome that describes it."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the algorithm or a plugin may raise anything
-            self._failed_tries += 1
-            traceback_text = printable(
-                "".join(traceback.format_exception(error)), LONGEST
-            )
-            self._outcome = {
-                "status": Status.FAILED.value,
-                "reason": error_line(error),
-                "where": error_place(error),
-                "traceback": traceback_text,
-            }
-            self._may_try_again = (
-                self._failed_tries < MOST_TRIES
-                and not isinstance(error, BackendError)
-                and self._backend().ran_out(error)
-            )
-            _LATEST.clear()  # whoever raised may have written into it
-
-    def finish(self) -> Record:
+    def finish(self, threads: int) -> Record:
         """Go on to the end, with further tries where the device runs out of memory, and return the record."""
+        seconds_of_failed_tries = 0.0
         self.go_on(math.inf)
         while self._may_try_again:
             # Arrays of a failed try must be freed before the next one.
-            self._begin_try()
+            self._begin()
             gc.collect()
             self._backend().release()
-            self._seconds_of_failed_tries = self._seconds
+            seconds_of_failed_tries = self.seconds
             self.go_on(math.inf)
-        return self._record()
-
-    def _record(self) -> Record:
-        """Build the record from the fields of the outcome, with its times and warnings added."""
-        outcome = cast("JsonObject", self._outcome)
+        outcome: JsonObject = self._outcome or {}
         has_timing = "timing" in outcome
-        if outcome["status"] != Status.FAILED:
-            outcome["warnings"] = self._remarks(outcome)
+        if "traceback" not in outcome:
+            remarks = outcome.get("warnings", [])
+            if self._failed_tries and "placement" in outcome:
+                outcome["placement"]["tries"] = self._failed_tries + 1
+                outcome["timing"]["lost_seconds"] += seconds_of_failed_tries
+                remarks.append(
+                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**self._failed_tries} of "
+                    "their usual size"
+                )
+            for warning in self._warnings:
+                warning_text = " ".join(printable(warning.message, 2000).split())
+                remarks.append(f"{warning.category.__name__}: {warning_text}")
+            outcome["warnings"] = _without_repeats(remarks)
         timing_fields = {
             "trusted": self._timing and has_timing,
             "machine": machine.fingerprint(),
-            "threads": self._threads,
+            "threads": threads,
             "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": _ceilings(
-                self._cell.backend, self._threads, self._timing, machine.cache_folder()
-            )
+            "ceilings": machine.stored_peak_rates(self._cell.backend, threads)
             if has_timing
             else None,
             "peak_memory": machine.peak_memory(),
             "started": self._start_date,
-            "total_seconds": self._seconds,
+            "total_seconds": self.seconds,
             **outcome.get("timing", {}),
         }
         return _record(self._cell, {**outcome, "timing": timing_fields})
-
-    def _remarks(self, outcome: JsonObject) -> list[str]:
-        """Return the warnings of an outcome with those of tries before and those that Python caught."""
-        remarks = outcome.get("warnings", [])
-        if self._failed_tries and "placement" in outcome:
-            outcome["placement"]["tries"] = self._failed_tries + 1
-            outcome["timing"]["lost_seconds"] += self._seconds_of_failed_tries
-            remarks.append(
-                f"the device ran out of memory, so the cell was run again with chunks of 1/{2**self._failed_tries} of "
-                "their usual size"
-            )
-        for warning in self.caught_warnings:
-            warning_text = " ".join(printable(warning.message, 2000).split())
-            remarks.append(f"{warning.category.__name__}: {warning_text}")
-        return _without_repeats(remarks)
-
-
-@functools.cache
-def _ceilings(
-    backend: str, threads: int, timing: bool, folder: Path
-) -> dict[str, float] | None:
-    """Return the peak rates stored in a folder, read once in a process, and once more by runs with ``timing``, which measure them
-    before.
-    """
-    return machine.stored_peak_rates(backend, threads)
 
 
 def task_handler(
@@ -320,7 +266,7 @@ def task_handler(
 
     def answer(*cells: Cell) -> list[JsonObject]:
         """Run a cell, or several that differ in their seeds, and return their records as JSON."""
-        records = run_batch(cells, timing=setup["timing"], threads=setup["threads"])
+        records = run_together(cells, timing=setup["timing"], threads=setup["threads"])
         return [record.document for record in records]
 
     return answer

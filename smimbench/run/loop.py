@@ -77,30 +77,11 @@ FAILED_STATUSES = (Status.DIVERGED, Status.FAILED)
 """Outcomes of runs whose estimate enters no mean: the error diverged, or the algorithm failed."""
 
 
-def run_algorithm(
-    problem: Problem,
-    instance: Instance,
-    data: Data,
-    algorithm: Algorithm,
-    make_rng: Callable[[int], np.random.Generator],
-    run_options: RunOptions,
-    backend: Backend,
-    seconds_of_start: float = 0.0,
-) -> LoopRun:
+def run_algorithm(*arguments: Any, **options: Any) -> LoopRun:
     """Run an algorithm on an instance until the stopping rule ends it, and once more if it fails and offers a second
-    attempt. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the time
-    spent on its initial estimate.
+    attempt; the arguments are those of ``attempts``.
     """
-    for run in attempts(
-        problem,
-        instance,
-        data,
-        algorithm,
-        make_rng,
-        run_options,
-        backend,
-        seconds_of_start,
-    ):
+    for run in attempts(*arguments, **options):
         if not run.is_over:
             run.step()
     return run
@@ -116,8 +97,9 @@ def attempts(
     backend: Backend,
     seconds_of_start: float = 0.0,
 ) -> Iterator[LoopRun]:
-    """Begin a run as ``run_algorithm`` does, yield it before every step, which the caller has it make, and once more at the end,
-    finished.
+    """Begin a run of an algorithm on an instance, yield it before every step, which the caller has it make, and once more at the
+    end, finished. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the
+    time spent on its initial estimate.
 
     Parameters
     ----------

@@ -64,27 +64,19 @@ def run_in_processes(
     single_cells: list[Cell] = []
 
     def may_begin(task: Task) -> bool | None:
-        """Whether the cells of a ``task`` may run now: False if another run has finished them, None while another run has
-        claimed its single cell. Of several, those that are claimed are left for later.
+        """Whether the cells of a ``task`` may run now: False if another run has finished one or claimed one of several, None
+        while another run has claimed the only one.
         """
-        if claims is None:
+        cell_keys = [cell.key for cell in task.arguments]
+        if claims is None or all(map(claims.claim, cell_keys)):
             return True
-        cells_of_task: tuple[Cell, ...] = task.arguments
-        claimed_cells = tuple(cell for cell in cells_of_task if claims.claim(cell.key))
-        other_keys = {cell.key for cell in cells_of_task} - {
-            cell.key for cell in claimed_cells
-        }
-        done_keys = {cell_key for cell_key in other_keys if claims.is_done(cell_key)}
-        unfinished_keys.difference_update(done_keys)
-        remaining_cells = [
-            cell for cell in cells_of_task if cell.key in other_keys - done_keys
-        ]
-        if len(cells_of_task) == 1:
-            return None if remaining_cells else bool(claimed_cells)
-        single_cells.extend(remaining_cells)
-        task.arguments = claimed_cells
-        task.parse_answer = partial(_records_from, claimed_cells)
-        return bool(claimed_cells)
+        if len(cell_keys) > 1:  # those of no other run are claimed one by one
+            single_cells.extend(task.arguments)
+            return False
+        if claims.is_done(cell_keys[0]):
+            unfinished_keys.discard(cell_keys[0])
+            return False
+        return None  # of another run, until that is done with it
 
     def report_progress(running_tasks: list[RunningTask]) -> None:
         """Report running cells (``running_tasks``), renew the claims of this run, and report when there is nothing to do but
@@ -110,7 +102,9 @@ def run_in_processes(
 
     executor = Executor(workers, threads, get_registry(), WORKER, timing=timing)
     try:
-        cell_batches = batches(cells, workers, threads, timing=timing, limits=limits)
+        # Limits of a cell and trusted times are for cells that run alone.
+        is_limited = bool(timing or threads > 1 or limits.seconds or limits.memory)
+        cell_batches = batches(cells, workers, single=is_limited)
         while cell_batches:
             tasks = [
                 cell_task(batch, batch[0].distributions()) for batch in cell_batches

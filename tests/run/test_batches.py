@@ -11,7 +11,8 @@ from smimbench.run import cell as runner
 from smimbench.run.batches import BATCH_BYTES, batches
 from smimbench.run.campaign import run_cells
 from smimbench.run.cell import run_cell, run_together
-from smimbench.run.executor import Limits
+from smimbench.run.executor import NO_LIMITS, Limits
+from smimbench.run.processes import ClaimFiles, run_in_processes
 from smimbench.run.store import Store
 from tests.helpers import call, loaded
 from tests.records import numbers
@@ -76,7 +77,7 @@ def test_runs_together_have_the_bits_of_single_ones(tmp_path, problem, algorithm
         "dimension": f"[{rng.integers(6, 20)}]",
     }
     cells = cells_of(tmp_path, PROBLEMS[problem], algorithm, **sizes)
-    assert batches(cells, 1, 1) == [cells]
+    assert batches(cells, 1, single=False) == [cells]
     together = run_together(cells)
     for cell, record in zip(cells, together):
         assert numbers(record.document) == numbers(run_cell(cell).document)
@@ -126,12 +127,9 @@ def test_which_cells_run_together(tmp_path):
     adam = 'name = "adam"'
     softmax = PROBLEMS["softmax"]
     cells = cells_of(tmp_path, softmax, adam, alpha="[0.5, 0.7]")
-    assert [len(batch) for batch in batches(cells, 1, 1)] == [4, 4]
-    assert [len(batch) for batch in batches(cells, 2, 1)] == [2, 2, 2, 2]
-    single = [[cell] for cell in cells]
-    assert batches(cells, 1, 1, timing=True) == single
-    assert batches(cells, 1, 2) == single
-    assert batches(cells, 1, 1, limits=Limits(seconds=9.0)) == single
+    assert [len(batch) for batch in batches(cells, 1, single=False)] == [4, 4]
+    assert [len(batch) for batch in batches(cells, 3, single=False)] == [2, 2, 2, 2]
+    assert batches(cells, 1, single=True) == [[cell] for cell in cells]
     for algorithm, *overrides in (
         (adam + "\nbatch = 5",),
         (adam, "run.timeout=9"),
@@ -139,11 +137,11 @@ def test_which_cells_run_together(tmp_path):
         (adam, 'run.start="informed"'),
     ):
         others = cells_of(tmp_path, softmax, algorithm, *overrides)
-        assert [len(batch) for batch in batches(others, 1, 1)] == [1] * 4
+        assert [len(batch) for batch in batches(others, 1, single=False)] == [1] * 4
     large = cells_of(tmp_path, softmax, adam, dimension="[60]")
     inputs = 8 * round(0.7 * 60**2) * 2 * 60
     assert 2 * inputs > BATCH_BYTES
-    assert [len(batch) for batch in batches(large, 1, 1)] == [1] * 4
+    assert [len(batch) for batch in batches(large, 1, single=False)] == [1] * 4
 
 
 KILLER = '''
@@ -182,12 +180,24 @@ def test_cells_of_a_batch_that_was_killed_run_alone(tmp_path):
     (tmp_path / "killer.py").write_text(KILLER)
     set_registry(Registry([str(tmp_path / "killer.py")]))
     cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "killer"')
-    assert batches(cells, 1, 1) == [cells]
+    assert batches(cells, 1, single=False) == [cells]
     records = run_cells(cells, Store(tmp_path / "results"), in_subprocess=True)
     assert [record.key for record in records] == [cell.key for cell in cells]
     for cell, record in zip(cells, records):
         assert record.status == "ok"
         assert numbers(record.document) == numbers(run_cell(cell).document)
+
+
+@pytest.mark.parametrize("limits", [NO_LIMITS, Limits(seconds=60.0)])
+def test_cells_that_another_run_has_finished_are_left_out(tmp_path, limits):
+    cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "adam"')
+    Store(tmp_path / "results").write(run_cell(cells[1]))
+    claims = ClaimFiles(tmp_path / "results")
+    records = run_in_processes(cells, 1, 1, claims=claims, limits=limits)
+    assert [record.key for record in records] == [
+        cells[index].key for index in (0, 2, 3)
+    ]
+    assert not claims.folder.exists()
 
 
 def test_records_of_a_batch_verify(tmp_path, monkeypatch, capsys):

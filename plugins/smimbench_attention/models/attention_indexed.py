@@ -33,9 +33,6 @@ _TOKENS_PER_DIMENSION = 3
 # host; on a GPU (not measured) there are more passes over the inputs, one for each pair.
 _FEW_TOKENS = 3
 
-# Rows of tokens whose bilinear forms are computed at once. Doubled: twice as many of the forms are of no use.
-_FORM_ROWS = 8
-
 # (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
 # triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
 _BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
@@ -520,28 +517,19 @@ class AttentionIndexed(TokenModel):
         self._check_inputs(inputs[0, ...] if students else inputs, factor_rows)
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
-        # On the host BLAS takes less time for a few samples at once, though only forms within a sample are used.
-        samples_at_once = 1
-        if 2 <= tokens <= _FORM_ROWS // 2 and chunk_bytes(inputs) is None:
-            samples_at_once = math.gcd(n, _FORM_ROWS // tokens)
         site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
-            xp, dimension, dtype, device, samples_at_once
+            xp, dimension, dtype, device
         )
         matrix = xp.reshape(factor, (*students, dimension, width))
         flat_tokens = xp.reshape(inputs, (*students, n * tokens, dimension))
         projected_tokens = xp.matmul(flat_tokens, matrix)
-        rows = xp.reshape(
-            projected_tokens, (*students, -1, samples_at_once * tokens, width)
-        )
-        forms = xp.matmul(rows, xp.matrix_transpose(rows))
-        forms = xp.take(
-            xp.reshape(forms, (*students, n // samples_at_once, -1)),
-            site_positions,
-            axis=-1,
+        rows = xp.reshape(projected_tokens, (*students, n, tokens, width))
+        forms = xp.reshape(
+            xp.matmul(rows, xp.matrix_transpose(rows)), (*students, n, 1, -1)
         )
         traces = xp.sum(matrix * matrix, axis=(-2, -1))[..., None, None, None]
         z = (
-            xp.reshape(forms, (*students, n, 1, self.sites)) - traces * is_diagonal_site
+            xp.take(forms, site_positions, axis=-1) - traces * is_diagonal_site
         ) * site_scale
 
         def pull(g: Array) -> Array:
@@ -554,8 +542,7 @@ class AttentionIndexed(TokenModel):
                 entry_gradients[..., :: tokens + 1], axis=(-3, -2, -1)
             )
             projected_gradient = xp.matmul(
-                xp.reshape(entry_gradients, (*students, n, tokens, tokens)),
-                xp.reshape(projected_tokens, (*students, n, tokens, width)),
+                xp.reshape(entry_gradients, (*students, n, tokens, tokens)), rows
             )
             gradient = xp.matmul(
                 xp.matrix_transpose(flat_tokens),
@@ -568,14 +555,9 @@ class AttentionIndexed(TokenModel):
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(
-        self,
-        xp: ModuleType,
-        dimension: int,
-        dtype: object,
-        device: object,
-        samples_at_once: int = 1,
+        self, xp: ModuleType, dimension: int, dtype: object, device: object
     ) -> tuple[Array, Array, Array]:
-        """Positions of the sites among the bilinear forms of all pairs of tokens of a few samples, scales ``1 / sqrt(d (1 +
+        """Positions of the sites among the T^2 bilinear forms of a sample's token pairs (a, b), scales ``1 / sqrt(d (1 +
         delta_ab))`` of the sites in ``dimension`` d, and a mask that is 1 for sites a = b; arrays of the library ``xp``, shared
         by all calls.
         """
@@ -587,16 +569,9 @@ class AttentionIndexed(TokenModel):
             xp.asarray(site_numbers, dtype=dtype, device=device)
             for site_numbers in scale_and_mask
         )
-        row_length = samples_at_once * self.tokens
-        positions = [
-            sample * self.tokens * (row_length + 1)
-            + (entry // self.tokens) * row_length
-            + entry % self.tokens
-            for sample in range(samples_at_once)
-            for entry in site_entries(self.tokens, self.symmetric)
-        ]
+        entries_of_sites = site_entries(self.tokens, self.symmetric)
         return (
-            xp.asarray(positions, device=device),
+            xp.asarray(entries_of_sites, device=device),
             site_scale / math.sqrt(dimension),
             is_diagonal_site,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -317,19 +318,13 @@ class Descent(Algorithm):
         students).
         """
         xp = namespace(state.factor)
-        batch_inputs, batch_targets, remaining_samples = self._batch(
-            problem, data, state
-        )
-        next_state, relative_change, self_overlap, warnings = self._descend(
-            problem, data, state, batch_inputs, batch_targets
-        )
+        *batch, remaining_samples = self._batch(problem, data, state)
+        next_state, info = self._descend(problem, data, state, *batch)
+        self_overlap = info.self_overlap
         if self_overlap.ndim > 1:
             self_overlap = xp.max(self_overlap, axis=0)
-        return next_state._replace(remaining_samples=remaining_samples), Info(
-            xp.max(relative_change),
-            self_overlap=self_overlap,
-            warning="; ".join(warnings) or None,
-            samples=next_state.processed_samples,
+        return next_state._replace(remaining_samples=remaining_samples), info._replace(
+            residual=xp.max(info.residual), self_overlap=self_overlap
         )
 
     def joint_step(
@@ -340,46 +335,39 @@ class Descent(Algorithm):
         """
         if not vars(type(self)).get("steps_jointly") or self.online or self.batch:
             return None
-        targets: Array = None
+        return partial(self._step_of_runs, problem)
 
-        def make_step(
-            data: Data, states: list[DescentState]
-        ) -> list[tuple[DescentState, Info]]:
-            """Make one step of all runs."""
-            nonlocal targets
-            xp = namespace(data.inputs)
-            if targets is None:
-                targets = xp.stack([state.targets for state in states])
-            data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
-            memories = zip(*(state.memory for state in states))
-            joint_state = states[0]._replace(
-                factor=xp.stack([state.factor for state in states]),
-                signal=xp.stack([state.signal for state in states]),
-                memory=tuple(xp.stack(list(memory)) for memory in memories),
+    def _step_of_runs(
+        self, problem: Problem, data: Data, states: list[DescentState]
+    ) -> list[tuple[DescentState, Info]]:
+        """Make one step of several runs."""
+        xp = namespace(data.inputs)
+        memories = zip(*(state.memory for state in states))
+        joint_state = states[0]._replace(
+            factor=xp.stack([state.factor for state in states]),
+            signal=xp.stack([state.signal for state in states]),
+            memory=tuple(xp.stack(memory_of_runs) for memory_of_runs in memories),
+        )
+        data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
+        targets = xp.stack([state.targets for state in states])
+        stepped, info = self._descend(
+            problem, data_of_a_run, joint_state, data.inputs, targets
+        )
+        return [
+            (
+                stepped._replace(
+                    factor=stepped.factor[run],
+                    signal=stepped.signal[run],
+                    memory=tuple(memory[run] for memory in stepped.memory),
+                    targets=state.targets,
+                    rng=state.rng,
+                ),
+                info._replace(
+                    residual=info.residual[run], self_overlap=info.self_overlap[run]
+                ),
             )
-            stepped, relative_changes, self_overlaps, warnings = self._descend(
-                problem, data_of_a_run, joint_state, data.inputs, targets
-            )
-            warning = "; ".join(warnings) or None
-            steps = []
-            for index, state in enumerate(states):
-                next_state = state._replace(
-                    factor=stepped.factor[index],
-                    signal=stepped.signal[index],
-                    memory=tuple(memory[index] for memory in stepped.memory),
-                    steps_made=stepped.steps_made,
-                    processed_samples=stepped.processed_samples,
-                )
-                info = Info(
-                    relative_changes[index],
-                    self_overlap=self_overlaps[index],
-                    warning=warning,
-                    samples=next_state.processed_samples,
-                )
-                steps.append((next_state, info))
-            return steps
-
-        return make_step
+            for run, state in enumerate(states)
+        ]
 
     def _descend(
         self,
@@ -388,10 +376,10 @@ class Descent(Algorithm):
         state: DescentState,
         batch_inputs: Array,
         batch_targets: Array,
-    ) -> tuple[DescentState, Array, Array, list[str]]:
-        """Take one gradient step on a batch: return the state after it, the relative change of the factor and the overlaps of
-        the estimate with itself, for every student, and warnings. Inputs and targets of a batch may have the axis of the
-        students in front; ``data`` are then those of one of them.
+    ) -> tuple[DescentState, Any]:
+        """Take one gradient step on a batch and return the state after it and a report, with one residual and one self-overlap
+        for every student. Inputs and targets of a batch may have the axis of the students in front; ``data`` are then those of
+        one of them.
         """
         xp = namespace(state.factor)
         factorization = factor_of(problem)
@@ -461,7 +449,12 @@ class Descent(Algorithm):
             warnings.append(
                 "the given start is not used: gradient methods begin with a random factor"
             )
-        return next_state, relative_change, self_overlap, warnings
+        return next_state, Info(
+            relative_change,
+            self_overlap=self_overlap,
+            warning="; ".join(warnings) or None,
+            samples=next_state.processed_samples,
+        )
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
