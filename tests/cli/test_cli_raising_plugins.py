@@ -8,6 +8,8 @@ from tests import raising_items
 from tests.helpers import LINE, ROOT, call, ends_with, output, suite_text, write_suite
 
 PLUGIN = ROOT / "tests" / "raising_items.py"
+pytestmark = pytest.mark.usefixtures("svg_alone")
+
 OURS = [
     'name = "gamp"',
     'name = "adam"\nsteps = 5\n[algorithms.tune]\ntrials = 2\nlearning_rate = [0.1, 1.0]',
