@@ -398,6 +398,7 @@ def _subordinate(
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
     # bound of v^2; a single atom gives one. Where f(0) < 1 steps are negative and t stays at zero.
     t = clip(xp.max(weights[None, :] - squared_distance, axis=1), 0.0, None)
+    is_converged = xp.isnan(u)
     for _ in range(200):
         inverse_distance = 1 / (squared_distance + t[:, None])
         inverse_mean = xp.matmul(inverse_distance, weights)
@@ -405,9 +406,14 @@ def _subordinate(
             inverse_mean * inverse_mean
         )
         next_t = clip(t + (1 - 1 / inverse_mean) / inverse_slope, 0.0, None)
-        is_converged = xp.abs(next_t - t) <= 1e-14 * t + 4e-16 / inverse_slope
+        # Steps down, and points that go on to move when they have been there, are rounding.
+        is_converged = (
+            is_converged
+            | xp.isnan(inverse_mean)
+            | (next_t - t <= 1e-14 * t + 4e-16 / inverse_slope)
+        )
         t = next_t
-        if xp.all(is_converged | xp.isnan(inverse_mean)):
+        if xp.all(is_converged):
             break
     inverse_distance = 1 / (squared_distance + t[:, None])
     weighted_inverse = inverse_distance * weights[None, :]
