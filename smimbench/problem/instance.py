@@ -195,7 +195,7 @@ class Instance:
         for metric_name, metric in metrics.items():
             try:
                 values = metric.measure(self, estimate, claims)
-                if not isinstance(values, Iterable):
+                if type(values) is not list and not isinstance(values, Iterable):
                     raise TypeError(
                         f"measure must return a list of numbers, got {short_repr(values)}"
                     )

@@ -27,7 +27,9 @@ def batches(cells: Sequence[Cell], workers: int, *, single: bool) -> list[list[C
     split_batches = []
     for cells_of_setting in cells_of_settings.values():
         count = len(cells_of_setting)
-        size = min(_largest_batch(cells_of_setting[0]), math.ceil(count / workers))
+        size = math.ceil(count / workers)
+        if size > 1:
+            size = min(size, _largest_batch(cells_of_setting[0]))
         split_batches += [
             cells_of_setting[start : start + size] for start in range(0, count, size)
         ]
