@@ -134,10 +134,6 @@ class Model(Item):
     g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents
     are made from the signal."""
 
-    gram_takes_own_samples: bool = False
-    """Whether ``forward_gram`` takes inputs (S, n, T, D) with factors (S, 1, ...) of one component: samples of its own for each
-    of S students, in the bits of one alone."""
-
 
 def is_symmetric(model: Model) -> bool:
     """Whether the signal matrices of a model are symmetric; true unless the model sets ``symmetric = False``."""

@@ -34,6 +34,11 @@ prior = { name = "bilinear", rho = 0.5 }""",
 model = { name = "attention-indexed", tokens = 2 }
 channel = { name = "hardmax" }
 prior = { name = "wishart", rho = 0.5 }""",
+    "correlated tokens": """
+model = { name = "attention-indexed", tokens = 2 }
+channel = { name = "softmax" }
+prior = { name = "wishart", rho = 0.5 }
+inputs = { name = "correlated-tokens" }""",
     "low rank": """
 model = { name = "sequence-multi-index", tokens = 2 }
 channel = { name = "softmax" }

@@ -145,8 +145,8 @@ class AttentionIndexed(TokenModel):
         return 2.0 if self.symmetric else 1.0
 
     @property
-    def gram_takes_own_samples(self) -> bool:  # type: ignore[override]
-        """Whether ``forward_gram`` of one component takes samples of each student: where S is symmetric."""
+    def gram_takes_own_samples(self) -> bool:
+        """Whether ``forward_gram`` of one component takes samples of its own for each student: where S is symmetric."""
         return self.symmetric
 
     @property

@@ -160,7 +160,7 @@ def latent_gradient(
 
     takes_own_samples = (
         scaled_factor is not None
-        and model.gram_takes_own_samples
+        and getattr(model, "gram_takes_own_samples", False)
         and problem.components == 1
     )
     losses: Array = None
