@@ -374,14 +374,19 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
         rng = monte_carlo_rng("mean-field dynamics: fresh labels", draw)
         # The teacher never changes.
         labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
-        targets = np.asarray(observable(channel, labels))
-        z = (roots_of_steps[:, None] @ normal_fields)[:, :, P:]
-        targets_of_steps = np.broadcast_to(targets, (len(z), *targets.shape))
+        targets = np.asarray(observable(channel, labels), dtype=np.float32)
+        # Samples of all steps are the last axis in memory, as in _flat.
+        normal_rows = np.moveaxis(normal_fields, 0, -1).reshape(2 * P, -1)
+        z_rows = (roots_of_steps[:, P:] @ normal_rows).astype(np.float32)
+        z = z_rows.reshape(-1, P, C, sample_count).transpose(1, 2, 0, 3)
+        z = np.moveaxis(z.reshape(P, C, -1), -1, 0)
+        steps = len(roots_of_steps)
+        targets_of_steps = np.broadcast_to(targets, (steps, *targets.shape))
         losses = loss_and_derivative(
-            np, loss, predict(channel, _flat(z)), _flat(targets_of_steps)
+            np, loss, predict(channel, z), _flat(targets_of_steps)
         )[0]
-        losses_by_entry = np.moveaxis(losses, 0, -1).reshape(-1, *z.shape[:2])
-        summed_losses = losses_by_entry.sum(axis=(0, 2))
+        losses_by_entry = np.moveaxis(losses, 0, -1).reshape(-1, steps, sample_count)
+        summed_losses = losses_by_entry.sum(axis=(0, 2), dtype=np.float64)
         losses_of_draws.append(summed_losses / sample_count)
     return np.stack(losses_of_draws)
 
