@@ -390,7 +390,6 @@ class Descent(Algorithm):
         processed_samples = state.processed_samples
         gradient_normalization = self.normalisation(problem, data, batch_size)
         penalty = self.penalty(data)
-        uses_gradient_alone = type(self).advance is Descent.advance
 
         def objective(factor: Array) -> LossGradient:
             """Loss of the batch at a factor, normalized and with the weight-decay penalty added, and its gradient with respect to
@@ -406,17 +405,13 @@ class Descent(Algorithm):
                 channel=differentiated_channel,
                 loss=state.loss,
                 signal=state.signal if factor is state.factor else None,
-                gradient_alone=uses_gradient_alone,
             )
-            gradient = gradient_normalization * summed_loss.gradient
-            if penalty:
-                gradient = gradient + penalty * factor
-            if uses_gradient_alone:
-                return LossGradient(None, gradient)
             loss = gradient_normalization * summed_loss.loss
+            gradient = gradient_normalization * summed_loss.gradient
             if penalty:
                 factor_axes = tuple(range(loss.ndim, factor.ndim))
                 loss = loss + penalty / 2 * xp.sum(factor * factor, axis=factor_axes)
+                gradient = gradient + penalty * factor
             return LossGradient(loss, gradient)
 
         learning_rate = (

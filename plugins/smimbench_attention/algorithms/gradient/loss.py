@@ -44,7 +44,6 @@ def loss_gradient(
     channel: Channel | None = None,
     loss: str = "squared",
     signal: Array | None = None,
-    gradient_alone: bool = False,
 ) -> LossGradient:
     r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` of the factor, over samples mu with latents z and ``targets`` t, with
     f the channel's output and l the named ``loss``, and its gradient. With students, shapes have one more axis in front.
@@ -69,8 +68,6 @@ def loss_gradient(
     loss : {"squared", "cross-entropy"}
     signal : array, optional
         ``compose(factor)``, if it is known already.
-    gradient_alone : bool
-        Leave out the loss, which is then None.
 
     Returns
     -------
@@ -94,7 +91,6 @@ def loss_gradient(
             loss,
             xp.reshape(output, (*students, -1, *output.shape[1:])),
             targets[(*leading_slices, chunk, ...)],
-            gradient_alone,
         )
         label_shape = cotangent.shape[len(students) + 1 :]
         cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
@@ -176,11 +172,10 @@ def latent_gradient(
             chunk, xp.reshape(z, (-1, *z.shape[-2:])), student_shape
         )
         chunk_gradient = adjoint(xp.reshape(latent_derivative, z.shape))
-        if chunk_loss is not None:
-            chunk_loss = xp.sum(
-                chunk_loss, axis=tuple(range(student_axes, chunk_loss.ndim))
-            )
-            losses = chunk_loss if losses is None else losses + chunk_loss
+        chunk_loss = xp.sum(
+            chunk_loss, axis=tuple(range(student_axes, chunk_loss.ndim))
+        )
+        losses = chunk_loss if losses is None else losses + chunk_loss
         gradient = chunk_gradient if gradient is None else gradient + chunk_gradient
     if gradient is None:
         raise ValueError(
@@ -213,19 +208,14 @@ def latent_derivatives(
 
 
 def loss_and_derivative(
-    xp: ModuleType,
-    loss: str,
-    output: Array,
-    target: Array,
-    derivative_alone: bool = False,
+    xp: ModuleType, loss: str, output: Array, target: Array
 ) -> tuple[Array, Array]:
-    """Loss of every entry of the ``output``, given the ``target`` (None for the ``derivative_alone``), and its derivative with
-    respect to the output; ``loss`` is its name, ``xp`` the array module.
+    """Loss of every entry of the ``output``, given the ``target``, and its derivative with respect to the output; ``loss`` is
+    its name, ``xp`` the array module.
     """
     if loss == "squared":
         output_error = output - target
-        losses = None if derivative_alone else output_error * output_error
-        return losses, 2 * output_error
+        return output_error * output_error, 2 * output_error
     # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
     smallest_probability = float(xp.finfo(output.dtype).smallest_normal)
     probability = xp.where(
@@ -233,8 +223,7 @@ def loss_and_derivative(
         output,
         xp.full_like(output, smallest_probability),
     )
-    losses = None if derivative_alone else -target * xp.log(probability)
-    return losses, -target / probability
+    return -target * xp.log(probability), -target / probability
 
 
 # -- surrogates of channels without a derivative ---------------------------------------------------------------------
