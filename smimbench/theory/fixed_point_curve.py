@@ -533,9 +533,8 @@ class FixedPointCurve(Continuation, Curve):
         """
         is_rough = self.is_costly and self.ratios.has_rough_information
         hard_phase = None if is_rough else self.hard_phase()
-        bifurcations, P = self.bifurcations, self.problem.components
-        if is_rough and not self.is_finished:
-            bifurcations = rough_bifurcations(self)
+        bifurcations = rough_bifurcations(self) if is_rough else self.bifurcations
+        P = self.problem.components
         sequential = [
             bifurcation
             for bifurcation in bifurcations

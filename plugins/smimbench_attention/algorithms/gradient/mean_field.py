@@ -299,24 +299,20 @@ def descend(
     else:
         label_noise = latents(directions.noise, np.eye(P)[None])
         labels = teacher_latents + math.sqrt(system.exact_noise) * label_noise
-    if labels.dtype.kind == "f":
-        labels = labels.astype(teacher_latents.dtype)
+    labels = labels.astype(teacher_latents.dtype)
     grams: list[Host] = []
     training_losses: list[Host] = []
-    has_diverged = np.zeros(draws, dtype=bool)
     remaining_samples = np.empty((draws, 0), dtype=np.int64)
     total_work = 0.0
     for step in range(last_step + 1):
         gram = vectors @ transposed(vectors)
-        # NaN, too
-        has_diverged |= ~(
-            np.abs(gram[:, : 2 * P, : 2 * P]).max(axis=(1, 2)) <= DIVERGED_OVERLAP
-        )
+        largest_overlap = np.abs(gram[:, : 2 * P, : 2 * P]).max(axis=(1, 2))
+        has_diverged = ~(largest_overlap <= DIVERGED_OVERLAP)  # NaN, too
         if has_diverged.all():
             raise OverlapsDiverge(
                 "the overlaps of teacher and student grow without bound; a smaller learning rate may converge"
             )
-        vectors[has_diverged], gram[has_diverged] = 0.0, np.nan
+        vectors[has_diverged] = gram[has_diverged] = np.nan
         z = latents(directions.h.vectors, vectors[:, student_rows])
         if step == recorded_steps[len(grams)]:
             grams.append(gram)
@@ -346,7 +342,7 @@ def descend(
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
             norms = np.linalg.norm(vectors[:, student_rows], axis=2, keepdims=True)
-            vectors[:, student_rows] /= np.where(norms > 0, norms, 1.0)
+            vectors[:, student_rows] /= norms
         total_work += n * C * directions.p.count
         if total_work > ACCURACY.largest_work:
             raise TooExpensive(
@@ -375,18 +371,13 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
         # The teacher never changes.
         labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
         targets = np.asarray(observable(channel, labels), dtype=np.float32)
-        # Samples of all steps are the last axis in memory, as in _flat.
         normal_rows = np.moveaxis(normal_fields, 0, -1).reshape(2 * P, -1)
-        z_rows = (roots_of_steps[:, P:] @ normal_rows).astype(np.float32)
-        z = z_rows.reshape(-1, P, C, sample_count).transpose(1, 2, 0, 3)
-        z = np.moveaxis(z.reshape(P, C, -1), -1, 0)
-        steps = len(roots_of_steps)
-        targets_of_steps = np.broadcast_to(targets, (steps, *targets.shape))
-        losses = loss_and_derivative(
-            np, loss, predict(channel, z), _flat(targets_of_steps)
-        )[0]
-        losses_by_entry = np.moveaxis(losses, 0, -1).reshape(-1, steps, sample_count)
-        summed_losses = losses_by_entry.sum(axis=(0, 2), dtype=np.float64)
+        student_latents = (roots_of_steps[:, P:] @ normal_rows).astype(np.float32)
+        z = np.moveaxis(student_latents.reshape(-1, P, C, sample_count), -1, 1)
+        outputs = predict(channel, _flat(z))
+        targets_of_steps = _flat(np.broadcast_to(targets, (len(z), *targets.shape)))
+        losses = loss_and_derivative(np, loss, outputs, targets_of_steps)[0]
+        summed_losses = losses.reshape(len(z), -1).sum(axis=1, dtype=np.float64)
         losses_of_draws.append(summed_losses / sample_count)
     return np.stack(losses_of_draws)
 
