@@ -9,7 +9,9 @@ from numpy.testing import assert_allclose
 from smimbench_attention.algorithms.gamp import LARGEST_EXCESS, Gamp
 from smimbench_attention.algorithms.gamp.message_pass import DAMPING_SETTINGS
 
+from smimbench.backend import to_host
 from smimbench.backend.device import get_backend
+from smimbench.problem import Problem
 from smimbench.problem.instance import Instance
 from smimbench.run.loop import Status
 from smimbench.theory.predictions import solve
@@ -421,3 +423,33 @@ def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spik
         errors.append(run(problem, 0.08, 40, seed, max_iterations=60).metrics["mse"][0])
         gains.append(errors[1] - errors[0])
     assert np.mean(gains) > 0
+
+
+@pytest.mark.parametrize("V", [0.5, 0.02])
+def test_labels_that_no_integral_reaches_are_sampled_on_a_device(backend, V):
+    """A device is asked once a step; at small V labels are far from what the estimate leads to expect."""
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 3},
+        {"name": "hardmax"},
+        {"name": "wishart", "rho": 0.5},
+    )
+    instance = problem.instance(0.2, 12)
+    estimates, errors = [], []
+    for place in (get_backend("numpy"), backend):
+        data = instance.data(place)
+        state = Gamp().init(problem, data, np.random.default_rng(0))
+        state = state._replace(V=np.array([[V]]))
+        state, info = Gamp().step(problem, data, state)
+        estimates.append(to_host(state.estimate))
+        errors.append(float(info.integration_error))
+    np.testing.assert_allclose(estimates[0], estimates[1], atol=1e-10)
+    assert errors[0] == pytest.approx(errors[1])
+    assert (errors[0] > 1e-3) == (V < 0.1)
+    channel, omega = problem.channel, np.ones((1, 1, 6))
+    label = channel.forward(omega + np.arange(6.0))
+    likely = channel.posterior_without_wait(label, omega, np.eye(1))
+    assert likely.error < 1e-3
+    far = channel.posterior_without_wait(
+        label, 30 * omega[:, :, ::-1] * np.arange(6.0)[::-1], np.eye(1)
+    )
+    assert np.isinf(far.error)

@@ -11,6 +11,7 @@ from smimbench.backend import (
     dtype_name,
     matching,
     namespace,
+    on_device,
     read_together,
     send,
     to_host,
@@ -269,28 +270,39 @@ class Gamp(Algorithm):
 
         # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
-        messages = message_pass(
-            problem,
-            data,
-            state.estimate,
-            V,
-            state.rng,
-            previous_g=state.g,
-            onsager_factor=None
-            if state.Gamma is None
-            else np.linalg.inv(V) @ state.Gamma,
-            damping_weights=sample_weights(
-                float(damping_state.weight), strengths_of_samples, V, state.Qhat
-            ),
-        )
-        summed_covariance, undamped_square_of_g, square_of_g, *integration_errors = (
-            read_together(
+        # A device is asked once whether all labels could be integrated, not in every chunk.
+        quick_posterior = None
+        if on_device(state.estimate):
+            quick_posterior = getattr(problem.channel, "posterior_without_wait", None)
+        for posterior in (quick_posterior, None) if quick_posterior else (None,):
+            messages = message_pass(
+                problem,
+                data,
+                state.estimate,
+                V,
+                state.rng,
+                previous_g=state.g,
+                onsager_factor=None
+                if state.Gamma is None
+                else np.linalg.inv(V) @ state.Gamma,
+                damping_weights=sample_weights(
+                    float(damping_state.weight), strengths_of_samples, V, state.Qhat
+                ),
+                posterior_without_wait=posterior,
+            )
+            (
+                summed_covariance,
+                undamped_square_of_g,
+                square_of_g,
+                *integration_errors,
+            ) = read_together(
                 messages.summed_covariance,
                 messages.undamped_square_of_g,
                 messages.square_of_g,
                 *messages.integration_errors,
             )
-        )
+            if not np.isinf(integration_errors).any():
+                break
 
         # Qhat = kappa alpha C (V^{-1} - V^{-1} Cov V^{-1})
         kappa_alpha = model.kappa * data.sample_ratio

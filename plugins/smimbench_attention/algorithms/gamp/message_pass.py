@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, sample_chunks, send, take_samples
-from smimbench.interfaces import Array, Data, Host, checked_posterior
+from smimbench.interfaces import Array, Data, Host, Posterior, checked_posterior
 from smimbench.problem import Problem
 
 SMALLEST_V, SMALLEST_QHAT = 1e-16, 1e-12
@@ -58,6 +58,7 @@ def message_pass(
     previous_g: Array | None = None,
     onsager_factor: Host | None = None,
     damping_weights: float | Array = 1.0,
+    posterior_without_wait: Callable[..., Posterior] | None = None,
 ) -> Messages:
     r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the latents
     given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term, which ``onsager_factor`` (P, P)
@@ -77,6 +78,8 @@ def message_pass(
         ``rho``; the identity unless given. It is smaller where g has more noise than predicted.
     damping_weights : float or array (n,)
         Weight of the new g against the previous one, of all samples or of each.
+    posterior_without_wait : callable, optional
+        Takes the place of the channel's posterior; where an integration error is infinite, the pass has to be made again.
     """
     model = problem.model
     V_inverse = np.linalg.inv(V)
@@ -95,12 +98,12 @@ def message_pass(
         if onsager_g is not None:
             onsager_term = multiply_components(V, onsager_g[chunk, ...])
             omega = omega - onsager_term
-        posterior = checked_posterior(
-            problem.channel.posterior(
-                data.labels[chunk, ...], omega, V_on_device, rng=rng
-            ),
-            omega,
-        )
+        label_and_law = data.labels[chunk, ...], omega, V_on_device
+        if posterior_without_wait is not None:
+            posterior = posterior_without_wait(*label_and_law)
+        else:
+            posterior = problem.channel.posterior(*label_and_law, rng=rng)
+        posterior = checked_posterior(posterior, omega)
         g = multiply_components(V_inverse, posterior.mean - omega)
         g_product = _square_of_g(g)
         undamped_products.append(g_product)

@@ -156,19 +156,46 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
         matrix.
         """
-        check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
+            check_latents(omega, 1, self.sites)
             return two_token_posterior(y, omega, V, second_moment=second_moment)
+        rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
+        return self._integrated_or_sampled(y, omega, V, second_moment, rng)
+
+    @property
+    def posterior_without_wait(
+        self,
+    ) -> Callable[[Array, Array, Array], Posterior] | None:
+        """Function for the posterior of labels y, for a device, which is not asked whether all of them could be integrated: the
+        error is infinite if not. None where ``posterior`` does not ask.
+        """
+        if self.tokens == 2 or self.tokens > EXACT or self.sweeps is not None:
+            return None
+        return lambda y, omega, V: self._integrated_or_sampled(y, omega, V, False, None)
+
+    def _integrated_or_sampled(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        second_moment: bool,
+        rng: Generator | None,
+    ) -> Posterior:
+        """Posterior by nested integrals, and by Gibbs chains where they do not serve; infinite error there without an ``rng``."""
+        check_latents(omega, 1, self.sites)
         xp = namespace(omega)
         flat_omega = xp.astype(omega[:, 0, :], xp.float64)
         variance = xp.astype(V[0, 0], xp.float64)
-        rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
         moment_arguments = (y, flat_omega, variance, self.tokens, rng, second_moment)
         if self.sweeps is None and self.tokens <= EXACT:
             moments = exact_moments(*moment_arguments)
         else:
+            assert rng is not None
             check_labels(y)
-            moments = gibbs_moments(*moment_arguments, sweeps=self.sweeps or SWEEPS)
+            moments = gibbs_moments(
+                y, flat_omega, variance, self.tokens, rng, second_moment,
+                sweeps=self.sweeps or SWEEPS,
+            )  # fmt: skip
         mean_shift = xp.sqrt(variance) * moments.shift
         second_moment_of_z = None
         if moments.outer is not None:

@@ -404,12 +404,12 @@ def exact_moments(
     omega: Array,
     V: Array,
     tokens: int,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     second_moments: bool,
 ) -> MatrixMoments:
     """Posterior moments of ``z ~ N(omega, V I)``, omega (n, C), given labels y (n, T) of T = ``tokens`` tokens, by nested
-    integrals over row maxima; by Gibbs chains for the few labels that are unlikely under ``omega``. Second moments only if
-    ``second_moments``.
+    integrals over row maxima; by Gibbs chains for the few labels that are unlikely under ``omega``, whose errors are infinite
+    without an ``rng``. Second moments only if ``second_moments``.
     """
     xp = namespace(y, omega, V)
     log_partition, shift, mean_square = row_posterior(y, omega, V, tokens)
@@ -425,6 +425,11 @@ def exact_moments(
     )
     # The windows of the integration may miss the posterior of a label that is less likely.
     is_unlikely = ~(log_partition > math.log(1e-8))
+    if rng is None:
+        square_error = xp.where(
+            is_unlikely, xp.full_like(shift[:, 0], math.inf), moments.square_error
+        )
+        return moments._replace(square_error=square_error)
     if not bool(xp.any(is_unlikely)):
         return moments
     check_labels(y)
