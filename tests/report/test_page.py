@@ -137,13 +137,12 @@ def windows(page):
     return json.loads(html.unescape(text[1])), re.findall(r"CONSOLE[^\n]*", done.stderr)
 
 
-@pytest.fixture(params=WINDOWS)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in WINDOWS])
 def seen(request, windows):
     """The same, at one width."""
     return windows[0][request.param], windows[1]
 
 
-@pytest.mark.slow
 def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     found, console = seen
     assert console == []
@@ -162,7 +161,6 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert not found["wide"]
 
 
-@pytest.mark.slow
 def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     found, _ = seen
     assert found["rows"] == 3 * 2 * 3
@@ -175,12 +173,10 @@ def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     assert 0 < found["statuses"] < found["rows"]
 
 
-@pytest.mark.slow
 def test_light_and_dark(seen):
     assert len(set(seen[0]["themes"])) == 2
 
 
-@pytest.mark.slow
 def test_the_pointer_asks_for_all_numbers(seen):
     name, *numbers = seen[0]["tip"]
     assert name == "adam"
@@ -194,7 +190,6 @@ def test_the_pointer_asks_for_all_numbers(seen):
     assert seen[0]["silent"]
 
 
-@pytest.mark.slow
 def test_on_paper_everything_is_open(seen):
     assert seen[0]["open"]
 

@@ -15,7 +15,7 @@ from tests.records import numbers
 from tests.run.conftest import PLUGIN
 from tests.run.test_campaign import cells_of
 
-pytestmark = pytest.mark.usefixtures("started_workers")
+pytestmark = [pytest.mark.usefixtures("started_workers"), pytest.mark.slow]
 
 ENDS = {
     "aborter": "the worker process died 2 times: SIGABRT",
@@ -27,7 +27,6 @@ ENDS = {
 }
 
 
-@pytest.mark.slow
 def test_one_process_outlives_every_end(tmp_path, registry):
     """One worker, cell after cell: each bad one fails with its reason, and the last is as good as alone."""
     cells = [
@@ -49,7 +48,6 @@ def test_one_process_outlives_every_end(tmp_path, registry):
     assert len(Store(tmp_path / "results").load()) == len(cells)
 
 
-@pytest.mark.slow
 def test_the_next_cell_begins_before_a_record_is_stored(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "quiet")[:3]
     for workers, begun_before_the_first_record in ((2, 3), (1, 1)):
@@ -60,7 +58,6 @@ def test_the_next_cell_begins_before_a_record_is_stored(tmp_path, registry):
         records.close()
 
 
-@pytest.mark.slow
 def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
     cells = cells_of(
         tmp_path,
@@ -72,7 +69,6 @@ def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
     assert [record.status for record in records] == ["ok", "ok"]
 
 
-@pytest.mark.slow
 def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry):
     endless = ("endless", "endless-start")
     cells = cells_of(tmp_path, registry, *endless, "quiet", **{"run.timeout": 0.5})[:3]
@@ -109,7 +105,6 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
         assert looks[0] < made[key] / 2 < looks[-1] <= made[key]
 
 
-@pytest.mark.slow
 def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
     (endless, *_), (hoarder, *_) = (
         cells_of(tmp_path, registry, name) for name in ("endless", "hoarder")
@@ -142,7 +137,6 @@ def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
     assert Store(tmp_path / "a").load() == {}
 
 
-@pytest.mark.slow
 def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
     text = SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "printer"\n'
     suite = write_suite(tmp_path, text)
@@ -178,7 +172,6 @@ def test_what_a_plugin_compiles_counts_once_in_a_dry_run(tmp_path, registry):
     )  # 1000 steps of a millisecond, or more on a busy machine
 
 
-@pytest.mark.slow
 def test_a_dry_run_tries_plugins_where_they_can_be_ended(
     tmp_path, registry, monkeypatch
 ):
