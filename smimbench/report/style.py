@@ -279,11 +279,15 @@ def make_room_for_labels(figure: Figure) -> None:
     """Make room for all labels of a figure: long ones are broken into lines, and tick labels are left out where they would
     overlap.
 
-    Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut.
+    Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut. If it
+    finds the panels where the first one put them, the layout is done.
     """
     engine: Any = figure.get_layout_engine()
     for _ in range(2):
+        boxes = [axes.bbox.bounds for axes in figure.axes]
         engine.execute(figure)
+        if np.allclose(boxes, [axes.bbox.bounds for axes in figure.axes], atol=0.01):
+            return
         for axes in figure.axes:
             if axes.get_visible():
                 _break_lines(axes.title, axes.bbox.width)
