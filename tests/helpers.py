@@ -262,6 +262,19 @@ def call_outside(*arguments, timeout=120, cwd=None, **more):
     )
 
 
+def started(*arguments, out=subprocess.PIPE, err=subprocess.PIPE, **more):
+    """The command line in a process and a group of its own."""
+    return subprocess.Popen(
+        command(*arguments),
+        stdout=out,
+        stderr=err,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+        **more,
+    )
+
+
 @contextmanager
 def importable(folder, monkeypatch):
     """Python searches the folder first; what was imported from it is forgotten at the end."""

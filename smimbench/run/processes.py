@@ -64,13 +64,15 @@ def run_in_processes(
     single_cells: list[Cell] = []
 
     def may_begin(task: Task) -> bool | None:
-        """Whether the cells of a ``task`` may run now: False if another run has finished one or claimed one of several, None
-        while another run has claimed the only one.
+        """Whether the cells of a ``task`` may run now: False if another run has finished one, or claimed one while groups of
+        cells are run; None while another run has claimed the only one.
         """
         cell_keys = [cell.key for cell in task.arguments]
         if claims is None or all(map(claims.claim, cell_keys)):
             return True
-        if len(cell_keys) > 1:  # those of no other run are claimed one by one
+        if (
+            has_groups
+        ):  # those of no other run are claimed one by one, before any is waited for
             single_cells.extend(task.arguments)
             return False
         if claims.is_done(cell_keys[0]):
@@ -106,6 +108,7 @@ def run_in_processes(
         is_limited = bool(timing or threads > 1 or limits.seconds or limits.memory)
         cell_batches = batches(cells, workers, single=is_limited)
         while cell_batches:
+            has_groups = max(map(len, cell_batches)) > 1
             tasks = [
                 cell_task(batch, batch[0].distributions()) for batch in cell_batches
             ]

@@ -9,9 +9,9 @@ from tests.helpers import (
     ATTENTION,
     CHANNEL,
     call,
-    command,
     environment,
     flat,
+    started,
     write_suite,
 )
 
@@ -86,13 +86,8 @@ def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, words, heavy):
 
 @pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error():
-    first = subprocess.Popen(
-        command("info", "quickstart"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
+    first = started("info", "quickstart")
     first.stdout.close()
-    assert b"Traceback" not in first.stderr.read()
+    assert "Traceback" not in first.stderr.read()
     first.stderr.close()
     first.wait()

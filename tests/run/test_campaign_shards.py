@@ -16,16 +16,7 @@ from smimbench.run.campaign import Shard, run_cells
 from smimbench.run.processes import STALE, ClaimFiles
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from tests.helpers import (
-    ATTENTION,
-    SUITE,
-    call,
-    command,
-    environment,
-    loaded,
-    refusal,
-    write_suite,
-)
+from tests.helpers import ATTENTION, SUITE, call, loaded, refusal, started, write_suite
 from tests.records import numbers_in
 from tests.run.test_store_kill import age_claims
 
@@ -64,14 +55,7 @@ def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
 
 def shard(suite, results, number):
     words = f"--workers 1 --shard {number}/{SHARDS} --quiet --no-figure".split()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(
-        command("run", suite, "--results", results, *words),
-        **pipes,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
+    return started("run", suite, "--results", results, *words)
 
 
 @pytest.mark.slow
@@ -121,7 +105,7 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
 @pytest.mark.slow
 def test_two_runs_into_one_folder_share_the_cells(tmp_path):
     suite = write_suite(tmp_path, TEXT)
-    words = command(
+    words = (
         "run",
         suite,
         "--results",
@@ -132,26 +116,20 @@ def test_two_runs_into_one_folder_share_the_cells(tmp_path):
         "--json",
         "--quiet",
     )
-    how = {
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": environment(),
-    }
-    pair = [subprocess.Popen(words, **how) for _ in range(2)]
-    folder, started = tmp_path / "r" / "small", {}
+    pair = [started(*words, out=subprocess.DEVNULL) for _ in range(2)]
+    folder, inodes = tmp_path / "r" / "small", {}
     while any(process.poll() is None for process in pair):
         for path in folder.glob("*.json"):
             with contextlib.suppress(OSError):
-                started.setdefault(path.name, set()).add(path.stat().st_ino)
+                inodes.setdefault(path.name, set()).add(path.stat().st_ino)
         time.sleep(0.02)
     for process in pair:
         assert process.communicate()[1] == ""
         assert process.returncode == 0
-    started.pop("run.json")
-    assert len(started) == len(load_suite(suite).cells())
+    inodes.pop("run.json")
+    assert len(inodes) == len(load_suite(suite).cells())
     # A record that was written twice would have been another file for a while.
-    assert sum(len(inodes) > 1 for inodes in started.values()) <= 1
+    assert sum(len(found) > 1 for found in inodes.values()) <= 1
     assert not (folder / "claims").exists()
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from smimbench.run.store import Store
-from tests.helpers import ATTENTION, call, command, environment, write_suite
+from tests.helpers import ATTENTION, call, started, write_suite
 from tests.records import records_in
 
 KILLS = 3  # tools/checks/kills.py kills hundreds of times
@@ -36,25 +36,14 @@ def finished(folder):
 
 
 def start(suite, results, workers):
-    return subprocess.Popen(
-        command("run", suite, "--results", results, "--workers", workers, *QUIETLY),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-        start_new_session=True,
-    )
+    words = ("run", suite, "--results", results, "--workers", workers, *QUIETLY)
+    return started(*words, out=subprocess.DEVNULL, err=subprocess.DEVNULL)
 
 
 def interruptible(*arguments):
-    """The command in a group of its own, with Ctrl-C as in a terminal: a test run in the background has it ignored."""
-    return subprocess.Popen(
-        command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    """The command, with Ctrl-C as in a terminal: a test run in the background has it ignored."""
+    return started(
+        *arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     )
 
 

@@ -25,13 +25,12 @@ from smimbench.suite.schema import Range, SearchSpace
 from tests.helpers import (
     LINE,
     call,
-    command,
     ends_with,
-    environment,
     flat,
     loaded,
     output,
     refusal,
+    started,
     suite_text,
     write_suite,
 )
@@ -364,10 +363,8 @@ def test_a_search_goes_on_after_a_kill_to_the_same_choice(
 ):
     path, results = done
     own = tmp_path / "results" / "small" / "tuning"
-    process = subprocess.Popen(
-        command("tune", path, "--results", tmp_path / "results", "--workers", 1, "--quiet"), stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env=environment(), start_new_session=True,
-    )  # fmt: skip
+    words = ("tune", path, "--results", tmp_path / "results", "--workers", 1, "--quiet")
+    process = started(*words, out=subprocess.DEVNULL, err=subprocess.DEVNULL)
     while len(list(own.glob("*.json"))) < 5 and process.poll() is None:
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGKILL)
