@@ -78,14 +78,14 @@ class MeanFieldAccuracy(NamedTuple):
     Attributes
     ----------
     largest_rows : int
-        Largest number of rows of all draws together: 3 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
+        Largest number of rows of all draws together: 1 s for 100 steps. Doubled, the stated error is 1.4 times smaller.
     limit_draws, smallest_system : int
         Draws for the limit, whose spread gives the stated error; the smallest n and D allowed: a finite D changes values by a
         relative amount of order 1 / D.
     draw_range : tuple of int
         Smallest and largest number of draws at the dimension of runs.
     largest_work, work_per_step : float
-        Largest number of products of rows, directions and steps of all draws together, 40 s; what a step costs on top.
+        Largest number of products of rows, directions and steps of all draws together, 20 s; what a step costs on top.
     largest_memory : float
         Largest number of entries of the vectors of a draw.
     tolerance, single_tolerance : float
