@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import array_api_compat
 
-from smimbench.backend import chunk_bytes, matching, namespace
+from smimbench.backend import chunk_bytes, namespace
 from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_attention.models.common import TokenModel, slices
@@ -623,22 +623,20 @@ class AttentionIndexed(TokenModel):
 
 def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
     """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in bands
-    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block), ``x_L``
-    the tokens times L.
+    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block),
+    ``x_lower`` the tokens times it.
 
     They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
     them, and 0 above.
     """
     xp = namespace(x, matrix)
     flat_tokens = xp.reshape(x, (-1, x.shape[-1]))
-    if len(bands) == 1:
-        x_L = xp.matmul(flat_tokens, matrix / 2)
-    else:
-        x_L = xp.empty(flat_tokens.shape, **matching(x, xp.result_type(x, matrix)))
-        for band in bands:
-            lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-            x_L[:, band] = xp.matmul(flat_tokens[:, band.start :], lower_band)
-    forms = _products_of_tokens(xp.reshape(x_L, x.shape), x)
+    forms = 0.0
+    for band in bands:
+        lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
+        x_lower = xp.matmul(flat_tokens[:, band.start :], lower_band)
+        x_lower = xp.reshape(x_lower, (*x.shape[:2], -1))
+        forms = forms + _products_of_tokens(x_lower, x[:, :, band])
     return forms + xp.matrix_transpose(forms)
 
 
