@@ -9,7 +9,7 @@ from tests.helpers import sequence
 torch = pytest.importorskip("torch")
 
 import smimbench  # noqa: E402
-from smimbench.run.campaign import run_cell  # noqa: E402
+from smimbench.run.cell import run_cell  # noqa: E402
 
 CELLS = [
     ("quickstart", ["grid.dimension=24", "algorithms.adam.steps=6"]),
