@@ -408,6 +408,54 @@ def state_copies(context: CheckContext, small: SmallProblem) -> None:
 
 
 @once_per_model(
+    "Runs of several seeds that make their steps together end elsewhere than single ones."
+)
+def joint_steps(context: CheckContext, small: SmallProblem) -> None:
+    """Check that joint steps of three runs return what ``step`` returns for each of them, in the same bits, and leave the states
+    that they begin from as they are. ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
+    """
+    algorithm, problem = context.item, small.problem
+    joint_step = algorithm.joint_step(problem)
+    if joint_step is None:
+        raise CheckSkipped("each run makes its steps alone")
+    size = _sample_ratio_and_dimension(problem.model)
+    runs = [
+        replace(small, instance=problem.instance(*size, seed=context.seed + shift))
+        for shift in range(3)
+    ]
+    data_of_runs = [run.data() for run in runs]
+    joint_data = replace(
+        data_of_runs[0],
+        inputs=np.stack([data.inputs for data in data_of_runs]),
+        labels=np.stack([data.labels for data in data_of_runs]),
+    )
+    states = [
+        algorithm.init(problem, data, context.rng(61 + k))
+        for k, data in enumerate(data_of_runs)
+    ]
+    for k in range(steps_of(algorithm, data_of_runs[0])):
+        joint_outputs = joint_step(joint_data, states)
+        outputs = [
+            algorithm.step(problem, data, state)
+            for data, state in zip(data_of_runs, states)
+        ]
+        for (state, info), (joint_state, joint_info) in zip(
+            outputs, joint_outputs, strict=True
+        ):
+            if (
+                not np.array_equal(
+                    algorithm.estimate(state), algorithm.estimate(joint_state)
+                )
+                or info.residual != joint_info.residual
+            ):
+                raise CheckFailed(
+                    f"joint step {k + 1} of three runs must return the estimate and the residual that step returns for each of "
+                    f"them ({small.name}), and leave their states as they are"
+                )
+        states = [state for state, _ in joint_outputs]
+
+
+@once_per_model(
     "The algorithm converts float32 data to float64: it takes twice the memory and time that tables state."
 )
 def dtypes(context: CheckContext, small: SmallProblem) -> None:

@@ -252,6 +252,20 @@ class InPlace(Plain):
         return state, info
 
 
+class Mixed(Plain):
+    """Its joint steps are those of the first run's data for all."""
+
+    def joint_step(self, problem):
+        return lambda data, states: [
+            self.step(
+                problem,
+                dataclasses.replace(data, inputs=data.inputs[0], labels=data.labels[0]),
+                state,
+            )
+            for state in states
+        ]
+
+
 class Fragile(Plain):
     """Raises on some problems."""
 
@@ -394,6 +408,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (Climber(), {"learns": "the steps go in the wrong direction, or the learning rate"}, ("determinism",)),
     (Adam(), {}, ("learns",)),
     (InPlace(), {"state_copies": "changes an estimate that was returned before"}, ()),
+    (Mixed(), {"joint_steps": "joint step 1 of three runs must return"}, ()),
     (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
     (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
     (Opaque(), {"parameters": "not a JSON value"}, ()),
