@@ -70,9 +70,8 @@ def run_in_processes(
         cell_keys = [cell.key for cell in task.arguments]
         if claims is None or all(map(claims.claim, cell_keys)):
             return True
-        if (
-            has_groups
-        ):  # those of no other run are claimed one by one, before any is waited for
+        if has_groups:
+            # Cells that no other run has claimed run next, one by one; only then are the others waited for.
             single_cells.extend(task.arguments)
             return False
         if claims.is_done(cell_keys[0]):

@@ -192,7 +192,7 @@ class Store:
                     reason = str(error) or type(error).__name__
                     self._complain(self.folder / file_name, reason, set_aside)
         finally:
-            gc.freeze()  # nor are there any later, when rows are made of them
+            gc.freeze()  # later collections do not search these records either
             if gc_was_enabled:
                 gc.enable()
         return records
