@@ -150,7 +150,7 @@ def errors_of_draws(
         [0, *protocol.moments.tolist()],
         int(algorithm.batch or 1),
         d,
-        DRAWS,
+        range(DRAWS),
     ).overlaps
     errors = overlaps.truth - 2 * overlaps.cross + overlaps.self_overlap
     paths: list[list[float]] = errors[:, 1:, 0, 0, 0].tolist()

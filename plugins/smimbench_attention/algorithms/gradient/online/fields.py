@@ -109,7 +109,8 @@ class GradientAverages(NamedTuple):
 
 class _IntegrationPoints(NamedTuple):
     """Integration points: white Gaussian fields ``u`` (n, 2 P, C) of teacher and student, P each, at C sites, with weights
-    (n,); ``mirrored_copies`` is 2 if the second half repeats the first with the student's fields reversed, else 1.
+    (n,); ``mirrored_copies`` is 2 if the second half repeats the first with the student's fields reversed, else 1; ``set_index``
+    is the number of their set.
 
     The mirrored copy shares the labels and has ``u_2`` reversed.
     """
@@ -117,6 +118,7 @@ class _IntegrationPoints(NamedTuple):
     white_fields: Host  # u (n, 2 P, C)
     weights: Host
     mirrored_copies: int
+    set_index: int
 
 
 def gradient_averages(
@@ -124,11 +126,11 @@ def gradient_averages(
     loss: str,
     teacher_overlaps: Host,
     point_count: int | None = None,
-    set_count: int | None = None,
+    sets: range | None = None,
 ) -> Callable[[Host, Host], GradientAverages]:
     """Build the function that maps overlaps (student with teacher, student with itself) to the mean gradient of a batch and its
     mean square, for the ``teacher_overlaps`` T (starts, P, P), with ``point_count`` integration points per latent in each of
-    ``set_count`` independent sets.
+    several independent ``sets``.
 
     Parameters
     ----------
@@ -136,8 +138,8 @@ def gradient_averages(
         ``T`` of every start.
     point_count : int, optional
         Points of each set per latent; default: ``ACCURACY.points``.
-    set_count : int, optional
-        Sets of points; default: as many as ``evaluation_count`` says.
+    sets : range, optional
+        Numbers of the sets of points; default: as many as ``evaluation_count`` says, from 0.
 
     Returns
     -------
@@ -147,9 +149,7 @@ def gradient_averages(
     """
     labels = _linear_labels(problem) if loss == "squared" else None
     if labels is None:
-        point_sets = _points_of_fields(
-            problem, point_count or ACCURACY.points, set_count
-        )
+        point_sets = _points_of_fields(problem, point_count or ACCURACY.points, sets)
         return _SampledFields(problem, loss, teacher_overlaps, point_sets)
     P, sites = problem.components, problem.model.sites
     response = labels.response.reshape(P, sites, P, sites)
@@ -286,10 +286,8 @@ class _SampledFields:
             self.root, (len(point_sets), *self.root.shape[-3:])
         )
         sets = [
-            _LabeledPoints.of(
-                points, *self._labels(points, set_index, roots_of_sets[set_index])
-            )
-            for set_index, points in enumerate(point_sets)
+            _LabeledPoints.of(points, *self._labels(points, root))
+            for points, root in zip(point_sets, roots_of_sets)
         ]
         # A call for all sets at once has less overhead; with many starts its arrays would leave the processor's caches.
         starts = roots_of_sets.shape[1]
@@ -373,7 +371,7 @@ class _SampledFields:
         return g @ transposed(weighted_fields), mean_square
 
     def _labels(
-        self, points: _IntegrationPoints, set_index: int, root: Host
+        self, points: _IntegrationPoints, root: Host
     ) -> tuple[Host, Host | None]:
         """Mean labels (starts, points, ...) at one set of points, for the ``root`` of the teacher's overlaps, and random vectors
         with the covariance of the label noise, None without noise; ``label_deviation`` is the difference of labels from
@@ -388,7 +386,7 @@ class _SampledFields:
             "kij,njc->knic", root, unmirrored_fields[:, : self.P]
         )
         flat_latents = teacher_latents.reshape(-1, self.P, self.C)
-        rng = monte_carlo_rng("online descent: noise", set_index)
+        rng = monte_carlo_rng("online descent: noise", points.set_index)
 
         def draw_labels() -> Host:
             """Random labels of all points, with fresh noise, as a user would measure them (after ``observable``)."""
@@ -444,11 +442,11 @@ def _point_counts(problem: Problem, points_per_latent: int) -> list[int]:
 
 
 def _points_of_fields(
-    problem: Problem, points_per_latent: int, set_count: int | None = None
+    problem: Problem, points_per_latent: int, sets: range | None
 ) -> list[_IntegrationPoints]:
     """Sets of integration points for the white fields of P components at C sites: two Gauss rules, or several scrambled Sobol
     sets whose points are mirrored in the student's own fields. ``points_per_latent`` is their number per latent,
-    ``set_count`` asks for another number of sets, of Gauss rules for the finer one as often.
+    ``sets`` are the numbers of other sets, of which each is the finer one of the Gauss rules where those apply.
     """
     P, C = problem.components, problem.model.sites
     point_counts = _point_counts(problem, points_per_latent)
@@ -462,16 +460,16 @@ def _points_of_fields(
             point_weights = np.outer(node_weights, node_weights).ravel()
             white_fields = node_pairs.reshape(-1, 2, 1)
             point_sets.append(
-                _IntegrationPoints(white_fields, point_weights / point_weights.sum(), 1)
+                _IntegrationPoints(
+                    white_fields, point_weights / point_weights.sum(), 1, 0
+                )
             )
-        return [point_sets[-1]] * set_count if set_count else point_sets
+        return [point_sets[-1] for _ in sets] if sets else point_sets
     # The student's own fields are mirrored: where there is no overlap, points of symmetric labels make none.
     mirror_signs = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
-    if set_count:
-        point_counts = point_counts[:1] * set_count
-    for scramble, point_count in enumerate(point_counts):
+    for scramble in sets or range(len(point_counts)):
         sobol_points = normal_points(
-            2 * P * C, point_count // 2, "online descent", scramble
+            2 * P * C, point_counts[0] // 2, "online descent", scramble
         )
         sobol_points = sobol_points.reshape(-1, 2 * P, C)
         white_fields = np.sqrt(ACCURACY.point_variance) * np.concatenate(
@@ -482,7 +480,9 @@ def _points_of_fields(
         )
         point_weights = np.exp(log_weights)
         point_sets.append(
-            _IntegrationPoints(white_fields, point_weights / point_weights.sum(), 2)
+            _IntegrationPoints(
+                white_fields, point_weights / point_weights.sum(), 2, scramble
+            )
         )
     return point_sets
 

@@ -147,6 +147,13 @@ class MatrixPath(NamedTuple):
     overlaps: OverlapPath
     traces: Host
 
+    def with_further(self, draws: MatrixPath) -> MatrixPath:
+        """These draws and further ones of the same run."""
+        steps, *overlaps = self.overlaps
+        joined = map(np.concatenate, zip(overlaps, draws.overlaps[1:]))
+        traces = np.concatenate([self.traces, draws.traces])
+        return MatrixPath(OverlapPath(steps, *joined), traces)
+
 
 def affordable_matrix_draws(problem: Problem, steps: int, dimension: int) -> int:
     """Number of draws of a run of ``steps`` steps in ``dimension`` D that the time limit allows.
@@ -176,11 +183,11 @@ def draw_matrix_paths(
     recorded_steps: list[int],
     batch_size: float,
     dimension: int,
-    draw_count: int,
+    draws: range,
 ) -> MatrixPath:
     """Draw runs of online descent on matrices in ``dimension`` D: random teachers and starts, then steps along the mean
     gradient of the named ``loss`` plus the noise of ``batch_size`` samples (infinity: none). Overlaps are recorded at the given
-    steps. A draw has the same teacher and start for every batch.
+    steps. ``draws`` are the numbers of the draws; each has the same teacher and start for every batch.
 
     Raises
     ------
@@ -190,8 +197,7 @@ def draw_matrix_paths(
     P = problem.components
     factorization = factor_of(problem)
     generators = [
-        monte_carlo_rng("online descent: matrices", dimension, draw)
-        for draw in range(draw_count)
+        monte_carlo_rng("online descent: matrices", dimension, draw) for draw in draws
     ]
     teachers = np.stack([problem.prior.sample(rng, P, dimension) for rng in generators])
     factors = [
@@ -203,7 +209,7 @@ def draw_matrix_paths(
     point_count = POINTS_OF_A_SINGLE_LATENT if has_single_latent else POINTS_PER_LATENT
     # Every draw has points of its own, so that their error is part of the scatter of the draws.
     averages = gradient_averages(
-        problem, loss, teacher_overlaps[:, None], point_count, draw_count
+        problem, loss, teacher_overlaps[:, None], point_count, draws
     )
     noise_scale = dimension * math.sqrt(
         dimension**2 / (batch_size * problem.model.kappa)
@@ -232,15 +238,15 @@ def draw_matrix_paths(
         if step == total_steps:
             break
         means = averages(cross[:, None], self_overlap[:, None])
-        noise_roots = symmetric_root(means.square[:, 0])
         rate = algorithm.learning_rate_at(step, total_steps)
-        noise = np.stack(
-            [problem.model.draw_noise(rng, P, dimension) for rng in generators]
-        )
         gradients_by_signal = dimension * (
             combined(means.on_student[:, 0], students)
             + combined(means.on_teacher[:, 0], teachers)
-        ) + noise_scale * combined(noise_roots, noise)
+        )
+        if noise_scale:
+            noise_roots = symmetric_root(means.square[:, 0])
+            noise = [problem.model.draw_noise(rng, P, dimension) for rng in generators]
+            gradients_by_signal += noise_scale * combined(noise_roots, np.stack(noise))
         for draw, gradient_by_signal in enumerate(gradients_by_signal):
             gradient = factorization.pullback(factors[draw], gradient_by_signal)
             gradient = normalization * gradient + penalty * factors[draw]

@@ -30,6 +30,7 @@ from smimbench_attention.algorithms.gradient.online.fields import (
 )
 from smimbench_attention.algorithms.gradient.online.matrices import (
     DRAWS,
+    MatrixPath,
     affordable_matrix_draws,
     couples_opposite_pairs,
     draw_matrix_paths,
@@ -86,37 +87,43 @@ def matrix_theory(
             f"derivative is {excess:.1f} times what theory takes it for; it needs a larger dimension"
         )
     recorded_steps = recorded_steps_of(steps)
+
+    def drawn(batch: float, draws: range) -> MatrixPath:
+        """Draws of the run by their numbers, with the noise of batches of so many samples."""
+        return draw_matrix_paths(
+            problem, algorithm, loss, recorded_steps, batch, D, draws
+        )
+
+    first_draws = range(DRAWS[0])
     try:
         draw_count = affordable_matrix_draws(problem, steps, D)
-        path = draw_matrix_paths(
-            problem, algorithm, loss, recorded_steps, batch_size, D, draw_count
-        )
-        overlaps = path.overlaps
-        mean_errors = _squared_errors(overlaps).mean(axis=0)
+        path = drawn(batch_size, first_draws)
         if follows_gradient:
-            with_half_the_noise, without_noise = (
-                draw_matrix_paths(
-                    problem, algorithm, loss, recorded_steps, batch, D, DRAWS[0]
-                ).overlaps
-                for batch in (2.0 * batch_size, math.inf)
-            )
             noise_error = _error_of_gaussian_noise(
-                overlaps, with_half_the_noise, without_noise
+                path.overlaps,
+                drawn(2.0 * batch_size, first_draws).overlaps,
+                drawn(math.inf, first_draws).overlaps,
             )
             size_share = GRADIENT_SIZE_ERROR / D
+            final_error = _mean_squared_errors(path.overlaps)[-1]
+            if (noise_error[-1] > LARGEST_NOISE_ERROR * final_error).any():
+                return (
+                    f"batches of {batch_size} samples are too small at learning rate {algorithm.learning_rate:g}: their "
+                    "noise is not Gaussian; theory needs larger batches or a smaller rate"
+                )
         else:
             # The noise sets the size of the steps, so there is nothing to compare with.
-            noise_error = np.zeros_like(mean_errors)
+            noise_error = np.zeros(problem.components)
             size_share = OTHER_SIZE_ERROR / min(D, batch_size)
+        if draw_count > len(first_draws):
+            further_draws = range(len(first_draws), draw_count)
+            path = path.with_further(drawn(batch_size, further_draws))
     except TooExpensive as error:
         return f"{error}; ask for fewer steps"
     except OverlapsDiverge:
         return divergence_reason(algorithm.learning_rate)
-    if (noise_error[-1] > LARGEST_NOISE_ERROR * mean_errors[-1]).any():
-        return (
-            f"batches of {batch_size} samples are too small at learning rate {algorithm.learning_rate:g}: their noise is not "
-            "Gaussian; theory needs larger batches or a smaller rate"
-        )
+    overlaps = path.overlaps
+    mean_errors = _mean_squared_errors(overlaps)
     unknown_error = np.hypot(noise_error, size_share * mean_errors)
     at_end = (overlaps.truth, overlaps.cross, overlaps.self_overlap)
     sets_of_draws = [
@@ -234,28 +241,21 @@ def with_flow_limit(
     return replace(prediction, trajectory=trajectory | columns)
 
 
-def _squared_errors(overlaps: OverlapPath) -> Host:
-    """Mean squared errors (draws, steps, P) along a path of overlaps with one start."""
+def _mean_squared_errors(overlaps: OverlapPath) -> Host:
+    """Squared errors (steps, P) along a path of overlaps with one start, averaged over its draws."""
     squared_error = overlaps.truth - 2 * overlaps.cross + overlaps.self_overlap
-    return np.diagonal(squared_error[:, :, 0], axis1=-2, axis2=-1)
+    errors_of_draws = np.diagonal(squared_error[:, :, 0], axis1=-2, axis2=-1)
+    return np.asarray(errors_of_draws.mean(axis=0))
 
 
-def _error_of_gaussian_noise(
-    with_noise: OverlapPath,
-    with_half_the_noise: OverlapPath,
-    without_noise: OverlapPath,
-) -> Host:
+def _error_of_gaussian_noise(*paths: OverlapPath) -> Host:
     """Error (steps, P) of the mean squared error from taking the noise of batches for Gaussian: the part of what noise changes
-    that is not linear in its variance, from draws with the same teachers and starts. What sets the noise apart from a Gaussian
-    one acts in the same order.
+    that is not linear in its variance, from ``paths`` with the noise, with half of its variance and without, of the same
+    teachers and starts. What sets the noise apart from a Gaussian one acts in the same order.
 
     Runs with linear labels at D = 60 and 100 and batches of 15 to 120 samples differ from draws by 0.7 to 1.4 times as much.
     """
-    draw_count = len(without_noise.cross)
-    full, half, none = (
-        _squared_errors(path)[:draw_count].mean(axis=0)
-        for path in (with_noise, with_half_the_noise, without_noise)
-    )
+    full, half, none = map(_mean_squared_errors, paths)
     return np.asarray(np.abs((full - none) - 2 * (half - none)))
 
 

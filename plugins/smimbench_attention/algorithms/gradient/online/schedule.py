@@ -122,7 +122,7 @@ def expansion(
     if problem.channel.symmetry != "none":
         cross = np.sqrt(truth * self_overlap / dimension)
     points = POINTS // problem.model.sites
-    averages = gradient_averages(problem, loss, truth[None], points, 1)
+    averages = gradient_averages(problem, loss, truth[None], points, range(1))
 
     def coefficients(overlaps: Host, batch_ratio: float) -> Host:
         """Coefficients a and c (2, 3, n) of the first and second power of the rate, from the overlaps (3, n)."""
