@@ -148,7 +148,7 @@ def errors_of_draws(
         algorithm,
         setting["loss"],
         [0, *protocol.moments.tolist()],
-        int(algorithm.batch or 1),
+        [int(algorithm.batch or 1)],
         d,
         range(DRAWS),
     ).overlaps

@@ -90,7 +90,7 @@ def drawn_overlaps(problem: Problem, rate: float, steps: int, D: int) -> np.ndar
     """Overlaps with the teacher at the end of twelve draws."""
     algorithm = Sgd(online=True, steps=steps, learning_rate=rate, batch=10**6)
     path = draw_matrix_paths(
-        problem, algorithm, "squared", [0, steps], 10**6, D, range(12)
+        problem, algorithm, "squared", [0, steps], [10**6], D, range(12)
     )
     return path.overlaps.cross[:, -1, 0, 0, 0]
 

@@ -33,7 +33,7 @@ Checked by tests/algorithms/test_online_matrices.py and test_online_untied.py.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,12 +140,18 @@ def excess_of_derivatives(problem: Problem, loss: str, dimension: int) -> float:
 
 
 class MatrixPath(NamedTuple):
-    """Overlaps of teacher and student along draws of a run (the evaluations of ``overlaps``, with one start each), and the
-    normalized trace ``tr(S) / D`` of the student, (draws, steps, P).
+    """Overlaps of teacher and student along draws of a run (the evaluations of ``overlaps``), with one start for each batch size,
+    and the normalized trace ``tr(S) / D`` of the student, (draws, steps, batch sizes, P).
     """
 
     overlaps: OverlapPath
     traces: Host
+
+    def of_first_batch_size(self) -> MatrixPath:
+        """Draws for the first of the batch sizes."""
+        steps, *overlaps = self.overlaps
+        of_first = (matrices[:, :, :1] for matrices in overlaps)
+        return MatrixPath(OverlapPath(steps, *of_first), self.traces[:, :, :1])
 
     def with_further(self, draws: MatrixPath) -> MatrixPath:
         """These draws and further ones of the same run."""
@@ -181,13 +187,13 @@ def draw_matrix_paths(
     algorithm: Descent,
     loss: str,
     recorded_steps: list[int],
-    batch_size: float,
+    batch_sizes: Sequence[float],
     dimension: int,
     draws: range,
 ) -> MatrixPath:
     """Draw runs of online descent on matrices in ``dimension`` D: random teachers and starts, then steps along the mean
-    gradient of the named ``loss`` plus the noise of ``batch_size`` samples (infinity: none). Overlaps are recorded at the given
-    steps. ``draws`` are the numbers of the draws; each has the same teacher and start for every batch.
+    gradient of the named ``loss`` plus the noise of so many samples (infinity: none). Overlaps are recorded at the given
+    steps. ``draws`` are the numbers of the draws; each has the same teacher, start and noise for all ``batch_sizes``.
 
     Raises
     ------
@@ -200,20 +206,22 @@ def draw_matrix_paths(
         monte_carlo_rng("online descent: matrices", dimension, draw) for draw in draws
     ]
     teachers = np.stack([problem.prior.sample(rng, P, dimension) for rng in generators])
+    teachers = teachers[:, None]
+    # A factor for each draw and batch size.
     factors = [
-        factorization.draw(rng, P, dimension, algorithm.width) for rng in generators
+        factor
+        for rng in generators
+        for factor in [factorization.draw(rng, P, dimension, algorithm.width)]
+        * len(batch_sizes)
     ]
     memories = [algorithm.first_memory(factor) for factor in factors]
     teacher_overlaps = inner_products(teachers, teachers)
     has_single_latent = P * problem.model.sites == 1
     point_count = POINTS_OF_A_SINGLE_LATENT if has_single_latent else POINTS_PER_LATENT
     # Every draw has points of its own, so that their error is part of the scatter of the draws.
-    averages = gradient_averages(
-        problem, loss, teacher_overlaps[:, None], point_count, draws
-    )
-    noise_scale = dimension * math.sqrt(
-        dimension**2 / (batch_size * problem.model.kappa)
-    )
+    averages = gradient_averages(problem, loss, teacher_overlaps, point_count, draws)
+    relative_noise = dimension**2 / (np.array(batch_sizes) * problem.model.kappa)
+    noise_scales = dimension * np.sqrt(relative_noise)[:, None, None, None]
     # Of the data, methods read the dimension alone where every step draws fresh samples.
     data: Any = SimpleNamespace(dimension=dimension)
     batch = int(algorithm.batch or 1)
@@ -226,10 +234,11 @@ def draw_matrix_paths(
     traces = []
     for step in range(total_steps + 1):
         students = np.stack([factorization.compose(factor) for factor in factors])
+        students = students.reshape(len(draws), len(batch_sizes), *students.shape[1:])
         cross = inner_products(students, teachers)
         self_overlap = inner_products(students, students)
-        is_bounded = np.abs(self_overlap).max(axis=(1, 2)) <= DIVERGED_OVERLAP
-        if is_bounded.mean() < 0.5:
+        is_bounded = np.abs(self_overlap).max(axis=(-2, -1)) <= DIVERGED_OVERLAP
+        if is_bounded.mean(axis=0).min() < 0.5:
             raise OverlapsDiverge("the student grows without bound")
         if step in recorded_steps:
             cross_overlaps.append(cross)
@@ -237,27 +246,27 @@ def draw_matrix_paths(
             traces.append(np.trace(students, axis1=-2, axis2=-1) / dimension)
         if step == total_steps:
             break
-        means = averages(cross[:, None], self_overlap[:, None])
+        means = averages(cross, self_overlap)
+        noise_roots = symmetric_root(means.square)
         rate = algorithm.learning_rate_at(step, total_steps)
-        gradients_by_signal = dimension * (
-            combined(means.on_student[:, 0], students)
-            + combined(means.on_teacher[:, 0], teachers)
+        noise = np.stack(
+            [problem.model.draw_noise(rng, P, dimension) for rng in generators]
         )
-        if noise_scale:
-            noise_roots = symmetric_root(means.square[:, 0])
-            noise = [problem.model.draw_noise(rng, P, dimension) for rng in generators]
-            gradients_by_signal += noise_scale * combined(noise_roots, np.stack(noise))
-        for draw, gradient_by_signal in enumerate(gradients_by_signal):
-            gradient = factorization.pullback(factors[draw], gradient_by_signal)
-            gradient = normalization * gradient + penalty * factors[draw]
-            factors[draw], memories[draw] = algorithm.move(
-                factors[draw], gradient, memories[draw], rate, step + 1
+        gradients_by_signal = dimension * (
+            combined(means.on_student, students) + combined(means.on_teacher, teachers)
+        ) + noise_scales * combined(noise_roots, noise[:, None])
+        for run, gradient_by_signal in enumerate(
+            gradients_by_signal.reshape(-1, *noise.shape[1:])
+        ):
+            gradient = factorization.pullback(factors[run], gradient_by_signal)
+            gradient = normalization * gradient + penalty * factors[run]
+            factors[run], memories[run] = algorithm.move(
+                factors[run], gradient, memories[run], rate, step + 1
             )
     cross_path, student_path = (
-        np.stack(overlaps, axis=1)[:, :, None]
-        for overlaps in (cross_overlaps, student_overlaps)
+        np.stack(overlaps, axis=1) for overlaps in (cross_overlaps, student_overlaps)
     )
-    teacher_path = np.broadcast_to(teacher_overlaps[:, None, None], cross_path.shape)
+    teacher_path = np.broadcast_to(teacher_overlaps[:, None], cross_path.shape)
     overlap_path = OverlapPath(
         np.asarray(recorded_steps), teacher_path, cross_path, student_path
     )
@@ -265,15 +274,15 @@ def draw_matrix_paths(
 
 
 def inner_products(matrices: Host, other_matrices: Host) -> Host:
-    """Overlaps ``tr(A_p B_q^T) / D`` (draws, P, P) of the matrices A and B of every draw, (draws, P, D, D) each."""
-    draw_count, P, D = matrices.shape[:3]
+    """Overlaps ``tr(A_p B_q^T) / D`` (..., P, P) of matrices A and B, (..., P, D, D) each."""
     rows, columns = (
-        matrix.reshape(draw_count, P, -1) for matrix in (matrices, other_matrices)
+        matrix.reshape(*matrix.shape[:-2], -1) for matrix in (matrices, other_matrices)
     )
-    return np.asarray(rows @ np.swapaxes(columns, 1, 2) / D)
+    return np.asarray(rows @ np.swapaxes(columns, -1, -2) / matrices.shape[-1])
 
 
 def combined(coefficients: Host, matrices: Host) -> Host:
     """Linear combinations ``sum_q c_pq A_q`` (..., P, D, D) of matrices A with the coefficients c (..., P, P)."""
     rows = matrices.reshape(*matrices.shape[:-2], -1)
-    return np.asarray((coefficients @ rows).reshape(matrices.shape))
+    sums = coefficients @ rows
+    return np.asarray(sums.reshape(*sums.shape[:-1], *matrices.shape[-2:]))
