@@ -279,15 +279,13 @@ def make_room_for_labels(figure: Figure) -> None:
     """Make room for all labels of a figure: long ones are broken into lines, and tick labels are left out where they would
     overlap.
 
-    Ticks depend on the size of a panel and that on the width of its ticks: a second pass knows both, or labels are cut. If it
-    finds the panels where the first one put them, the layout is done.
+    Ticks depend on the size of a panel and that on the width of its ticks, so that labels could be cut. Where all texts are those
+    for which there is room, the layout is done.
     """
     engine: Any = figure.get_layout_engine()
     for _ in range(2):
-        boxes = [axes.bbox.bounds for axes in figure.axes]
         engine.execute(figure)
-        if np.allclose(boxes, [axes.bbox.bounds for axes in figure.axes], atol=0.01):
-            return
+        texts_with_room = _texts_of(figure)
         for axes in figure.axes:
             if axes.get_visible():
                 _break_lines(axes.title, axes.bbox.width)
@@ -297,7 +295,16 @@ def make_room_for_labels(figure: Figure) -> None:
                 _thin_ticks(axes.yaxis)
         for text in figure.texts:
             _break_lines(text, figure.bbox.width)
+        if _texts_of(figure) == texts_with_room:
+            return
     engine.execute(figure)
+
+
+def _texts_of(figure: Figure) -> list[str]:
+    """Texts of a figure, with tick labels as they were last drawn or measured."""
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text)]
 
 
 def _break_lines(label: Text, length: float) -> None:
