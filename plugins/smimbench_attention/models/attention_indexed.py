@@ -145,11 +145,6 @@ class AttentionIndexed(TokenModel):
         return 2.0 if self.symmetric else 1.0
 
     @property
-    def gram_takes_own_samples(self) -> bool:
-        """Whether ``forward_gram`` of one component takes samples of its own for each student: where S is symmetric."""
-        return self.symmetric
-
-    @property
     def sites(self) -> int:
         """Number of pairs of tokens: T (T + 1) / 2, or T (T - 1) without symmetry."""
         return (
@@ -399,65 +394,46 @@ class AttentionIndexed(TokenModel):
         T d w`` operations for each of the two. Without symmetry F is Q above K, the signal ``Q K^T``, and
         the forms are ``X Q (X K)^T``.
 
-        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students, all
-        in one matrix product. Symmetric factors (S, 1, d, w) may have ``inputs`` (S, n, T, d), samples of each of S students, in
-        the bits of one alone. Returns z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with
-        respect to the factor; ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), without symmetry (..., P, 2 d, w), leading axes for several students,
+        which inputs may have, too: samples of each, in the bits of one alone. Returns z (..., n, P, C) and a function from g,
+        shaped like z, to the gradient of ``sum(g z)`` with respect to the factor; ValueError if ``inputs`` is not (n, T, d)
+        with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
         *leading_shape, components, factor_rows, width = factor.shape
-        if (
-            self.symmetric
-            and components == 1
-            and (inputs.ndim > 3 or not leading_shape)
-        ):
-            return self._forward_gram_of_one(inputs, factor)
+        *sample_axes, n, tokens, dimension = inputs.shape
         block_count = 1 if self.symmetric else 2
-        dimension = factor_rows // block_count
-        self._check_inputs(inputs, dimension)
+        self._check_inputs(
+            inputs[0, ...] if sample_axes else inputs, factor_rows // block_count
+        )
         dtype = xp.result_type(inputs, factor)
         device = array_api_compat.device(inputs)
-        n = inputs.shape[0]
-        factor_count = math.prod(leading_shape) * components
-        swap_samples_components = (
-            *range(len(leading_shape)),
-            len(leading_shape) + 1,
-            len(leading_shape),
-            len(leading_shape) + 2,
-        )  # components and samples exchanged
-        flat_tokens = xp.reshape(inputs, (-1, dimension))
-        factor_blocks = xp.reshape(
-            factor, (factor_count, block_count, dimension, width)
-        )
-        factor_columns = xp.reshape(
-            xp.permute_dims(factor_blocks, (2, 1, 0, 3)),
-            (dimension, block_count * factor_count * width),
-        )
-        projected_tokens = xp.reshape(
-            xp.matmul(flat_tokens, factor_columns),
-            (n, self.tokens, block_count, factor_count, width),
-        )
-        projected_tokens = xp.permute_dims(projected_tokens, (2, 3, 0, 1, 4))
-        forms = xp.reshape(
-            xp.matmul(
-                projected_tokens[0, ...], xp.matrix_transpose(projected_tokens[-1, ...])
-            ),
-            (factor_count, n, -1),
-        )
         site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
             xp, dimension, dtype, device
         )
-        traces = (
-            xp.sum(factor_blocks[:, 0, ...] * factor_blocks[:, -1, ...], axis=(-2, -1))[
-                :, None, None
-            ]
-            * is_diagonal_site
+        block_shape = (*leading_shape, components, block_count)
+        blocks = xp.reshape(factor, (*block_shape, dimension, width))
+        flat_tokens = xp.reshape(inputs, (*sample_axes, 1, 1, n * tokens, dimension))
+        projected_tokens = xp.reshape(
+            xp.matmul(flat_tokens, blocks), (*block_shape, n, tokens, width)
         )
-        z = (xp.take(forms, site_positions, axis=-1) - traces) * site_scale
-        z = xp.permute_dims(
-            xp.reshape(z, (*leading_shape, components, n, self.sites)),
-            swap_samples_components,
+        queries, keys = (
+            projected_tokens[..., block, :, :, :] for block in (0, block_count - 1)
         )
+        if tokens <= _FEW_TOKENS:
+            forms = xp.stack(
+                [
+                    xp.vecdot(queries[..., a, :], keys[..., b, :])
+                    for a, b in site_pairs(tokens, self.symmetric)
+                ],
+                axis=-1,
+            )
+        else:
+            all_forms = xp.matmul(queries, xp.matrix_transpose(keys))
+            all_forms = xp.reshape(all_forms, (*block_shape[:-1], n, tokens**2))
+            forms = xp.take(all_forms, site_positions, axis=-1)
+        traces = xp.sum(blocks[..., 0, :, :] * blocks[..., -1, :, :], axis=(-2, -1))
+        z = (forms - traces[..., None, None] * is_diagonal_site) * site_scale
 
         def pull(g: Array) -> Array:
             """Gradient with respect to the factor, from the gradient ``g`` (..., n, P, C) with respect to the latents, through
@@ -465,93 +441,29 @@ class AttentionIndexed(TokenModel):
             """
             site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
             entry_gradients = xp.take(
-                xp.reshape(
-                    xp.permute_dims(g, swap_samples_components),
-                    (factor_count, n, self.sites),
-                ),
-                site_of_entry,
-                axis=-1,
-            )
-            entry_gradients = entry_gradients * (
-                entry_factors * (self.kappa / math.sqrt(dimension))
-            )
+                xp.moveaxis(g, -2, -3), site_of_entry, axis=-1
+            ) * (entry_factors * (self.kappa / math.sqrt(dimension)))
             gradient_trace = xp.sum(
-                entry_gradients[:, :, :: self.tokens + 1], axis=(-2, -1)
+                entry_gradients[..., :: tokens + 1], axis=(-2, -1)
             )
             entry_gradients = xp.reshape(
-                entry_gradients, (factor_count, n, self.tokens, self.tokens)
+                entry_gradients, (*block_shape[:-1], n, tokens, tokens)
             )
-            projected_gradient = xp.matmul(entry_gradients, projected_tokens[-1, ...])
-            if self.symmetric:
-                projected_gradient = projected_gradient[None, ...]
-            else:
-                key_gradient = xp.matmul(
-                    xp.matrix_transpose(entry_gradients), projected_tokens[0, ...]
+            projected_gradient = xp.matmul(entry_gradients, keys)
+            if not self.symmetric:
+                key_gradient = xp.matmul(xp.matrix_transpose(entry_gradients), queries)
+                projected_gradient = xp.stack(
+                    [projected_gradient, key_gradient], axis=-4
                 )
-                projected_gradient = xp.stack([projected_gradient, key_gradient])
-            projected_gradient = xp.reshape(
-                xp.permute_dims(projected_gradient, (2, 3, 0, 1, 4)),
-                (-1, block_count * factor_count * width),
-            )
-            gradient = xp.reshape(
-                xp.matmul(xp.matrix_transpose(flat_tokens), projected_gradient),
-                (dimension, block_count, factor_count, width),
-            )
-            gradient = xp.permute_dims(gradient, (2, 1, 0, 3))
-            return xp.reshape(
-                gradient - gradient_trace[:, None, None, None] * factor_blocks,
-                factor.shape,
-            )
-
-        return z, pull
-
-    def _forward_gram_of_one(
-        self, inputs: Array, factor: Array
-    ) -> tuple[Array, Callable[[Array], Array]]:
-        """``forward_gram`` of one symmetric component (1, d, width), or of S students, (S, 1, d, width), with inputs (S, n, T, d)
-        of their own.
-        """
-        xp = namespace(inputs, factor)
-        *students, n, tokens, dimension = inputs.shape
-        factor_rows, width = factor.shape[-2:]
-        self._check_inputs(inputs[0, ...] if students else inputs, factor_rows)
-        dtype = xp.result_type(inputs, factor)
-        device = array_api_compat.device(inputs)
-        site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
-            xp, dimension, dtype, device
-        )
-        matrix = xp.reshape(factor, (*students, dimension, width))
-        flat_tokens = xp.reshape(inputs, (*students, n * tokens, dimension))
-        projected_tokens = xp.matmul(flat_tokens, matrix)
-        rows = xp.reshape(projected_tokens, (*students, n, tokens, width))
-        forms = xp.reshape(
-            xp.matmul(rows, xp.matrix_transpose(rows)), (*students, n, 1, -1)
-        )
-        traces = xp.sum(matrix * matrix, axis=(-2, -1))[..., None, None, None]
-        z = (
-            xp.take(forms, site_positions, axis=-1) - traces * is_diagonal_site
-        ) * site_scale
-
-        def pull(g: Array) -> Array:
-            """Gradient with respect to the factor, from the gradient ``g`` (..., n, 1, C) with respect to the latents."""
-            site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
-            entry_gradients = xp.take(g, site_of_entry, axis=-1) * (
-                entry_factors * (self.kappa / math.sqrt(dimension))
-            )
-            gradient_trace = xp.sum(
-                entry_gradients[..., :: tokens + 1], axis=(-3, -2, -1)
-            )
-            projected_gradient = xp.matmul(
-                xp.reshape(entry_gradients, (*students, n, tokens, tokens)), rows
-            )
             gradient = xp.matmul(
                 xp.matrix_transpose(flat_tokens),
-                xp.reshape(projected_gradient, projected_tokens.shape),
+                xp.reshape(projected_gradient, (*block_shape, n * tokens, width)),
             )
-            gradient = gradient - gradient_trace[..., None, None] * matrix
-            return xp.reshape(gradient, factor.shape)
+            return xp.reshape(
+                gradient - gradient_trace[..., None, None, None] * blocks, factor.shape
+            )
 
-        return z, pull
+        return xp.moveaxis(z, -3, -2), pull
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(

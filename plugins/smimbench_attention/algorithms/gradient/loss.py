@@ -143,30 +143,18 @@ def latent_gradient(
         """Latents of samples x and the map of gradients in them back to their ``source``, factor or signal."""
         if forward_gram is not None and scaled_factor is not None:
             return forward_gram(x, source)
+        if x.ndim > 3:  # samples of each student
+            students_latents, maps = zip(*map(latents, x, source))
+            return xp.stack(students_latents), lambda g: xp.stack(
+                [back(student_g) for back, student_g in zip(maps, g)]
+            )
         return model.forward(x, source), functools.partial(model.adjoint, x)
 
-    def latents_of_students(
-        x: Array, source: Array
-    ) -> tuple[Array, Callable[[Array], Array]]:
-        """Latents of samples x of each student, and the map back."""
-        students_latents, maps = zip(*map(latents, x, source))
-        return xp.stack(students_latents), lambda g: xp.stack(
-            [back(student_g) for back, student_g in zip(maps, g)]
-        )
-
-    takes_own_samples = (
-        scaled_factor is not None
-        and getattr(model, "gram_takes_own_samples", False)
-        and problem.components == 1
-    )
     losses: Array = None
     gradient: Array = None
     source = signal if scaled_factor is None else scaled_factor
     for chunk in sample_chunks(model, samples_of_one, simultaneous_components):
-        if has_own_samples and not takes_own_samples:
-            z, adjoint = latents_of_students(inputs[:, chunk, ...], source)
-        else:
-            z, adjoint = latents(inputs[(*leading_slices, chunk, ...)], source)
+        z, adjoint = latents(inputs[(*leading_slices, chunk, ...)], source)
         # Channels know nothing of students, whose samples are concatenated.
         chunk_loss, latent_derivative = loss_of_chunk(
             chunk, xp.reshape(z, (-1, *z.shape[-2:])), student_shape
