@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import threading
 import time
@@ -21,7 +20,6 @@ from smimbench.backend.device import Backend, BackendError, get_backend, reduced
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import (
     JsonObject,
-    attempt,
     canonical_json,
     error_line,
     error_place,
@@ -74,8 +72,63 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     threads : int
         BLAS threads.
     """
-    (record,) = run_together([cell], timing=timing, threads=threads)
-    return record
+    start_date = time.time()
+    # Durations come from the timer: the clock of the system may be set meanwhile.
+    timer_start = time.perf_counter()
+    make_backend = _backend_of(cell)
+    failed_tries, seconds_of_failed_tries = 0, 0.0
+    machine.reset_peak_memory()
+    while True:
+        # Arrays of a failed try must be freed before the next one: no reference to the error may stay.
+        try:
+            with (
+                warnings.catch_warnings(record=True) as caught_warnings,
+                machine.blas_threads(threads),
+                reduced_chunks(0.5**failed_tries),
+            ):
+                warnings.simplefilter("always")
+                for event in _run_and_outcome(cell, make_backend, timing):
+                    if isinstance(event, LoopRun):
+                        event.step_to_end()
+            outcome = cast("JsonObject", event)
+            remarks = outcome.get("warnings", [])
+            if failed_tries and "placement" in outcome:
+                outcome["placement"]["tries"] = failed_tries + 1
+                outcome["timing"]["lost_seconds"] += seconds_of_failed_tries
+                remarks.append(
+                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**failed_tries} of "
+                    "their usual size"
+                )
+            for warning in caught_warnings:
+                warning_text = " ".join(printable(warning.message, 2000).split())
+                remarks.append(f"{warning.category.__name__}: {warning_text}")
+            outcome["warnings"] = _without_repeats(remarks)
+            will_retry = False
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the algorithm or a plugin may raise anything
+            failed_tries += 1
+            traceback_text = printable(
+                "".join(traceback.format_exception(error)), LONGEST
+            )
+            outcome = {
+                "status": Status.FAILED.value,
+                "reason": error_line(error),
+                "where": error_place(error),
+                "traceback": traceback_text,
+            }
+            will_retry = (
+                failed_tries < MOST_TRIES
+                and not isinstance(error, BackendError)
+                and make_backend().ran_out(error)
+            )
+            _LATEST.clear()  # whoever raised may have written into it
+        seconds = time.perf_counter() - timer_start
+        if not will_retry:
+            return _timed_record(cell, outcome, timing, threads, start_date, seconds)
+        gc.collect()
+        make_backend().release()
+        seconds_of_failed_tries = seconds
 
 
 def run_together(
@@ -83,178 +136,93 @@ def run_together(
 ) -> list[Record]:
     """Run a cell, or several that differ in their seeds alone, with steps made together where the algorithm can (``joint_step``),
     and return their records. They are those of single runs but for the times: each run counts an equal share of a common step.
+    Where anything raises an error, warns or begins again, all of them run one by one instead: it is to stand in one record alone.
     """
+    if len(cells) > 1:
+        try:
+            records = _joint_records(cells, threads)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # which it is, the run that raises it again records
+            records = None
+        if records is not None:
+            return records
+        _LATEST.clear()  # whoever raised may have written into it
+    return [run_cell(cell, timing=timing, threads=threads) for cell in cells]
+
+
+def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
+    """Records of cells whose steps are made together; None where something warned or began again."""
+    start_date, timer_start = time.time(), time.perf_counter()
     machine.reset_peak_memory()
-    with machine.blas_threads(threads):
-        cell_runs = [_CellRun(cell, timing) for cell in cells]
-        if len(cells) > 1:
-            _step_together(cell_runs)
-        return [cell_run.finish(threads) for cell_run in cell_runs]
+    with (
+        warnings.catch_warnings(record=True) as caught_warnings,
+        machine.blas_threads(threads),
+    ):
+        warnings.simplefilter("always")
+        streams: list[Iterator[Any]] = [
+            _run_and_outcome(cell, _backend_of(cell), False) for cell in cells
+        ]
+        runs = [next(stream) for stream in streams]
+        _step_together(runs)
+        outcomes = [next(stream) for stream in streams]
+    has_new_attempts = any(isinstance(outcome, LoopRun) for outcome in outcomes)
+    if caught_warnings or has_new_attempts or any(run.restarts for run in runs):
+        return None
+    seconds = (time.perf_counter() - timer_start) / len(cells)
+    return [
+        _timed_record(cell, outcome, False, threads, start_date, seconds)
+        for cell, outcome in zip(cells, outcomes)
+    ]
 
 
-def _step_together(cell_runs: list[_CellRun]) -> None:
-    """Make the steps of several runs together, until one raises an error or a warning: from there on each run goes on alone, so
-    that what goes wrong in one of them stands in its record and in no other.
-    """
-    for cell_run in cell_runs:
-        cell_run.go_on(steps=0)
-    runs: list[LoopRun] = []
-    step: Any = None
-    while True:
-        waiting_runs = [cell_run for cell_run in cell_runs if cell_run.is_waiting]
-        if len(waiting_runs) < 2:
-            return
-        if len(waiting_runs) != len(runs):
-            runs = [cast("LoopRun", cell_run.run) for cell_run in waiting_runs]
-            step = runs[0].algorithm.joint_step(runs[0].problem)
-            if step is None:
-                return
-            data = replace(
-                runs[0].data,
-                inputs=np.stack([run.data.inputs for run in runs]),
-                labels=np.stack([run.data.labels for run in runs]),
-            )
-        timer_start, cpu_start = time.perf_counter(), time.thread_time()
-        with warnings.catch_warnings(record=True) as caught_warnings:
-            warnings.simplefilter("always")
-            steps, error = attempt(step, data, [run.state for run in runs])
-        if error is not None or caught_warnings:
-            return
-        seconds = (time.perf_counter() - timer_start) / len(runs)
-        cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
-        for cell_run, run, (state, info) in zip(waiting_runs, runs, steps):
-            cell_run.seconds += seconds
-            cell_run.attempt(run.accept_step, state, info, seconds, cpu_seconds)
-
-
-class _CellRun:
-    """Run of a cell on its way to its record.
-
-    Attributes
-    ----------
-    run : LoopRun or None
-        Run of the algorithm, once it has begun.
-    seconds : float
-        Time spent on the cell.
-    """
-
-    def __init__(self, cell: Cell, timing: bool) -> None:
-        """Prepare to run a cell; with ``timing`` its times are to be trusted."""
-        self._cell, self._timing = cell, timing
-        self._backend = partial(
-            get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32
+def _step_together(runs: list[LoopRun]) -> None:
+    """Make the steps of several runs together until all of them are over."""
+    joint_step: Any = runs[0].algorithm.joint_step(runs[0].problem)
+    while waiting_runs := [run for run in runs if not run.is_over]:
+        data = replace(
+            runs[0].data,
+            inputs=np.stack([run.data.inputs for run in waiting_runs]),
+            labels=np.stack([run.data.labels for run in waiting_runs]),
         )
-        self._start_date = time.time()
-        self._failed_tries, self.seconds = 0, 0.0
-        self._begin()
+        while not any(run.is_over for run in waiting_runs):
+            timer_start, cpu_start = time.perf_counter(), time.thread_time()
+            steps = joint_step(data, [run.state for run in waiting_runs])
+            seconds = (time.perf_counter() - timer_start) / len(waiting_runs)
+            cpu_seconds = (time.thread_time() - cpu_start) / len(waiting_runs)
+            for run, (state, info) in zip(waiting_runs, steps):
+                run.accept_step(state, info, seconds, cpu_seconds)
 
-    def _begin(self) -> None:
-        """Begin the first try, or another one."""
-        self.run: LoopRun | None = None
-        self._outcome: JsonObject | None = None
-        self._warnings: list[warnings.WarningMessage] = []
-        self._events = _run_and_outcome(self._cell, self._backend, self._timing)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a step of the algorithm is due."""
-        return self._outcome is None and self.run is not None and not self.run.is_over
+def _timed_record(
+    cell: Cell,
+    outcome: JsonObject,
+    timing: bool,
+    threads: int,
+    start_date: float,
+    seconds: float,
+) -> Record:
+    """Build the record of a cell from the fields of its ``outcome``, with its times added."""
+    has_timing = "timing" in outcome
+    timing_fields = {
+        "trusted": timing and has_timing,
+        "machine": machine.fingerprint(),
+        "threads": threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "ceilings": machine.stored_peak_rates(cell.backend, threads)
+        if has_timing
+        else None,
+        "peak_memory": machine.peak_memory(),
+        "started": start_date,
+        "total_seconds": seconds,
+        **outcome.get("timing", {}),
+    }
+    return _record(cell, {**outcome, "timing": timing_fields})
 
-    def go_on(self, steps: float) -> None:
-        """Make at most this many steps, and what is to be done before, between and after them."""
-        self.attempt(self._go_on, steps)
 
-    def _go_on(self, steps: float) -> None:
-        """Go on as ``go_on`` says, with errors raised."""
-        while self._outcome is None:
-            if self.run is None or self.run.is_over:
-                event = next(self._events)
-                if isinstance(event, LoopRun):
-                    self.run = event
-                else:
-                    self._outcome = event
-            elif steps > 0:
-                self.run.step()
-                steps -= 1
-            else:
-                return
-
-    def attempt(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function that takes part in the run; an error that it raises is the outcome of this try."""
-        # Durations come from the timer: the clock of the system may be set meanwhile.
-        timer_start = time.perf_counter()
-        self._may_try_again = False
-        with (
-            warnings.catch_warnings(record=True) as caught_warnings,
-            reduced_chunks(0.5**self._failed_tries),
-        ):
-            warnings.simplefilter("always")
-            try:
-                function(*arguments)
-            except KeyboardInterrupt:
-                raise
-            except (
-                BaseException
-            ) as error:  # the algorithm or a plugin may raise anything
-                self._failed_tries += 1
-                traceback_text = printable(
-                    "".join(traceback.format_exception(error)), LONGEST
-                )
-                self._outcome = {
-                    "status": Status.FAILED.value,
-                    "reason": error_line(error),
-                    "where": error_place(error),
-                    "traceback": traceback_text,
-                }
-                self._may_try_again = (
-                    self._failed_tries < MOST_TRIES
-                    and not isinstance(error, BackendError)
-                    and self._backend().ran_out(error)
-                )
-                _LATEST.clear()  # whoever raised may have written into it
-        self._warnings += caught_warnings
-        self.seconds += time.perf_counter() - timer_start
-
-    def finish(self, threads: int) -> Record:
-        """Go on to the end, with further tries where the device runs out of memory, and return the record."""
-        seconds_of_failed_tries = 0.0
-        self.go_on(math.inf)
-        while self._may_try_again:
-            # Arrays of a failed try must be freed before the next one.
-            self._begin()
-            gc.collect()
-            self._backend().release()
-            seconds_of_failed_tries = self.seconds
-            self.go_on(math.inf)
-        outcome: JsonObject = self._outcome or {}
-        has_timing = "timing" in outcome
-        if "traceback" not in outcome:
-            remarks = outcome.get("warnings", [])
-            if self._failed_tries and "placement" in outcome:
-                outcome["placement"]["tries"] = self._failed_tries + 1
-                outcome["timing"]["lost_seconds"] += seconds_of_failed_tries
-                remarks.append(
-                    f"the device ran out of memory, so the cell was run again with chunks of 1/{2**self._failed_tries} of "
-                    "their usual size"
-                )
-            for warning in self._warnings:
-                warning_text = " ".join(printable(warning.message, 2000).split())
-                remarks.append(f"{warning.category.__name__}: {warning_text}")
-            outcome["warnings"] = _without_repeats(remarks)
-        timing_fields = {
-            "trusted": self._timing and has_timing,
-            "machine": machine.fingerprint(),
-            "threads": threads,
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": machine.stored_peak_rates(self._cell.backend, threads)
-            if has_timing
-            else None,
-            "peak_memory": machine.peak_memory(),
-            "started": self._start_date,
-            "total_seconds": self.seconds,
-            **outcome.get("timing", {}),
-        }
-        return _record(self._cell, {**outcome, "timing": timing_fields})
+def _backend_of(cell: Cell) -> Callable[[], Backend]:
+    """Function that opens the array backend of a cell."""
+    return partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
 
 
 def task_handler(
@@ -300,8 +268,8 @@ def _without_repeats(remarks: list[str]) -> list[str]:
 def _run_and_outcome(
     cell: Cell, make_backend: Callable[[], Backend], timing: bool
 ) -> Iterator[LoopRun | JsonObject]:
-    """Yield the run of the algorithm of a cell before each of its steps, which the caller has it make, and at the end the fields
-    of the record, or fields that say that the algorithm refuses the problem. ``make_backend`` opens the array backend; with
+    """Yield the run of the algorithm of a cell, whose steps the caller has it make until it is over, and at the end the fields of
+    the record, or fields that say that the algorithm refuses the problem. ``make_backend`` opens the array backend; with
     ``timing`` there is a warm-up.
     """
     problem, algorithm = cell.rebuild()
@@ -378,7 +346,7 @@ def _run_and_outcome(
         "restart_reason": run.restart_reason,
         "start": run.start,
         "final": run.final,
-        "warnings": run.warnings,
+        "warnings": _without_repeats(run.warnings),
         "trajectory": run.trajectory,
         "timing": {
             "seconds": run.clock.seconds,

@@ -82,8 +82,7 @@ def run_algorithm(*arguments: Any, **options: Any) -> LoopRun:
     attempt; the arguments are those of ``attempts``.
     """
     for run in attempts(*arguments, **options):
-        if not run.is_over:
-            run.step()
+        run.step_to_end()
     return run
 
 
@@ -97,8 +96,8 @@ def attempts(
     backend: Backend,
     seconds_of_start: float = 0.0,
 ) -> Iterator[LoopRun]:
-    """Begin a run of an algorithm on an instance, yield it before every step, which the caller has it make, and once more at the
-    end, finished. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the
+    """Begin a run of an algorithm on an instance, yield it for the caller to have it make its steps, and once more at
+    the end, finished. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the
     time spent on its initial estimate.
 
     Parameters
@@ -127,8 +126,7 @@ def attempts(
             backend,
             seconds_of_start,
         )
-        while not run.is_over:
-            yield run
+        yield run
         run.finish()
         return run
 
@@ -298,11 +296,18 @@ class LoopRun:
         }
         self.is_over = self._last_iteration <= 0
 
-    def step(self) -> None:
-        """Make one iteration: a step of the algorithm, whose report decides whether the run ends."""
-        seconds_before = self.clock.seconds
-        step_info = self.clock.time(self._step, self._backend)
-        self._process_step(step_info, seconds_before)
+    def step_to_end(self) -> None:
+        """Make steps of the algorithm until the run is over; reading a report is the one transfer of an iteration."""
+
+        def step() -> tuple[object, Info]:
+            """Make a step, and return the new state and the report."""
+            state, info = self.algorithm.step(self.problem, self.data, self.state)
+            return state, self._readings.read(info)
+
+        while not self.is_over:
+            seconds_before = self.clock.seconds
+            self.state, info = self.clock.time(step, self._backend)
+            self._process_step(info, seconds_before)
 
     def accept_step(
         self, state: object, info: Info, seconds: float, cpu_seconds: float
@@ -313,9 +318,7 @@ class LoopRun:
         seconds_before = self.clock.seconds
         self.clock.add(seconds, cpu_seconds)
         self.state = state
-        self._process_step(
-            self._with_sample_count(self._readings.read(info)), seconds_before
-        )
+        self._process_step(self._readings.read(info), seconds_before)
 
     def _record_estimate(self, info: Info) -> None:
         """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off
@@ -328,11 +331,6 @@ class LoopRun:
             self.estimate, self.iterations, self.clock.seconds, info
         )
 
-    def _step(self) -> Info:
-        """Make one step of the algorithm and return its report; this is the one transfer of an iteration."""
-        self.state, info = self.algorithm.step(self.problem, self.data, self.state)
-        return self._with_sample_count(self._readings.read(info))
-
     def _with_sample_count(self, info: Info) -> Info:
         """Return a step's report (``info``) with the number of fresh samples that the engine has counted."""
         fresh: Any = self.data.fresh
@@ -342,7 +340,7 @@ class LoopRun:
         """Record a step and its report (``info``), and decide whether the run ends; the clock stood at ``seconds_before``."""
         self.iterations += 1
         write_heartbeat(8, self.iterations)
-        self._judge_step(info)
+        self._judge_step(self._with_sample_count(info))
         self.durations.append(self.clock.seconds - seconds_before)
 
     def _judge_step(self, info: Info) -> None:

@@ -443,9 +443,7 @@ class AttentionIndexed(TokenModel):
             entry_gradients = xp.take(
                 xp.moveaxis(g, -2, -3), site_of_entry, axis=-1
             ) * (entry_factors * (self.kappa / math.sqrt(dimension)))
-            gradient_trace = xp.sum(
-                entry_gradients[..., :: tokens + 1], axis=(-2, -1)
-            )
+            gradient_trace = xp.sum(entry_gradients[..., :: tokens + 1], axis=(-2, -1))
             entry_gradients = xp.reshape(
                 entry_gradients, (*block_shape[:-1], n, tokens, tokens)
             )
