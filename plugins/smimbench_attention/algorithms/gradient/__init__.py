@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -335,39 +334,38 @@ class Descent(Algorithm):
         """
         if not vars(type(self)).get("steps_jointly") or self.online or self.batch:
             return None
-        return partial(self._step_of_runs, problem)
+        latest_states: list[DescentState] = []
+        joint_state: Any = None  # of those states
 
-    def _step_of_runs(
-        self, problem: Problem, data: Data, states: list[DescentState]
-    ) -> list[tuple[DescentState, Info]]:
-        """Make one step of several runs."""
-        xp = namespace(data.inputs)
-        memories = zip(*(state.memory for state in states))
-        joint_state = states[0]._replace(
-            factor=xp.stack([state.factor for state in states]),
-            signal=xp.stack([state.signal for state in states]),
-            memory=tuple(xp.stack(memory_of_runs) for memory_of_runs in memories),
-        )
-        data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
-        targets = xp.stack([state.targets for state in states])
-        stepped, info = self._descend(
-            problem, data_of_a_run, joint_state, data.inputs, targets
-        )
-        return [
-            (
-                stepped._replace(
-                    factor=stepped.factor[run],
-                    signal=stepped.signal[run],
-                    memory=tuple(memory[run] for memory in stepped.memory),
+        def step(
+            data: Data, states: list[DescentState]
+        ) -> list[tuple[DescentState, Info]]:
+            """Make one step of several runs."""
+            nonlocal joint_state
+            if list(map(id, states)) != list(map(id, latest_states)):
+                joint_state = _joint_state(states)
+            data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
+            joint_state, info = self._descend(
+                problem, data_of_a_run, joint_state, data.inputs, joint_state.targets
+            )
+            latest_states[:] = [
+                joint_state._replace(
+                    factor=joint_state.factor[run],
+                    signal=joint_state.signal[run],
+                    memory=tuple(memory[run] for memory in joint_state.memory),
                     targets=state.targets,
                     rng=state.rng,
-                ),
-                info._replace(
-                    residual=info.residual[run], self_overlap=info.self_overlap[run]
-                ),
-            )
-            for run, state in enumerate(states)
-        ]
+                )
+                for run, state in enumerate(states)
+            ]
+            return [
+                (state, info._replace(residual=residual, self_overlap=self_overlap))
+                for state, residual, self_overlap in zip(
+                    latest_states, info.residual, info.self_overlap
+                )
+            ]
+
+        return step
 
     def _descend(
         self,
@@ -618,6 +616,17 @@ class Descent(Algorithm):
         if self.schedule == "1/t":
             return initial_rate / (1 + step / int(self.decay_steps or 1))
         return initial_rate
+
+
+def _joint_state(states: list[DescentState]) -> DescentState:
+    """State of several runs, with the axis of the students for them."""
+    stack = namespace(states[0].factor).stack
+    return states[0]._replace(
+        factor=stack([state.factor for state in states]),
+        signal=stack([state.signal for state in states]),
+        memory=tuple(map(stack, zip(*(state.memory for state in states)))),
+        targets=stack([state.targets for state in states]),
+    )
 
 
 def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
