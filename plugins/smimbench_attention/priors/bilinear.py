@@ -32,11 +32,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array, Factor, Law, ParameterError
 from smimbench_attention.priors.product import (
     ProductPrior,
@@ -139,21 +139,21 @@ def _bulk_functions(p: Host, delta: Host, a: float) -> tuple[Host, Host, Host, H
     subordination function ``w = p + i v`` inside the bulks, for noise variances delta (n, 1). ``t = v^2`` solves ``f = sum_s w_s
     / ((p - s)^2 + t) = 1`` over the poles s = 0, a and -a of weights w_s; A and B are ``-df/dt`` and ``-(df/dp)/2``.
     """
-    pole_weights = np.stack(np.broadcast_arrays(delta, 0.5, 0.5))
-    pole_distances = np.stack([p, p - a, p + a])
+    half = np.full_like(delta, 0.5)
+    pole_weights = np.stack([delta, half, half])
+    pole_distances = p - np.reshape([0.0, a, -a], (3, 1, 1))
     squared_distances = pole_distances * pole_distances
     # 1/f of f(t) = sum w/((p - s)^2 + t), t = v^2, is increasing and concave: Newton's method goes up from any lower bound.
     t = np.maximum((pole_weights - squared_distances).max(axis=0), 0.0)
     for _ in range(100):
         inverse_squares = 1 / (squared_distances + t)
-        f = (pole_weights * inverse_squares).sum(0)
-        inverse_f_slope = (pole_weights * inverse_squares * inverse_squares).sum(0) / (
-            f * f
-        )
+        pole_terms = pole_weights * inverse_squares
+        f = pole_terms.sum(0)
+        inverse_f_slope = (pole_terms * inverse_squares).sum(0) / (f * f)
         newton_step = (1 - 1 / f) / inverse_f_slope
         t = np.maximum(t + newton_step, 0.0)
         # rounding of f is a few 1e-16
-        if np.all(np.abs(newton_step) <= 1e-14 * t + 1e-15 / inverse_f_slope):
+        if (abs(newton_step) <= 1e-14 * t + 1e-15 / inverse_f_slope).all():
             break
     inverse_squares = 1 / (squared_distances + t)
     pole_terms = pole_weights * inverse_squares
@@ -243,18 +243,18 @@ def _subordination(x: Host, noise: float, rho: float) -> tuple[Host, Host]:
     return w, np.where(real_distance > 0, w * w, squared_modulus)
 
 
-def _newton_root(coefficients: tuple[Host | float, ...], w: Host) -> Host:
+def _newton_root(coefficients: tuple[Any, ...], w: Host) -> Host:
     """Root of polynomials, given by ``coefficients`` (n,) from the highest power down, by Newton's method from points w (n,)
     from which it is monotone.
     """
     for _ in range(200):
-        value = derivative = 0.0 * w
-        for coefficient in coefficients:
+        value, derivative = coefficients[0], 0.0
+        for coefficient in coefficients[1:]:
             derivative = derivative * w + value
             value = value * w + coefficient
         newton_step = value / derivative
         w = w - newton_step
-        if not np.any(np.abs(newton_step) > 1e-14 * np.abs(w)):
+        if not (abs(newton_step) > 1e-14 * abs(w)).any():
             break
     return w
 
@@ -332,15 +332,14 @@ def singular_map(
     if noise > _LARGEST_NOISE:
         return singular_values / (1 + noise)
     values_in_bulks = singular_values
-    bulk_edges = []
     if continued:
-        bulk_edges = [_edge(float(p[0]), noise, rho) for p in _cached_bulks(noise, rho)]
-        values_in_bulks = np.minimum(singular_values, bulk_edges[-1][0])
+        edge_x, edge_xi, end_slope = _edges(noise, rho)
+        values_in_bulks = np.minimum(singular_values, edge_x[2])
     p, squared_modulus = _subordination(values_in_bulks, noise, rho)
     denoised = np.asarray(values_in_bulks - 2 * noise * p / squared_modulus)
     if not continued:
         return denoised
-    (x_inner, xi_inner, _), (x_outer, xi_outer, _), (_, xi_end, end_slope) = bulk_edges
+    (x_inner, x_outer, _), (xi_inner, xi_outer, xi_end) = edge_x, edge_xi
     if x_outer > x_inner:
         denoised = np.where(
             (values_in_bulks > x_inner) & (values_in_bulks < x_outer),
@@ -363,17 +362,20 @@ def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
     return _bulks(np.array([noise]), rho**-0.5)
 
 
-def _edge(p: float, noise: float, rho: float) -> tuple[float, float, float]:
-    """Observed singular value x, denoised value xi, and slope of xi (at most 1) at an edge p of a bulk, p being the real part of
-    the subordination function, for a noise variance and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4 and
-    3, over the poles s of weights w_s.
+def _edges(noise: float, rho: float) -> tuple[list[float], list[float], float]:
+    """Observed singular values x and denoised values xi at the edges ``inner``, ``outer`` and ``end`` of the bulks, and the slope
+    of xi (at most 1) at the last, for a noise variance and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4
+    and 3, over the poles s of weights w_s.
     """
     poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
+    edges = np.concatenate(_cached_bulks(noise, rho))
+    x = edges + sum(w / (edges - s) for s, w in poles)
+    xi = x - 2 * noise / edges
+    p = float(edges[2])
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
-    x = p + sum(w / (p - s) for s, w in poles)
     # Inside, |w|^2 = p^2 + t and x change with p by 2 p - 2 B / A and 2 B^2 / A.
-    slope = 1 - noise * (2 * B - p * A) / (p * B) ** 2 / p if B else 1.0
-    return x, x - 2 * noise / p, min(max(slope, 0.0), 1.0)
+    slope = 1 - noise * (2 * B - p * A) / (p * B) ** 2 / p
+    return x.tolist(), xi.tolist(), min(max(slope, 0.0), 1.0)
 
 
 __all__ = ["Bilinear", "mmse", "observed_law", "singular_map"]
@@ -455,12 +457,23 @@ class Bilinear(ProductPrior):
         """Overlap of the prior mean with itself: 0 (P, P), on the host."""
         return np.zeros((components, components))
 
-    def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Left singular vectors (columns), singular values, and right singular vectors (rows) of a matrix (D, D)."""
-        left_vectors, singular_values, right_vectors = namespace(matrix).linalg.svd(
-            matrix
+    def _decompose(self, matrix: Array, noise: float) -> tuple[Array, Array, Array]:
+        """Left singular vectors (columns), singular values, and right singular vectors (rows) of a matrix (D, D).
+
+        They follow from eigenvectors of ``R^T R``, in half the time, where ``noise`` is well above the rounding of squares: the
+        denoising map is an odd function of singular values that changes slowly, on the scale of the noise.
+        """
+        xp = namespace(matrix)
+        eps = float(xp.finfo(matrix.dtype).eps)
+        if not noise > math.sqrt(eps):
+            left_vectors, singular_values, right_vectors = xp.linalg.svd(matrix)
+            return left_vectors, singular_values, right_vectors
+        squares, vectors = xp.linalg.eigh(
+            xp.matmul(xp.matrix_transpose(matrix), matrix)
         )
-        return left_vectors, singular_values, right_vectors
+        singular_values = xp.sqrt(clip(squares, eps * eps, None))
+        left_vectors = xp.matmul(matrix, vectors) / singular_values[None, :]
+        return left_vectors, singular_values, xp.matrix_transpose(vectors)
 
     def _observed_law(
         self, noise: float, breaks: Sequence[float]

@@ -150,18 +150,16 @@ class ProductPrior(Prior):
         # Decompositions are kept from what they cannot take; a device is not asked first whether they must be.
         if on_device(R) or not all_finite:
             R_without_nan = xp.where(is_finite, R, xp.zeros_like(R))
+        noise = noise_of_components(to_host(Qhat))
         # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
         decompositions = [
-            self._decompose(R_without_nan[component, :, :])
-            for component in range(components)
+            self._decompose(R_without_nan[component, :, :], float(noise_variance))
+            for component, noise_variance in enumerate(noise)
         ]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
-        Qhat, all_finite, *spectra = read_together(
-            Qhat,
-            xp.astype(all_finite, R.dtype),
-            *(spectrum for _, spectrum, _ in decompositions),
+        all_finite, *spectra = read_together(
+            all_finite, *(spectrum for _, spectrum, _ in decompositions)
         )
-        noise = noise_of_components(Qhat)
         V = send(np.diag(self._mmse(noise, rho)), R)
         if not all_finite:
             return Denoised(xp.full_like(R, math.nan), V)
@@ -176,11 +174,13 @@ class ProductPrior(Prior):
             estimate.append(
                 xp.matmul(left_vectors * denoised_on_device[None, :], right_vectors)
             )
+        if components == 1:
+            return Denoised(estimate[0][None, ...], V)
         return Denoised(xp.stack(estimate), V)
 
-    def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Decompose a matrix (D, D) into left vectors (columns), spectrum (eigenvalues or singular values), and right vectors
-        (rows); each subclass defines it.
+    def _decompose(self, matrix: Array, noise: float) -> tuple[Array, Array, Array]:
+        """Decompose a matrix (D, D), a signal with noise of this variance, into left vectors (columns), spectrum (eigenvalues or
+        singular values), and right vectors (rows); each subclass defines it.
         """
         raise NotImplementedError
 
@@ -313,17 +313,10 @@ def mmse_of_any_noise(
     """
     noise = np.asarray(noise, dtype=np.float64)
     flat_noise = np.reshape(noise, -1)
-    is_valid = flat_noise >= 0
-    clipped_noise = np.clip(
-        np.where(is_valid, flat_noise, 1.0), smallest_noise, largest_noise
-    )
-    error = mmse(clipped_noise)
-    error_below_smallest = error * (np.where(is_valid, flat_noise, 0.0) / clipped_noise)
-    error = np.where(
-        flat_noise < clipped_noise, error_below_smallest, np.minimum(error, 1.0)
-    )
-    error = np.where(flat_noise > clipped_noise, 1.0, error)
-    return np.reshape(np.where(is_valid, error, np.nan), noise.shape)
+    clipped_noise = np.fmax(np.fmin(flat_noise, largest_noise), smallest_noise)
+    share = flat_noise / clipped_noise
+    error = np.where(share > 1, 1.0, np.minimum(mmse(clipped_noise), 1.0) * share)
+    return np.reshape(np.where(flat_noise >= 0, error, np.nan), noise.shape)
 
 
 @lru_cache(maxsize=1)

@@ -648,8 +648,8 @@ class Wishart(ProductPrior):
         """
         return np.full((components, components), self.rho)
 
-    def _decompose(self, matrix: Array) -> tuple[Array, Array, Array]:
-        """Eigenvectors (columns), eigenvalues, and eigenvectors (rows) of a symmetric matrix (D, D)."""
+    def _decompose(self, matrix: Array, noise: float) -> tuple[Array, Array, Array]:
+        """Eigenvectors (columns), eigenvalues, and eigenvectors (rows) of a symmetric matrix (D, D), whatever its ``noise``."""
         xp = namespace(matrix)
         eigenvalues, vectors = xp.linalg.eigh(matrix)
         return vectors, eigenvalues, xp.matrix_transpose(vectors)

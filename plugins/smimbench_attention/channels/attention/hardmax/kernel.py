@@ -232,7 +232,7 @@ def make_kernel(jit):
 
 # Nothing is allocated. Counting references to the arrays would take a quarter of the time.
 _integrate_sample = make_kernel(
-    njit(fastmath={"contract", "reassoc"}, error_model="numpy", _nrt=False)
+    njit(fastmath={"contract", "reassoc"}, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
 )
 
 
