@@ -71,7 +71,9 @@ class _WishartBulks(NamedTuple):
     gap: np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def _curves(offset: Host, base: float, rho: float) -> tuple[Host, Host, Host, Host]:
+def _curves(
+    offset: Host, base: Host | float, rho: float
+) -> tuple[Host, Host, Host, Host]:
     """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + offset``, which parametrize the
     eigenvalues of a noisy signal of width ratio rho, with ``a = rho^{-1/2}``. ``base`` is the value of s where the eigenvalue of
     the signal is 0; the offset from it avoids cancellation in q.
@@ -79,7 +81,7 @@ def _curves(offset: Host, base: float, rho: float) -> tuple[Host, Host, Host, Ho
     s = base + offset
     a = rho**-0.5
     m = np.sqrt(1 + s * s)
-    q = s * (offset * (base + s) + (0.0 if base else 1 - 1 / rho)) / (m * (m + a))
+    q = s * (offset * (base + s) + (base == 0) * (1 - 1 / rho)) / (m * (m + a))
     return s, m, q, s * (1 + a / m)
 
 
@@ -226,7 +228,6 @@ def _nodes(
         if root.size == 1
         else _bulks(root[:, 0], rho)
     )
-    unit_nodes, unit_weights = double_exponential()
     panels = []
     for base, range_start, range_end in (
         (0.0, bulks.outer, bulks.turn),
@@ -243,39 +244,22 @@ def _nodes(
             )
             for x in breaks
         ]
-        for panel_start, panel_end in pairwise(
-            [
-                range_start,
-                *(
-                    np.array([offset])
-                    for offset in sorted(
-                        offset for offset in break_offsets if offset is not None
-                    )
-                ),
-                range_end,
-            ]
-        ):
-            panel_length = (panel_end - panel_start)[:, None]
-            s, m, q, r = _curves(
-                panel_start[:, None] + panel_length * unit_nodes, base, rho
-            )
-            density = np.sqrt(
-                np.maximum(
-                    (r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0
-                )
-            )
-            dx_ds = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
-            panels.append(
-                (
-                    (rho / math.pi) * panel_length * unit_weights * density * dx_ds,
-                    s,
-                    q * r,
-                )
-            )
-    quadrature_weights, s, qr = (
-        np.concatenate(arrays_of_panels, axis=-1) for arrays_of_panels in zip(*panels)
+        inner_ends = sorted(offset for offset in break_offsets if offset is not None)
+        panel_ends = [range_start, *map(np.atleast_1d, inner_ends), range_end]
+        panels += [(base, *ends) for ends in pairwise(panel_ends)]
+    unit_nodes, unit_weights = double_exponential()
+    root = root[..., None]
+    bases, starts, stops = (np.array(column) for column in zip(*panels))
+    panel_start = starts.T[..., None]
+    panel_length = stops.T[..., None] - panel_start
+    s, m, q, r = _curves(panel_start + panel_length * unit_nodes, bases[:, None], rho)
+    density = np.sqrt(
+        np.maximum((r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0)
     )
-    return quadrature_weights, s, qr
+    dx_ds = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
+    quadrature_weights = (rho / math.pi) * panel_length * unit_weights * density * dx_ds
+    nodes = (len(delta), -1)
+    return quadrature_weights.reshape(nodes), s.reshape(nodes), (q * r).reshape(nodes)
 
 
 def _break_offset(
