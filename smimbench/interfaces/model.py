@@ -131,8 +131,8 @@ class Model(Item):
         Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None
     ) = None
     """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` (``Q K^T`` without symmetry) from F, and a function from
-    g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents
-    are made from the signal."""
+    g to the gradient of ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. F may have axes of
+    students in front, and inputs the same, for samples of each. Without it: latents are made from the signal."""
 
 
 def is_symmetric(model: Model) -> bool:

@@ -413,14 +413,14 @@ class AttentionIndexed(TokenModel):
         )
         block_shape = (*leading_shape, components, block_count)
         blocks = xp.reshape(factor, (*block_shape, dimension, width))
-        flat_tokens = xp.reshape(inputs, (*sample_axes, 1, 1, n * tokens, dimension))
+        flat_tokens = xp.reshape(inputs, (*sample_axes, n * tokens, dimension))
         projected_tokens = xp.reshape(
-            xp.matmul(flat_tokens, blocks), (*block_shape, n, tokens, width)
+            _products(flat_tokens, blocks), (*block_shape, n, tokens, width)
         )
         queries, keys = (
             projected_tokens[..., block, :, :, :] for block in (0, block_count - 1)
         )
-        if tokens <= _FEW_TOKENS:
+        if tokens <= _FEW_TOKENS and chunk_bytes(inputs) is None:
             forms = xp.stack(
                 [
                     xp.vecdot(queries[..., a, :], keys[..., b, :])
@@ -453,7 +453,7 @@ class AttentionIndexed(TokenModel):
                 projected_gradient = xp.stack(
                     [projected_gradient, key_gradient], axis=-4
                 )
-            gradient = xp.matmul(
+            gradient = _products(
                 xp.matrix_transpose(flat_tokens),
                 xp.reshape(projected_gradient, (*block_shape, n * tokens, width)),
             )
@@ -565,6 +565,20 @@ def _products_of_tokens(x_S: Array, x: Array) -> Array:
     if x.shape[1] <= _FEW_TOKENS:
         return xp.vecdot(x_S[:, :, None, :], x[:, None, :, :])
     return xp.matmul(x_S, xp.matrix_transpose(x))
+
+
+def _products(left: Array, matrices: Array) -> Array:
+    """Products (..., m, w) of a matrix ``left`` (m, k) with ``matrices`` (..., k, w), all their columns side by side; or of
+    several, whose leading axes are the first ones of the matrices.
+    """
+    xp = namespace(left, matrices)
+    own_axes = left.ndim - 2
+    columns = xp.moveaxis(matrices, -2, own_axes)
+    products = xp.matmul(
+        left, xp.reshape(columns, (*left.shape[:-2], left.shape[-1], -1))
+    )
+    shape = (*columns.shape[:own_axes], left.shape[-2], *columns.shape[own_axes + 1 :])
+    return xp.moveaxis(xp.reshape(products, shape), own_axes, -2)
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
