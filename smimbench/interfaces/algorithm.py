@@ -292,13 +292,12 @@ class Algorithm(Item):
 
     def joint_step(
         self, problem: Any
-    ) -> Callable[[Data, list[Any]], list[tuple[Any, Info]]] | None:
+    ) -> Callable[[list[Data], list[Any]], list[tuple[Any, Info]]] | None:
         """Function that makes one step of several runs on this problem, which differ in their seeds, or None if each run makes
         its steps alone.
 
-        ``joint_step(problem)(data, states)``: ``data`` has one more axis in front of inputs and labels, one entry for each state
-        of the list; the result lists for each what ``step`` returns on its data alone, in the same bits. States are not changed
-        in place: where a joint step fails or warns, ``step`` goes on from them. Without it: every run alone.
+        ``joint_step(problem)(data, states)`` lists, of the data and the state of each run, what ``step`` returns, in the same
+        bits. States are not changed in place. Where anything fails or warns, every run begins again, alone.
         """
         return None
 

@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -75,7 +74,6 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     start_date = time.time()
     # Durations come from the timer: the clock of the system may be set meanwhile.
     timer_start = time.perf_counter()
-    make_backend = _backend_of(cell)
     failed_tries, seconds_of_failed_tries = 0, 0.0
     machine.reset_peak_memory()
     while True:
@@ -87,7 +85,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 reduced_chunks(0.5**failed_tries),
             ):
                 warnings.simplefilter("always")
-                for event in _run_and_outcome(cell, make_backend, timing):
+                for event in _run_and_outcome(cell, timing):
                     if isinstance(event, LoopRun):
                         event.step_to_end()
             outcome = cast("JsonObject", event)
@@ -120,14 +118,14 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
             will_retry = (
                 failed_tries < MOST_TRIES
                 and not isinstance(error, BackendError)
-                and make_backend().ran_out(error)
+                and _open_backend(cell).ran_out(error)
             )
             _LATEST.clear()  # whoever raised may have written into it
         seconds = time.perf_counter() - timer_start
         if not will_retry:
             return _timed_record(cell, outcome, timing, threads, start_date, seconds)
         gc.collect()
-        make_backend().release()
+        _open_backend(cell).release()
         seconds_of_failed_tries = seconds
 
 
@@ -160,9 +158,7 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         machine.blas_threads(threads),
     ):
         warnings.simplefilter("always")
-        streams: list[Iterator[Any]] = [
-            _run_and_outcome(cell, _backend_of(cell), False) for cell in cells
-        ]
+        streams: list[Iterator[Any]] = [_run_and_outcome(cell, False) for cell in cells]
         runs = [next(stream) for stream in streams]
         _step_together(runs)
         outcomes = [next(stream) for stream in streams]
@@ -180,18 +176,14 @@ def _step_together(runs: list[LoopRun]) -> None:
     """Make the steps of several runs together until all of them are over."""
     joint_step: Any = runs[0].algorithm.joint_step(runs[0].problem)
     while waiting_runs := [run for run in runs if not run.is_over]:
-        data = replace(
-            runs[0].data,
-            inputs=np.stack([run.data.inputs for run in waiting_runs]),
-            labels=np.stack([run.data.labels for run in waiting_runs]),
+        timer_start, cpu_start = time.perf_counter(), time.thread_time()
+        steps = joint_step(
+            [run.data for run in waiting_runs], [run.state for run in waiting_runs]
         )
-        while not any(run.is_over for run in waiting_runs):
-            timer_start, cpu_start = time.perf_counter(), time.thread_time()
-            steps = joint_step(data, [run.state for run in waiting_runs])
-            seconds = (time.perf_counter() - timer_start) / len(waiting_runs)
-            cpu_seconds = (time.thread_time() - cpu_start) / len(waiting_runs)
-            for run, (state, info) in zip(waiting_runs, steps):
-                run.accept_step(state, info, seconds, cpu_seconds)
+        seconds = (time.perf_counter() - timer_start) / len(waiting_runs)
+        cpu_seconds = (time.thread_time() - cpu_start) / len(waiting_runs)
+        for run, (state, info) in zip(waiting_runs, steps):
+            run.accept_step(state, info, seconds, cpu_seconds)
 
 
 def _timed_record(
@@ -220,9 +212,9 @@ def _timed_record(
     return _record(cell, {**outcome, "timing": timing_fields})
 
 
-def _backend_of(cell: Cell) -> Callable[[], Backend]:
-    """Function that opens the array backend of a cell."""
-    return partial(get_backend, cell.backend, cell.run.dtype, tf32=cell.run.tf32)
+def _open_backend(cell: Cell) -> Backend:
+    """Open the array backend of a cell."""
+    return get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
 
 
 def task_handler(
@@ -265,18 +257,15 @@ def _without_repeats(remarks: list[str]) -> list[str]:
     return [*distinct_lines[:100], f"and {len(distinct_lines) - 100} more"]
 
 
-def _run_and_outcome(
-    cell: Cell, make_backend: Callable[[], Backend], timing: bool
-) -> Iterator[LoopRun | JsonObject]:
+def _run_and_outcome(cell: Cell, timing: bool) -> Iterator[LoopRun | JsonObject]:
     """Yield the run of the algorithm of a cell, whose steps the caller has it make until it is over, and at the end the fields of
-    the record, or fields that say that the algorithm refuses the problem. ``make_backend`` opens the array backend; with
-    ``timing`` there is a warm-up.
+    the record, or fields that say that the algorithm refuses the problem. With ``timing`` there is a warm-up.
     """
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         yield {"status": Status.SKIPPED.value, "reason": reason}
         return
-    backend = make_backend()
+    backend = _open_backend(cell)
     active_threads = threading.active_count()
     warm_up_data = None
     if timing:

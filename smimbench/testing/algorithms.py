@@ -424,17 +424,12 @@ def joint_steps(context: CheckContext, small: SmallProblem) -> None:
         for shift in range(3)
     ]
     data_of_runs = [run.data() for run in runs]
-    joint_data = replace(
-        data_of_runs[0],
-        inputs=np.stack([data.inputs for data in data_of_runs]),
-        labels=np.stack([data.labels for data in data_of_runs]),
-    )
     states = [
         algorithm.init(problem, data, context.rng(61 + k))
         for k, data in enumerate(data_of_runs)
     ]
     for k in range(steps_of(algorithm, data_of_runs[0])):
-        joint_outputs = joint_step(joint_data, states)
+        joint_outputs = joint_step(data_of_runs, states)
         outputs = [
             algorithm.step(problem, data, state)
             for data, state in zip(data_of_runs, states)

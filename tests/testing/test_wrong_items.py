@@ -257,12 +257,7 @@ class Mixed(Plain):
 
     def joint_step(self, problem):
         return lambda data, states: [
-            self.step(
-                problem,
-                dataclasses.replace(data, inputs=data.inputs[0], labels=data.labels[0]),
-                state,
-            )
-            for state in states
+            self.step(problem, data[0], state) for state in states
         ]
 
 

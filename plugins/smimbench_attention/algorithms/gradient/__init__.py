@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -328,25 +328,32 @@ class Descent(Algorithm):
 
     def joint_step(
         self, problem: Problem
-    ) -> Callable[[Data, list[DescentState]], list[tuple[DescentState, Info]]] | None:
+    ) -> (
+        Callable[[list[Data], list[DescentState]], list[tuple[DescentState, Info]]]
+        | None
+    ):
         """Function that makes one step of several runs with all samples, each on its own, with the runs on the axis of the
         students; None for minibatches and fresh samples, and for methods that do not say ``steps_jointly``.
         """
         if not vars(type(self)).get("steps_jointly") or self.online or self.batch:
             return None
         latest_states: list[DescentState] = []
-        joint_state: Any = None  # of those states
+        joint_state: Any = None  # those states as one
+        joint_inputs: Array = None
 
         def step(
-            data: Data, states: list[DescentState]
+            data_of_runs: list[Data], states: list[DescentState]
         ) -> list[tuple[DescentState, Info]]:
             """Make one step of several runs."""
-            nonlocal joint_state
+            nonlocal joint_state, joint_inputs
+            data = data_of_runs[0]
             if list(map(id, states)) != list(map(id, latest_states)):
                 joint_state = _joint_state(states)
-            data_of_a_run = replace(data, inputs=data.inputs[0], labels=data.labels[0])
+                joint_inputs = namespace(data.inputs).stack(
+                    [run_data.inputs for run_data in data_of_runs]
+                )
             joint_state, info = self._descend(
-                problem, data_of_a_run, joint_state, data.inputs, joint_state.targets
+                problem, data, joint_state, joint_inputs, joint_state.targets
             )
             latest_states[:] = [
                 joint_state._replace(
