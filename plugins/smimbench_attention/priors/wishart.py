@@ -222,33 +222,22 @@ def _nodes(
 
     Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
     """
-    root = np.sqrt(delta)[:, None]
-    bulks = (
-        _cached_bulks(float(root[0, 0]), rho)
-        if root.size == 1
-        else _bulks(root[:, 0], rho)
-    )
+    root = np.sqrt(delta)
+    bulks = _cached_bulks(float(root[0]), rho) if root.size == 1 else _bulks(root, rho)
     panels = []
     for base, range_start, range_end in (
         (0.0, bulks.outer, bulks.turn),
         (bulks.base, bulks.lower, bulks.upper),
     ):
         break_offsets = [
-            _break_offset(
-                float(range_start[0]),
-                float(range_end[0]),
-                base,
-                float(root[0, 0]),
-                rho,
-                x,
-            )
+            _break_offset(range_start[0], range_end[0], base, root[0], rho, x)
             for x in breaks
         ]
         inner_ends = sorted(offset for offset in break_offsets if offset is not None)
         panel_ends = [range_start, *map(np.atleast_1d, inner_ends), range_end]
         panels += [(base, *ends) for ends in pairwise(panel_ends)]
     unit_nodes, unit_weights = double_exponential()
-    root = root[..., None]
+    root = root[:, None, None]
     bases, starts, stops = (np.array(column) for column in zip(*panels))
     panel_start = starts.T[..., None]
     panel_length = stops.T[..., None] - panel_start
