@@ -162,8 +162,7 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         runs = [next(stream) for stream in streams]
         _step_together(runs)
         outcomes = [next(stream) for stream in streams]
-    has_new_attempts = any(isinstance(outcome, LoopRun) for outcome in outcomes)
-    if caught_warnings or has_new_attempts or any(run.restarts for run in runs):
+    if caught_warnings or any(run.restarts for run in runs):
         return None
     seconds = (time.perf_counter() - timer_start) / len(cells)
     return [

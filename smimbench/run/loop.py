@@ -139,6 +139,7 @@ def attempts(
             lambda: algorithm.retry(problem, first_run.status), backend
         )
     if restart_version is not None:
+        first_run.restarts = 1
         run = yield from run_attempt(restart_version, 1)
         run.warnings = list(dict.fromkeys(first_run.warnings + run.warnings))
         run.restarts = 1

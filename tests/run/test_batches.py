@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from smimbench_attention.algorithms.sgd import Sgd
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import cell as runner
@@ -88,9 +89,12 @@ def test_runs_together_have_the_bits_of_single_ones(tmp_path, problem, algorithm
         assert numbers(record.document) == numbers(run_cell(cell).document)
 
 
-@pytest.mark.parametrize("factor", [1e170, np.nan])
-def test_a_run_that_diverges_touches_no_other(tmp_path, monkeypatch, factor):
+@pytest.mark.parametrize(
+    ("factor", "second"), [(1e170, None), (np.nan, None), (np.nan, Sgd(steps=3))]
+)
+def test_a_run_that_diverges_touches_no_other(tmp_path, monkeypatch, factor, second):
     draw = runner._instance
+    monkeypatch.setattr(Sgd, "retry", lambda self, problem, status: second)
 
     def broken_draw(cell, problem, backend):
         instance, checksum = draw(cell, problem, backend)

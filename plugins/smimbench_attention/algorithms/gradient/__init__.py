@@ -105,6 +105,19 @@ class DescentState(NamedTuple):
     processed_samples: int = 0  # samples of all steps so far
     rates: Host | None = None  # learning rate of every step
 
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """Arrays of one run, which stand side by side in the state of several."""
+        return self.factor, self.signal, self.targets, *self.memory
+
+    def with_arrays(
+        self, factor: Array, signal: Array, targets: Array, *memory: Array
+    ) -> DescentState:
+        """The same state with other arrays, in the order of ``arrays``."""
+        return self._replace(
+            factor=factor, signal=signal, targets=targets, memory=memory
+        )
+
 
 @dataclass(frozen=True)
 class Descent(Algorithm):
@@ -348,22 +361,16 @@ class Descent(Algorithm):
             nonlocal joint_state, joint_inputs
             data = data_of_runs[0]
             if list(map(id, states)) != list(map(id, latest_states)):
-                joint_state = _joint_state(states)
-                joint_inputs = namespace(data.inputs).stack(
-                    [run_data.inputs for run_data in data_of_runs]
-                )
+                stack = namespace(data.inputs).stack
+                joint_inputs = stack([run_data.inputs for run_data in data_of_runs])
+                arrays_of_runs = zip(*(state.arrays for state in states))
+                joint_state = states[0].with_arrays(*map(stack, arrays_of_runs))
             joint_state, info = self._descend(
                 problem, data, joint_state, joint_inputs, joint_state.targets
             )
             latest_states[:] = [
-                joint_state._replace(
-                    factor=joint_state.factor[run],
-                    signal=joint_state.signal[run],
-                    memory=tuple(memory[run] for memory in joint_state.memory),
-                    targets=state.targets,
-                    rng=state.rng,
-                )
-                for run, state in enumerate(states)
+                joint_state._replace(rng=state.rng).with_arrays(*arrays)
+                for state, arrays in zip(states, zip(*joint_state.arrays))
             ]
             return [
                 (state, info._replace(residual=residual, self_overlap=self_overlap))
@@ -623,17 +630,6 @@ class Descent(Algorithm):
         if self.schedule == "1/t":
             return initial_rate / (1 + step / int(self.decay_steps or 1))
         return initial_rate
-
-
-def _joint_state(states: list[DescentState]) -> DescentState:
-    """State of several runs, with the axis of the students for them."""
-    stack = namespace(states[0].factor).stack
-    return states[0]._replace(
-        factor=stack([state.factor for state in states]),
-        signal=stack([state.signal for state in states]),
-        memory=tuple(map(stack, zip(*(state.memory for state in states)))),
-        targets=stack([state.targets for state in states]),
-    )
 
 
 def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
