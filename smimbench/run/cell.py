@@ -77,7 +77,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
     failed_tries, seconds_of_failed_tries = 0, 0.0
     machine.reset_peak_memory()
     while True:
-        # Arrays of a failed try must be freed before the next one: no reference to the error may stay.
+        # Arrays of a failed try must be freed before the next one: no reference to the error or to the run may stay.
         try:
             with (
                 warnings.catch_warnings(record=True) as caught_warnings,
@@ -85,10 +85,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1) -> Record:
                 reduced_chunks(0.5**failed_tries),
             ):
                 warnings.simplefilter("always")
-                for event in _run_and_outcome(cell, timing):
-                    if isinstance(event, LoopRun):
-                        event.step_to_end()
-            outcome = cast("JsonObject", event)
+                outcome = _outcome(cell, timing)
             remarks = outcome.get("warnings", [])
             if failed_tries and "placement" in outcome:
                 outcome["placement"]["tries"] = failed_tries + 1
@@ -160,8 +157,8 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         warnings.simplefilter("always")
         streams: list[Iterator[Any]] = [_run_and_outcome(cell, False) for cell in cells]
         runs = [next(stream) for stream in streams]
-        _step_together(runs)
-        outcomes = [next(stream) for stream in streams]
+        _step_together(runs, caught_warnings)
+        outcomes = [] if caught_warnings else [next(stream) for stream in streams]
     if caught_warnings or any(run.restarts for run in runs):
         return None
     seconds = (time.perf_counter() - timer_start) / len(cells)
@@ -171,10 +168,12 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
     ]
 
 
-def _step_together(runs: list[LoopRun]) -> None:
-    """Make the steps of several runs together until all of them are over."""
+def _step_together(runs: list[LoopRun], caught_warnings: Sequence[object]) -> None:
+    """Make the steps of several runs together until all of them are over or one has warned."""
     joint_step: Any = runs[0].algorithm.joint_step(runs[0].problem)
-    while waiting_runs := [run for run in runs if not run.is_over]:
+    while waiting_runs := [
+        run for run in runs if not run.is_over and not caught_warnings
+    ]:
         timer_start, cpu_start = time.perf_counter(), time.thread_time()
         steps = joint_step(
             [run.data for run in waiting_runs], [run.state for run in waiting_runs]
@@ -254,6 +253,14 @@ def _without_repeats(remarks: list[str]) -> list[str]:
     if len(distinct_lines) <= 100:
         return distinct_lines
     return [*distinct_lines[:100], f"and {len(distinct_lines) - 100} more"]
+
+
+def _outcome(cell: Cell, timing: bool) -> JsonObject:
+    """Run the algorithm of a cell alone and return the fields of its record."""
+    for event in _run_and_outcome(cell, timing):
+        if isinstance(event, LoopRun):
+            event.step_to_end()
+    return cast("JsonObject", event)
 
 
 def _run_and_outcome(cell: Cell, timing: bool) -> Iterator[LoopRun | JsonObject]:
