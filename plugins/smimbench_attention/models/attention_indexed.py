@@ -325,7 +325,7 @@ class AttentionIndexed(TokenModel):
         def component_adjoint(student: int, component: int) -> Array:
             """Adjoint (d, d) for one component of one student: sums over samples of token pairs, weighted with
             ``entry_gradients``, the gradients at the entries of the T x T matrix of pairs, minus the sum of its diagonal on the
-            diagonal of the result. Bands of rows are computed from their diagonal block on and mirrored.
+            diagonal of the result. Bands of columns are computed from their diagonal block on and mirrored.
             """
             adjoint_matrix = xp.zeros(
                 (dimension, dimension), dtype=dtype, device=device
@@ -360,12 +360,12 @@ class AttentionIndexed(TokenModel):
                     adjoint_matrix += xp.matmul(token_columns, weighted_tokens)
                     continue
                 for band in bands:
-                    adjoint_matrix[band, band.start :] += xp.matmul(
-                        token_columns[band, :], weighted_tokens[:, band.start :]
+                    adjoint_matrix[band.start :, band] += xp.matmul(
+                        token_columns[band.start :, :], weighted_tokens[:, band]
                     )
             for band in bands[1:]:
-                adjoint_matrix[band, : band.start] = xp.matrix_transpose(
-                    adjoint_matrix[: band.start, band]
+                adjoint_matrix[: band.start, band] = xp.matrix_transpose(
+                    adjoint_matrix[band, : band.start]
                 )
             adjoint_entries = xp.reshape(adjoint_matrix, (-1,))
             adjoint_entries[:: dimension + 1] = (

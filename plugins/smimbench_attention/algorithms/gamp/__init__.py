@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -268,7 +269,6 @@ class Gamp(Algorithm):
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
         strengths_of_samples = None if state.V_falls_fast else state.strengths
 
-        # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
         # A device is asked once whether all labels could be integrated, not in every chunk.
         quick_posterior = None
@@ -282,9 +282,7 @@ class Gamp(Algorithm):
                 V,
                 state.rng,
                 previous_g=state.g,
-                onsager_factor=None
-                if state.Gamma is None
-                else np.linalg.inv(V) @ state.Gamma,
+                Gamma=state.Gamma,
                 damping_weights=sample_weights(
                     float(damping_state.weight), strengths_of_samples, V, state.Qhat
                 ),
@@ -301,7 +299,7 @@ class Gamp(Algorithm):
                 messages.square_of_g,
                 *messages.integration_errors,
             )
-            if not np.isinf(integration_errors).any():
+            if math.inf not in integration_errors:
                 break
 
         # Qhat = kappa alpha C (V^{-1} - V^{-1} Cov V^{-1})
