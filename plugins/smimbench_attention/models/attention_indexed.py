@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import array_api_compat
 
-from smimbench.backend import chunk_bytes, namespace
+from smimbench.backend import NUMPY, chunk_bytes, matching, namespace
 from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_attention.models.common import TokenModel, slices
@@ -35,7 +35,7 @@ _FEW_TOKENS = 3
 
 # (least d, number of bands): signals and sums over samples are symmetric, so products with them are computed in bands of the
 # triangle. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
-_BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
+_BANDS = ((800, 5), (400, 4), (96, 3))
 # Bands begin at multiples of this, the block that BLAS computes at once. Doubled: bands of less equal width.
 _BAND_BLOCK = 24
 
@@ -99,7 +99,7 @@ class AttentionIndexed(TokenModel):
     values would be optimal. Forms of different tokens see all directions alike, and those of ab and ba are independent as long as
     ``tr S^2 / d`` vanishes; labels must not couple the two (rows of attention do not).
 
-    Symmetric signals must be so: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
+    Symmetric signals must be so: on the host only the lower triangle of a large S is read, otherwise only ``x_a^T S x_b`` with
     ``a <= b`` is evaluated. ``forward`` takes any number of leading axes in front of the signal's (P, d, d), ``adjoint`` the
     same in front of (n, P, C): several students that see the same inputs.
     Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``; twice
@@ -253,8 +253,9 @@ class AttentionIndexed(TokenModel):
         z = xp.empty(
             (student_count, n, components, self.sites), dtype=dtype, device=device
         )
-        sums_over_pairs = self._sums_over_pairs(inputs)
         token_pairs = site_pairs(self.tokens, self.symmetric)
+        pair_by_pair = self.tokens <= _FEW_TOKENS and len(bands) == 1
+        product = _summed_product if self._sums_over_pairs(inputs) else xp.vecdot
         for sample_slice in self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         ):
@@ -262,28 +263,25 @@ class AttentionIndexed(TokenModel):
             flat_tokens = xp.reshape(slice_tokens, (-1, dimension))
             for student in range(student_count):
                 for component in range(components):
-                    if sums_over_pairs:  # one pair of tokens after the other
-                        x_S = xp.reshape(
-                            xp.matmul(flat_tokens, matrices[student, component, :, :]),
-                            slice_tokens.shape,
-                        )
+                    x_S = xp.reshape(
+                        _token_products(
+                            flat_tokens, matrices[student, component, :, :], bands
+                        ),
+                        slice_tokens.shape,
+                    )
+                    if pair_by_pair:
                         forms = xp.stack(
                             [
-                                xp.sum(x_S[:, a, :] * slice_tokens[:, b, :], axis=-1)
+                                product(x_S[:, a, :], slice_tokens[:, b, :])
                                 for a, b in token_pairs
                             ],
                             axis=-1,
                         )
                     else:
-                        bilinear_forms = (
-                            _symmetric_forms if self.symmetric else _all_forms
-                        )
-                        forms = xp.reshape(
-                            bilinear_forms(
-                                slice_tokens, matrices[student, component, :, :], bands
-                            ),
-                            (slice_tokens.shape[0], -1),
-                        )
+                        forms = _products_of_tokens(x_S, slice_tokens)
+                        if len(bands) > 1:
+                            forms = forms + xp.matrix_transpose(forms)
+                        forms = xp.reshape(forms, (slice_tokens.shape[0], -1))
                         forms = xp.take(forms, site_positions, axis=1)
                     z[student, sample_slice, component, :] = (
                         forms - traces[student, component, :]
@@ -531,32 +529,27 @@ class AttentionIndexed(TokenModel):
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
 
-def _symmetric_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a symmetric ``matrix`` S (d, d), computed in bands
-    of its lower triangle. ``lower_band`` are the columns of a band from its diagonal block down (half of that block),
-    ``x_lower`` the tokens times it.
-
-    They are ``x_a^T L x_b + x_b^T L x_a`` with ``S = L + L^T``: L is S below the diagonal blocks of the bands, half of S in
-    them, and 0 above.
+def _token_products(tokens: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Products of ``tokens`` (m, d) with a ``matrix`` S (d, d) if there is one band; else with its lower half L, ``S = L + L^T``,
+    in bands of columns: S below the diagonal blocks of the bands, half of S in them, and 0 above.
     """
-    xp = namespace(x, matrix)
-    flat_tokens = xp.reshape(x, (-1, x.shape[-1]))
-    forms = 0.0
+    xp = namespace(tokens, matrix)
+    if len(bands) == 1:
+        return xp.matmul(tokens, matrix)
+    dtype = xp.result_type(tokens, matrix)
+    products = xp.empty(tokens.shape, **matching(tokens, dtype))
     for band in bands:
         lower_band = xp.concat([matrix[band, band] / 2, matrix[band.stop :, band]])
-        x_lower = xp.matmul(flat_tokens[:, band.start :], lower_band)
-        x_lower = xp.reshape(x_lower, (*x.shape[:2], -1))
-        forms = forms + _products_of_tokens(x_lower, x[:, :, band])
-    return forms + xp.matrix_transpose(forms)
+        if xp is NUMPY:  # no copy
+            xp.matmul(tokens[:, band.start :], lower_band, out=products[:, band])
+        else:
+            products[:, band] = xp.matmul(tokens[:, band.start :], lower_band)
+    return products
 
 
-def _all_forms(x: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Bilinear forms ``x_a^T S x_b`` (n, T, T) of tokens x (n, T, d) for a ``matrix`` S (d, d) that need not be symmetric, so
-    that ``bands`` are not used; ``x_S`` are the products ``x^T S``.
-    """
-    xp = namespace(x, matrix)
-    x_S = xp.matmul(xp.reshape(x, (-1, matrix.shape[0])), matrix)
-    return _products_of_tokens(xp.reshape(x_S, x.shape), x)
+def _summed_product(left: Array, right: Array) -> Array:
+    """Scalar products (n,) of vectors (n, d), on a device, where those of BLAS are slow."""
+    return namespace(left, right).sum(left * right, axis=-1)
 
 
 def _products_of_tokens(x_S: Array, x: Array) -> Array:
