@@ -558,14 +558,10 @@ class Readings:
 
     def final(self) -> dict[str, object]:
         """Return the numbers that the last step reported, as lists that a record can store."""
-        readings = {
-            reading_name: getattr(self.latest, reading_name)
-            for reading_name in READINGS
-        }
         reported_lists = {
-            field_name: array.tolist()
-            for field_name, array in readings.items()
-            if array is not None
+            reading_name: array.tolist()
+            for reading_name in READINGS
+            if (array := getattr(self.latest, reading_name)) is not None
         }
         return {"residual": self.latest.residual, **reported_lists}
 
