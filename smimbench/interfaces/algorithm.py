@@ -297,7 +297,8 @@ class Algorithm(Item):
         its steps alone.
 
         ``joint_step(problem)(data, states)`` lists, of the data and the state of each run, what ``step`` returns, in the same
-        bits. States are not changed in place. Where anything fails or warns, every run begins again, alone.
+        bits. States are not changed in place. Where anything fails or warns, every run begins again, alone. Without it: every run
+        is alone.
         """
         return None
 
