@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from smimbench_attention.channels.attention.softmax.integrals import integrals
 from smimbench_attention.channels.attention.softmax.two_layers import TwoLayerAttention
+from smimbench_attention.channels.attention.softmax.weight import sample_parameters
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces.problem import prior_moments
@@ -192,6 +194,25 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
     assert np.sqrt(np.mean(gaps[:, 0] ** 2)) < 3e-3
     assert gaps[:, 1].max() < 2e-2
     assert found.error < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("beta", "v1", "v2", "least_share"),
+    [(1.0, 1.0, 1.0, 0.9), (1.0, 0.5, 0.2, 0.8), (4.0, 0.05, 1e-4, 0.0)],
+)
+def test_rules_for_all_of_the_plane_agree_with_cells(beta, v1, v2, least_share, rng):
+    """Where they are taken: of labels of a first layer that is hardly known, nearly everywhere."""
+    channel = TwoLayerAttention(beta, 1.0)
+    V = np.diag([v1, v2])
+    y, omega, _ = labelled(rng, channel, 60, (1.5 - v1) * np.eye(2), V)
+    samples, weight = sample_parameters(beta, 1.0, y, omega, V)
+    found = integrals(samples, weight, try_plane=True, try_gauss_hermite=False)
+    cells = integrals(samples, weight, try_gauss_hermite=False)
+    fine = integrals(samples, weight, 1.0, try_gauss_hermite=False)
+    taken = (found.mean != cells.mean).any(axis=1)
+    assert taken.mean() >= least_share
+    for exact, sums in zip(fine[:3], found):
+        assert_allclose(sums[taken], exact[taken], atol=2e-5 if beta == 1 else 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ def integrals(
     weight: Weight,
     largest_variation: float = ACCURACY.largest_variation,
     *,
+    try_plane: bool = False,
     try_gauss_hermite: bool = True,
 ) -> Sums:
     """Posterior integrals over the first layer's indices (a_1, b_1), with the ``weight``'s parameters, for ``samples`` (n, 6),
-    the fields of ``Sample``, by cells of the plane in which the log-weight varies by at most ``largest_variation``, or by
-    Gauss-Hermite rules, if ``try_gauss_hermite``, where these agree.
+    the fields of ``Sample``, by cells of the plane in which the log-weight varies by at most ``largest_variation``, or, where
+    two orders agree, by Gauss-Hermite rules, if ``try_gauss_hermite``, and by rules for all of the plane, if ``try_plane``.
     """
     n = len(samples)
     sums = Sums(np.empty(n), np.empty((n, 4)), np.empty((n, 4, 4)), np.zeros(n))
@@ -37,8 +38,10 @@ def integrals(
         weight,
         ACCURACY,
         float(largest_variation),
+        try_plane and weight.skip >= 1,
         try_gauss_hermite,
-        gauss_legendre(ACCURACY.cell_nodes),
+        (_midpoints(28, 20), _midpoints(40, 28)),
+        2 * gauss_legendre(ACCURACY.cell_nodes),
         rules,
         *sums,
     )
@@ -58,6 +61,15 @@ def crude_means(samples: Host, weight: Weight, start_t: Host, start_v: Host) -> 
 
 @cache
 def _hermite(count: int) -> tuple[Host, Host]:
-    """Gauss-Hermite nodes, ``count`` of them, and logarithms of their weights divided by the Gaussian."""
+    """Gauss-Hermite nodes, ``count`` of them, and their weights divided by the Gaussian."""
     nodes, weights = gauss_hermite(count)
-    return nodes, np.log(math.sqrt(2 * math.pi) * weights) + nodes * nodes / 2
+    return nodes, math.sqrt(2 * math.pi) * weights * np.exp(nodes * nodes / 2)
+
+
+@cache
+def _midpoints(y_count: int, b_count: int) -> tuple[Host, Host, Host, Host]:
+    """Nodes and weights of a rectangle: squares of ``y_count`` midpoints, which are closer at the lower end, where weights fall
+    steeply, and ``b_count`` midpoints.
+    """
+    y, b = ((np.arange(count) + 0.5) / count for count in (y_count, b_count))
+    return 2 * y * y - 1, 4 * y / y_count, 2 * b - 1, np.full(b_count, 2 / b_count)

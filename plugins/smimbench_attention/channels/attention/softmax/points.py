@@ -78,17 +78,17 @@ def highest_log_weight(count, points):
 
 
 @_vectorized
-def exponentiate(log_unit, factor, node_weights, points):
-    """Write the weights of points, in units of ``exp(log_unit)`` times ``factor`` times two of the ``node_weights``, into the
-    table ``points``, a square of as many points along either axis as there are node weights.
+def exponentiate(log_unit, factor, y_weights, b_weights, points):
+    """Write the weights of points, in units of ``exp(log_unit)`` times ``factor`` times their weights along either axis, into the
+    table ``points``, a rectangle of them.
     """
-    node_count = len(node_weights)
-    for j in range(node_count):
-        row_factor = factor * node_weights[j]
+    node_count = len(y_weights)
+    for j in range(len(b_weights)):
+        row_factor = factor * b_weights[j]
         for i in range(node_count):
             k = j * node_count + i
             log_weight = max(points[LOG_WEIGHT, k] - log_unit, -2 * LARGEST_LOG)
-            points[WEIGHT, k] = exp(log_weight) * (row_factor * node_weights[i])
+            points[WEIGHT, k] = exp(log_weight) * (row_factor * y_weights[i])
 
 
 @_reduction
@@ -119,3 +119,13 @@ def raise_unit(log_unit, peak, sums):
     if peak > log_unit > -math.inf:
         sums *= math.exp(log_unit - peak)
     return max(log_unit, peak)
+
+
+@compiled_function
+def largest_difference(sums_1, sums_2):
+    """Largest difference of the means and squares that two sets of 15 sums give."""
+    largest = 0.0
+    for index in range(1, 15):
+        difference = sums_1[index] / sums_1[0] - sums_2[index] / sums_2[0]
+        largest = max(largest, abs(difference))
+    return largest

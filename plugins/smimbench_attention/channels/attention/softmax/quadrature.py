@@ -2,8 +2,9 @@
 
 The plane of (a_1, b_1) is cut into rectangular cells, which are halved until the logarithm of the weight hardly varies in each,
 and dropped when an upper bound says that nothing is there. Where most weights are nearly Gaussian, Gauss-Hermite rules in the
-frame of their own moments are tried first. The rest of what is compiled is ``points``: Numba keeps machine code until the file of
-the outermost function, this one, changes.
+frame of their own moments are tried first, and for posteriors trapezoidal rules for all of the plane at once, which converge
+exponentially because the weight has decayed at its ends. The rest of what is compiled is ``points``: Numba keeps machine code
+until the file of the outermost function, this one, changes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from smimbench_attention.channels.attention.softmax.points import (
     exponentiate,
     highest_log_weight,
     inlined,
+    largest_difference,
     nonzero,
     raise_unit,
     weigh_points,
@@ -131,15 +133,12 @@ def _normal_equations(prior, sample, t, v):
     a2_by_s = -2 * a2 / s
     b2_by_s = (-sample.margin / (s * s) - b_coefficient * a2_by_s) / (1 + c)
     b2_by_p = -2 * ROOT2 * a2 / (1 + c)
-    f_a_by_t = root_precision * (
-        a2_by_s * (p_slope + r_slope) - prior.lift / prior.unit_t
-    )
-    f_a_by_v = root_precision * a2_by_s * ((p_slope - r_slope) / 2)
-    f_b_by_t = root_precision * (b2_by_s * (p_slope + r_slope) + b2_by_p * p_slope)
+    s_by_t, s_by_v = p_slope + r_slope, (p_slope - r_slope) / 2
+    f_a_by_t = root_precision * (a2_by_s * s_by_t - prior.lift / prior.unit_t)
+    f_a_by_v = root_precision * a2_by_s * s_by_v
+    f_b_by_t = root_precision * (b2_by_s * s_by_t + b2_by_p * p_slope)
     f_b_by_v = root_precision * (
-        b2_by_s * ((p_slope - r_slope) / 2)
-        + b2_by_p * (p_slope / 2)
-        - prior.lift / prior.unit_v
+        b2_by_s * s_by_v + b2_by_p * (p_slope / 2) - prior.lift / prior.unit_v
     )
     tt = 1 / prior.unit_t**2 + f_a_by_t * f_a_by_t + f_b_by_t * f_b_by_t
     tv = f_a_by_t * f_a_by_v + f_b_by_t * f_b_by_v
@@ -195,7 +194,7 @@ def _integrate_gaussian(prior, sample, frame, rule, points, sums):
     (co)variances tt, tv, vv found for a, b, which are (a_1, b_1) less their prior means, in prior widths. i and j count nodes
     along the axes, k points, whose table is ``points``, ``prior`` is a ``Weight``.
     """
-    nodes, log_weights = rule
+    nodes, node_weights = rule
     node_count = len(nodes)
     for j in range(node_count):
         points[WEIGHT, j] = _bounded_exp(-frame.vv * nodes[j] / 2)
@@ -212,30 +211,17 @@ def _integrate_gaussian(prior, sample, frame, rule, points, sums):
             points[DECAY_R, k] = decay_r / points[WEIGHT, j]
     count = node_count * node_count
     weigh_points(prior, sample, count, points)
-    for i in range(node_count):
-        for j in range(node_count):
-            points[LOG_WEIGHT, i * node_count + j] += log_weights[i] + log_weights[j]
     log_unit = highest_log_weight(count, points)
-    for k in range(count):
-        log_weight = max(points[LOG_WEIGHT, k] - log_unit, -2 * LARGEST_LOG)
-        points[WEIGHT, k] = exp(log_weight)
+    exponentiate(log_unit, 1.0, node_weights, node_weights, points)
     sums[:] = 0.0
     add_points(count, points, sums)
     a, b = sums[1] / sums[0], sums[2] / sums[0]
-    tt, tv, vv = 0.0, 0.0, 0.0
-    for k in range(count):
-        probability = points[WEIGHT, k] / sums[0]
-        deviation_a = points[A, k] - a
-        deviation_b = points[B, k] - b
-        tt = tt + probability * deviation_a * deviation_a
-        tv = tv + probability * deviation_a * deviation_b
-        vv = vv + probability * deviation_b * deviation_b
     refined_frame = _gaussian_frame(
         sample.t + prior.unit_t * a,
         sample.v + prior.unit_v * b,
-        prior.unit_t**2 * tt,
-        prior.unit_t * prior.unit_v * tv,
-        prior.unit_v**2 * vv,
+        prior.unit_t**2 * (sums[5] / sums[0] - a * a),
+        prior.unit_t * prior.unit_v * (sums[6] / sums[0] - a * b),
+        prior.unit_v**2 * (sums[9] / sums[0] - b * b),
     )
     # the weight is over (a, b), the frame over (t, v)
     log_unit += math.log(frame.tt * frame.vv / (prior.unit_t * prior.unit_v))
@@ -266,16 +252,8 @@ def _nearly_gaussian(
     _, frame = _integrate_gaussian(prior, sample, frame, rules[0], points, coarse_sums)
     _, frame = _integrate_gaussian(prior, sample, frame, rules[1], points, coarse_sums)
     log_unit, _ = _integrate_gaussian(prior, sample, frame, rules[2], points, fine_sums)
-    largest_difference = 0.0
-    for sum_index in range(1, 15):
-        largest_difference = max(
-            largest_difference,
-            abs(
-                fine_sums[sum_index] / fine_sums[0]
-                - coarse_sums[sum_index] / coarse_sums[0]
-            ),
-        )
-    return largest_difference < accuracy.hermite_tolerance, log_unit
+    difference = largest_difference(fine_sums, coarse_sums)
+    return difference < accuracy.rule_tolerance, log_unit
 
 
 @compiled
@@ -354,7 +332,7 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     b_low = cell[1] - cell[3]
     b_high = cell[1] + cell[3]
     v_low, v_high = sample.v + prior.unit_v * b_low, sample.v + prior.unit_v * b_high
-    v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
+    v_nearest_0 = clipped(0.0, v_low, v_high)
     t_low, s_low, t_high, s_high = math.inf, math.inf, -math.inf, -math.inf
     p_low, p_high, r_low, r_high = 0.0, 0.0, 0.0, 0.0
     decay_lower = _bounded_exp(-prior.unit_t * y_low)
@@ -381,7 +359,7 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
         s_values[1, v_case] = p_upper + r_upper + (c - 1)
         s_low = min(s_low, s_values[0, v_case])
         s_high = max(s_high, s_values[1, v_case])
-    distance_a = max(max(t_low - sample.t, sample.t - t_high), 0.0) / prior.unit_t
+    distance_a = max(t_low - sample.t, sample.t - t_high, 0.0) / prior.unit_t
     distance_b = max(b_low, -b_high, 0.0)
     prior_bound = -(distance_a * distance_a + distance_b * distance_b) / 2
     has_zero_s, is_negative_s = s_low < 0 < s_high, s_high <= 0
@@ -389,9 +367,8 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
     s_size_min = 0.0 if has_zero_s else min(abs(s_low), abs(s_high))
     q_low, q_high = 1 / max(s_size_max, TINY) ** 2, 1 / max(s_size_min, TINY) ** 2
     slope_size = max(abs(sample.slope), TINY)
-    slope_sign = -1.0 if sample.slope < 0 else 1.0
     slack = abs(prior.lift) * max((t_high - t_low) / (2 * prior.unit_t), cell[3])
-    target_a2 = slope_sign * (
+    target_a2 = math.copysign(1.0, sample.slope) * (
         sample.a2 + prior.lift * ((t_low + t_high) / 2 - sample.t) / prior.unit_t
     )
     best_q = (
@@ -469,18 +446,18 @@ def _upper_bound(prior, sample, cell, threshold, s_values, levels):
 
 
 @compiled_function
-def _evaluate_cell(prior, sample, cell, nodes, points):
-    """Write to the table ``points`` the log-weight and a_1, b_1, a_2, b_2 at k times k points (b, y) of a ``cell`` (center,
+def _evaluate_cell(prior, sample, cell, y_nodes, b_nodes, points):
+    """Write to the table ``points`` the log-weight and a_1, b_1, a_2, b_2 at the points (b, y) of a ``cell`` (center,
     half-widths), y being t, the mean logit of p and r (the diagonal entries of the first layer's attention matrix), less its
-    value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; ``nodes`` are the k
-    points in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
+    value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; ``y_nodes`` and
+    ``b_nodes`` are the places in [-1, 1] along either axis, i and j their indices, ``prior`` is a ``Weight``.
     """
-    node_count = len(nodes)
+    node_count = len(y_nodes)
     for i in range(node_count):
-        y = cell[0] + cell[2] * nodes[i]
+        y = cell[0] + cell[2] * y_nodes[i]
         points[WEIGHT, i] = _bounded_exp(-prior.unit_t * y)
-    for j in range(node_count):
-        b = cell[1] + cell[3] * nodes[j]
+    for j in range(len(b_nodes)):
+        b = cell[1] + cell[3] * b_nodes[j]
         v = sample.v + prior.unit_v * b
         t_of_curve = _curve_t(sample.ridge, v)
         odds_p = _bounded_exp(-t_of_curve - v / 2)
@@ -488,38 +465,77 @@ def _evaluate_cell(prior, sample, cell, nodes, points):
         a_of_curve = (t_of_curve - sample.t) / prior.unit_t
         for i in range(node_count):
             k = j * node_count + i
-            points[A, k] = cell[0] + cell[2] * nodes[i] + a_of_curve
+            points[A, k] = cell[0] + cell[2] * y_nodes[i] + a_of_curve
             points[B, k] = b
             points[DECAY_P, k] = points[WEIGHT, i] * odds_p
             points[DECAY_R, k] = points[WEIGHT, i] * odds_r
-    weigh_points(prior, sample, node_count * node_count, points)
+    weigh_points(prior, sample, node_count * len(b_nodes), points)
+
+
+@compiled_function
+def _add_cell(prior, sample, cell, rule, points, log_unit, sums):
+    """Add the integrals over a ``cell`` of (y, b) by ``rule``, nodes and weights along either axis, to ``sums``; return the
+    logarithm of their unit, which was ``log_unit``. ``points`` is a table for points, ``prior`` is a ``Weight``.
+    """
+    y_nodes, y_weights, b_nodes, b_weights = rule
+    _evaluate_cell(prior, sample, cell, y_nodes, b_nodes, points)
+    point_count = len(y_nodes) * len(b_nodes)
+    log_unit = raise_unit(log_unit, highest_log_weight(point_count, points), sums)
+    exponentiate(log_unit, cell[2] * cell[3], y_weights, b_weights, points)
+    add_points(point_count, points, sums)
+    return log_unit
+
+
+@compiled_function
+def _integrate_plane(prior, sample, least_cost, rules, points, coarse_sums, sums):
+    """Integrate the posterior weight of ``sample`` into ``sums`` by trapezoidal ``rules`` for one cell (y, b), in which all of it
+    lies: a_1, b_1 and a_2 within ``reach`` deviations of their prior means, y measured from the curve where a_2 is that large.
+    Return by how much two orders differ (``coarse_sums``: the lower one), and the logarithm of the unit of ``sums``.
+    ``least_cost`` is -2 times the highest log-weight, ``points`` is a table, ``prior`` is a ``Weight``.
+    """
+    reach = math.sqrt(least_cost + 40)
+    # a_2 = slope / s^2
+    largest_a2 = math.copysign(1.0, sample.slope) * sample.a2 + reach * math.sqrt(
+        prior.variance_2 + prior.lift * prior.lift
+    )
+    s = math.sqrt(abs(sample.slope) / max(largest_a2, TINY))
+    p_plus_r = clipped(s + (1 - prior.skip), TINY, 1.999)
+    ridge = max(
+        math.log(p_plus_r / (2 - p_plus_r)),
+        _curve_log_odds(sample.t - reach * prior.unit_t, sample.v),
+    )
+    sample = Sample(*(*sample[:6], ridge))
+    t = _curve_t(ridge, sample.v)
+    half_height = (reach + (sample.t - t) / prior.unit_t) / 2
+    cell = half_height, 0.0, half_height, reach
+    coarse_sums[:], sums[:] = 0.0, 0.0
+    _add_cell(prior, sample, cell, rules[0], points, -math.inf, coarse_sums)
+    log_unit = _add_cell(prior, sample, cell, rules[1], points, -math.inf, sums)
+    return largest_difference(sums, coarse_sums), log_unit
 
 
 @compiled_function
 def _root_cells(prior, sample, accuracy, cells):
     """Write to ``cells`` equal cells (center y, b; half-widths) that cover the ``prior`` of ``sample``, y being the mean logit t
     less its value on the ridge (the curve along which the weight is long) at the same v, the difference of the logits; return
-    their number. i and j count cells along the axes, whose number ``accuracy`` has.
+    their number. k counts cells; ``accuracy`` has their number along an axis.
     """
-    half_width, cells_per_axis = (accuracy.half_width, accuracy.root_cells)
+    half_width, cells_per_axis = accuracy.half_width, accuracy.root_cells
     v_low = sample.v - half_width * prior.unit_v
     v_high = sample.v + half_width * prior.unit_v
-    v_nearest_0 = 0.0 if v_low < 0 < v_high else (v_low if v_low >= 0 else v_high)
-    t_low_v = _curve_t(sample.ridge, v_low)
-    t_high_v = _curve_t(sample.ridge, v_high)
-    t_nearest_v = _curve_t(sample.ridge, v_nearest_0)
-    y_low = (sample.t - max(t_low_v, t_high_v, t_nearest_v)) / prior.unit_t - half_width
-    y_high = (
-        sample.t - min(t_low_v, t_high_v, t_nearest_v)
-    ) / prior.unit_t + half_width
-    for i in range(cells_per_axis):
-        for j in range(cells_per_axis):
-            grid_y = (i + 0.5) * (2 / cells_per_axis) - 1
-            grid_b = (j + 0.5) * (2 / cells_per_axis) - 1
-            y_half_range = (y_high - y_low) / 2
-            center = ((y_high + y_low) / 2 + y_half_range * grid_y, half_width * grid_b)
-            half_widths = (y_half_range / cells_per_axis, half_width / cells_per_axis)
-            _write(cells[i * cells_per_axis + j], (*center, *half_widths))
+    t_low = t_high = _curve_t(sample.ridge, clipped(0.0, v_low, v_high))
+    for v in (v_low, v_high):
+        t = _curve_t(sample.ridge, v)
+        t_low, t_high = min(t_low, t), max(t_high, t)
+    y_low = (sample.t - t_high) / prior.unit_t - half_width
+    y_high = (sample.t - t_low) / prior.unit_t + half_width
+    y_half_range = (y_high - y_low) / 2
+    for k in range(cells_per_axis * cells_per_axis):
+        grid_y = (k // cells_per_axis + 0.5) * (2 / cells_per_axis) - 1
+        grid_b = (k % cells_per_axis + 0.5) * (2 / cells_per_axis) - 1
+        center = (y_high + y_low) / 2 + y_half_range * grid_y, half_width * grid_b
+        half_widths = y_half_range / cells_per_axis, half_width / cells_per_axis
+        _write(cells[k], (*center, *half_widths))
     return cells_per_axis * cells_per_axis
 
 
@@ -532,7 +548,6 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
     bound, variations, log-area and highest probe; k counts cells, i and j points. All cells of one depth are looked at before any
     is halved.
     """
-    nodes, node_weights = rule
     cells, halved_cells, cell_bounds, points, probe_nodes, s_values, levels = buffers
     cell_count = _root_cells(prior, sample, accuracy, cells)
     log_unit, is_unfinished = -math.inf, False
@@ -557,11 +572,9 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                     (upper_bound, variation_y, variation_b, log_area, -math.inf),
                 )
                 active_count += 1
-        if active_count == 0:
-            break
         probed_maximum = log_unit
         for k in range(active_count):
-            _evaluate_cell(prior, sample, cells[k], probe_nodes, points)
+            _evaluate_cell(prior, sample, cells[k], probe_nodes, probe_nodes, points)
             for i in range(4):
                 min_along_y = math.inf
                 max_along_y = -math.inf
@@ -579,7 +592,6 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                 cell_bounds[k, 4] = max(cell_bounds[k, 4], max_along_y)
             probed_maximum = max(probed_maximum, cell_bounds[k, 4])
         log_unit = raise_unit(log_unit, probed_maximum, sums)
-        log_sum = log_unit + math.log(max(sums[0], TINY))
         is_crowded = active_count > accuracy.most_cells
         is_unfinished = is_unfinished or is_crowded
         cell_count = 0
@@ -614,13 +626,7 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
                     halved_cells[cell_count, 2 + axis] /= 2
                     cell_count += 1
                 continue
-            _evaluate_cell(prior, sample, cell, nodes, points)
-            point_count = len(nodes) ** 2
-            log_unit = raise_unit(
-                log_unit, highest_log_weight(point_count, points), sums
-            )
-            exponentiate(log_unit, cell[2] * cell[3], node_weights, points)
-            add_points(point_count, points, sums)
+            log_unit = _add_cell(prior, sample, cell, rule, points, log_unit, sums)
         if cell_count == 0:
             break
         cells, halved_cells = halved_cells, cells
@@ -629,17 +635,18 @@ def _integrate_cells(prior, sample, accuracy, largest_variation, rule, buffers, 
 
 @compiled
 def integrate_samples(
-    samples, prior, accuracy, largest_variation, try_gauss_hermite, cell_rule, rules,
+    samples, prior, accuracy, largest_variation, try_plane, try_gauss_hermite,
+    plane_rules, cell_rule, rules,
     log_weights, means, squares, is_unreliable,
 ):  # fmt: skip
     """Integrate all ``samples`` (n, 6), each (t, v, a2, b2, slope, margin) as in ``Sample``, one by one with the weight of
-    parameters ``prior``, by Gauss-Hermite ``rules`` (if ``try_gauss_hermite``) or by cells with the Gauss-Legendre ``cell_rule``
-    in which the log-weight varies by at most ``largest_variation``, and the settings ``accuracy``; write the fields of ``Sums``,
-    which are the last four arguments; i and j count the four variables.
+    parameters ``prior``, by Gauss-Hermite ``rules`` (if ``try_gauss_hermite``), by ``plane_rules`` (if ``try_plane``) or
+    by cells with the Gauss-Legendre ``cell_rule`` in which the log-weight varies by at most ``largest_variation``, and the
+    settings ``accuracy``; write the fields of ``Sums``, which are the last four arguments; i and j count the four variables.
     """
     sums, spare_sums = np.empty(15), np.empty(15)
     max_rows = 2 * accuracy.most_cells
-    points = np.empty((8, max(accuracy.cell_nodes, len(rules[2][0]), 4) ** 2))
+    points = np.empty((8, len(plane_rules[1][0]) ** 2))  # enough for every rule
     cells = np.empty((max_rows, 4)), np.empty((max_rows, 4)), np.empty((max_rows, 5))
     buffers = (
         *cells,
@@ -657,17 +664,21 @@ def integrate_samples(
         t, v, a2, b2, slope, margin = samples[index]
         sample = Sample(t, v, a2, b2, slope, margin, prior.crossing)
         is_accepted, log_unit = False, 0.0
-        if follows_ridge or try_gauss_hermite:
-            start_point = _prior_mean_point(prior, sample)
-            _, peak = _minimize_cost(prior, sample, start_point[0], start_point[1])
+        if follows_ridge or try_plane or try_gauss_hermite:
+            least_cost, peak = _minimize_cost(
+                prior, sample, *_prior_mean_point(prior, sample)
+            )
             if try_gauss_hermite:
                 is_accepted, log_unit = _nearly_gaussian(
                     prior, sample, peak, accuracy, rules, points, spare_sums, sums
                 )
-            if follows_ridge:
-                sample = Sample(
-                    t, v, a2, b2, slope, margin, _curve_log_odds(peak.t, peak.v)
+            if try_plane and not is_accepted and least_cost < 40:
+                difference, log_unit = _integrate_plane(
+                    prior, sample, least_cost, plane_rules, points, spare_sums, sums
                 )
+                is_accepted = difference < accuracy.rule_tolerance
+            if follows_ridge:
+                sample = Sample(*sample[:6], _curve_log_odds(peak.t, peak.v))
         if not is_accepted:
             log_unit, is_unfinished = _integrate_cells(
                 prior, sample, accuracy, largest_variation, cell_rule, buffers, sums

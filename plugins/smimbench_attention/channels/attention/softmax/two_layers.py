@@ -139,7 +139,7 @@ class TwoLayerAttention(SoftmaxChannel, AttentionChannel):
         check_latents(omega, 2, 3)
         n = omega.shape[0]
         samples, weight = sample_parameters(self.beta, self.skip, y, omega, V)
-        sums = integrals(samples, weight)
+        sums = integrals(samples, weight, try_plane=True)
         # one sample in so many is integrated twice for the error
         checked_count = min(max(16, n // 64), n)
         refined_sums = integrals(

@@ -71,7 +71,7 @@ class QuadratureAccuracy(NamedTuple):
     # Nodes along each axis of three Gauss-Hermite rules, in ever better frames. Doubled: errors of 2e-6, four times the work.
     hermite_nodes: tuple[int, int, int] = (12, 16, 20)
     # Largest difference of the last two rules, in mean and square, that passes. Doubled: twice the errors where it serves.
-    hermite_tolerance: float = 5e-4
+    rule_tolerance: float = 5e-4
     # Scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: known to 1/8 in place of 1/5.
     scrambles: int = 16
     # One in so many samples of ``information`` is integrated exactly. Doubled: half the time, errors up to sqrt(2) larger.
