@@ -119,7 +119,7 @@ def test_dynamic_programming_on_a_grid_agrees(problem, batch_ratio):
     rates = optimal(problem, steps, round(batch_ratio * dimension), dimension)
     points = schedule.POINTS // problem.model.sites
     averages = fields.gradient_averages(
-        problem, fitting_loss(problem), np.ones((1, 1, 1)), points, 1
+        problem, fitting_loss(problem), np.ones((1, 1, 1)), points, range(1)
     )
 
     def step_from(M, Q):

