@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def cpu_quota(
     return quota
 
 
-def blas_threads(limit: int) -> contextlib.AbstractContextManager[object]:
+def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
     """Context manager that sets the number of threads of every BLAS library in this process to ``limit``."""
     # Finding the libraries takes a millisecond; a new one comes only with a newly imported module.
     return _blas_controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]

@@ -43,6 +43,7 @@ from smimbench.numerics.random_numbers import (
 )
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.numerics.statistics import controlled_mean
+from smimbench.numerics.threads import map_in_threads
 
 __all__ = [
     "ChebyshevFit",
@@ -62,6 +63,7 @@ __all__ = [
     "is_diagonal",
     "lobatto_points",
     "log_cdf",
+    "map_in_threads",
     "monte_carlo_rng",
     "normal_points",
     "normal_scrambles",

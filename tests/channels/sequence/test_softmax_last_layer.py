@@ -7,7 +7,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.channels.sequence.softmax import SequenceSoftmax, one_layer
 from smimbench_attention.channels.sequence.softmax import last_layer as tables
-from smimbench_attention.channels.sequence.softmax.last_layer import posterior_moments
+from smimbench_attention.channels.sequence.softmax.last_layer import (
+    LayerLabels,
+    case_at,
+    posterior_of_labels,
+)
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     TableAccuracy,
@@ -56,11 +60,15 @@ def second_moments(u, omega, v, skip):
     )
     reach = farthest_node(skip, last, ACCURACY)
     tables = make_tables(
-        float(skip), scales, None, count, 0, reach, ACCURACY.table_points
+        float(skip), scales, None, count, reach, ACCURACY.table_points, 0
     )
     ut = u / (1.0 + skip) ** last
-    found = posterior_moments(
-        tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), fourth_moments=True
+    omega_of_layers = np.zeros((len(u), layers, 2))
+    omega_of_layers[:, last] = omega
+    found = posterior_of_labels(
+        case_at(np.zeros((layers, layers)), np.diag(v), skip, ACCURACY),
+        tables,
+        LayerLabels(ut, ut[:, 0] - ut[:, 1], omega_of_layers),
     )
     result = np.empty((len(u), layers, 2, 2))
     a, b = omega.T

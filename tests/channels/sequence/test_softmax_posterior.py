@@ -162,7 +162,7 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
         skip, 3, 1.0 - q[-1], tables.relative_node_spacing(False, False), accuracy
     )
     made = tables.make_tables(
-        skip, (1.0, 1.0), None, count, 0, tables.farthest_node(skip, 2, accuracy), 2**15
+        skip, (1.0, 1.0), None, count, tables.farthest_node(skip, 2, accuracy), 2**15, 0
     )
     expected = last_layer.posterior_of_labels(case, made, labels)
     omega = labels.omega

@@ -9,13 +9,20 @@ too. Checked by tests/channels/sequence/test_softmax_information.py.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from smimbench.backend import to_host
 from smimbench.derive import LabelMeans, Labels, label_means, without_overlap
 from smimbench.interfaces import Array, Host, Uncertain
-from smimbench.numerics import by_value, is_diagonal, normal_points, symmetric_root
+from smimbench.numerics import (
+    by_value,
+    is_diagonal,
+    map_in_threads,
+    normal_points,
+    symmetric_root,
+)
 from smimbench_attention.channels.common import on_host, uncertain_like
 from smimbench_attention.channels.sequence.softmax import deep, last_layer, two_layers
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
@@ -231,13 +238,11 @@ def label_averages(network: Network, Q: Host, V: Host, labels: int) -> LabelMean
     out: numerical errors would not have mean zero.
     """
     labels_per_scramble = max(16, labels // SCRAMBLES)
+    scrambles = map_in_threads(
+        partial(_draw_labels, network, Q, V, labels_per_scramble), range(SCRAMBLES)
+    )
     means = label_means(
-        lambda scramble: _draw_labels(network, Q, V, labels_per_scramble, scramble),
-        Q,
-        V,
-        scrambles=SCRAMBLES,
-        faintest=3e-3,
-        collinear=1e-6,
+        scrambles.__getitem__, Q, V, scrambles=SCRAMBLES, faintest=3e-3, collinear=1e-6
     )
     if is_diagonal(Q, V):
         # A label does not depend on the sign of a layer: uncorrelated layers stay uncorrelated, unknown ones unknown.

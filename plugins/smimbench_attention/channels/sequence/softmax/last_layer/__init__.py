@@ -24,13 +24,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import Array, Host
-from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points
-from smimbench_attention.channels.common import blocks, concatenate_tuples
+from smimbench.interfaces import Host
+from smimbench.numerics import (
+    by_value,
+    controlled_mean,
+    is_diagonal,
+    map_in_threads,
+    normal_points,
+)
+from smimbench_attention.channels.common import blocks
 from smimbench_attention.channels.sequence.softmax.deep import mixing
 from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
@@ -45,9 +52,9 @@ from smimbench_attention.channels.sequence.softmax.last_layer.tables import (
     rounded_node_count,
 )
 
-LARGEST_EXPONENT = 60.0
-"""Weights below ``exp(-LARGEST_EXPONENT)`` of the largest possible one are 0. Doubled: the same, three times as slowly on some
-processors: single precision ends there, and products with numbers next to its end take a hundred cycles."""
+LARGEST_EXPONENT = 30.0
+"""Weights below ``exp(-LARGEST_EXPONENT)`` of the largest possible one are 0. Doubled: the same, a tenth more slowly. At 80
+single precision ends: products with numbers near its end take a hundred cycles on some processors."""
 
 
 def supports(Q: Host, V: Host, skip: float = 1.0) -> bool:
@@ -107,8 +114,7 @@ def case_at(Q: Host, V: Host, skip: float, accuracy: TableAccuracy) -> _Case:
     q = np.diagonal(Q)
     v = np.diagonal(V)
     layers_with_overlap, layers_without_overlap = (
-        [int(layer) for layer in np.flatnonzero(layer_mask)]
-        for layer_mask in (q > 0, q == 0)
+        np.flatnonzero(layer_mask).tolist() for layer_mask in (q > 0, q == 0)
     )
     output_layer = len(q) - 1
     known_layers, unknown_layers = (
@@ -160,9 +166,8 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
     v = case.v
     known_layers = case.known_layers
     output_layer = len(Q) - 1
-    layer_deviations = tuple(
-        math.sqrt(q[layer] + v[layer]) for layer in range(output_layer)
-    )
+    # Rounded, as V is Q's complement up to its last digit, and each pair should find the same tables.
+    layer_deviations = tuple(np.sqrt(q + v)[:-1].round(14).tolist())
     # Rounded, so that the tables serve more than one overlap.
     outer_grid = (
         (known_layers[0], *accuracy.outer_grid(v[known_layers[0]]))
@@ -171,33 +176,31 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
     )
     node_spacing = relative_node_spacing(case.is_last_unknown, bool(known_layers))
     node_count = rounded_node_count(
-        skip,
-        len(Q),
-        v[output_layer] / (q[output_layer] + v[output_layer]),
-        node_spacing,
-        accuracy,
+        skip, len(Q), v[-1] / (q[-1] + v[-1]), node_spacing, accuracy
     )
     largest_node = farthest_node(skip, output_layer, accuracy)
-    columns_by_scramble = []
-    controls_by_scramble = []
-    clipped_weight = 0.0
-    for scramble in range(accuracy.scrambles):
-        point_set = scramble % (1 if len(case.unknown_layers) == 1 else 2)
-        tables = make_tables(
+    tables = map_in_threads(
+        partial(
+            make_tables,
             skip,
             layer_deviations,
             outer_grid,
             node_count,
-            point_set,
             largest_node,
             accuracy.table_points,
-        )
-        clipped_weight = max(clipped_weight, tables.clipped_weight)
+        ),
+        range(1 if len(case.unknown_layers) == 1 else 2),
+    )
+
+    def columns_of(scramble: int) -> tuple[Host, Host]:
+        """Columns to average over the labels of one ``scramble``, and control variates."""
         labels = draw_labels(case, scramble)
-        moments = posterior_of_labels(case, tables, labels)
-        columns, control_columns = _columns_to_average(case, labels, moments)
-        columns_by_scramble.append(columns)
-        controls_by_scramble.append(control_columns)
+        moments = posterior_of_labels(case, tables[scramble % len(tables)], labels)
+        return _columns_to_average(case, labels, moments)
+
+    columns_by_scramble, controls_by_scramble = zip(
+        *map_in_threads(columns_of, range(accuracy.scrambles))
+    )
     means = np.zeros((4, output_layer + 1, output_layer + 1))
     if (
         np.isfinite(columns_by_scramble).all()
@@ -213,7 +216,7 @@ def evaluate(Q: Host, V: Host, skip: float, accuracy: TableAccuracy = ACCURACY) 
                 mean_row : mean_row + 2, layer_2, layer
             ] = estimate
         # error of nodes, grids and tables, measured with finer ones
-        relative_error = clipped_weight + 3e-4
+        relative_error = 3e-4 + max(table.clipped_weight for table in tables)
         means[1::2] = np.hypot(means[1::2], relative_error * np.abs(means[::2]))
     else:  # the posterior of a label far beyond the last node is 0 / 0
         means[:] = np.nan
@@ -250,16 +253,14 @@ def draw_labels(case: _Case, scramble: int) -> LayerLabels:
             + math.sqrt(case.v[layer]) * normal_numbers[:, residual_index]
         )
     off_diagonal_1, off_diagonal_2, determinant = mixing(z[:, :-1], case.skip)
-    z_1 = z[:, -1, 0]
-    z_2 = z[:, -1, 1]
+    z_1, z_2 = z[:, -1].T
     token_difference = z_1 - z_2
     return LayerLabels(
-        np.stack(
+        np.column_stack(
             [
                 z_1 - off_diagonal_1 * token_difference,
                 z_2 + off_diagonal_2 * token_difference,
-            ],
-            axis=-1,
+            ]
         ),
         determinant * token_difference,
         omega,
@@ -275,192 +276,151 @@ class LastLayerMoments(NamedTuple):
     shift: Host  # (n, 2) of e
     square: Host  # (n, 2) of e^2
     table_moments: Host  # (n, U, 4) moments of the tables
-    product: Array = None  # (n,) of e_1 e_2, if requested
-    fourth_moment: Array = None  # (n,) of sum_mk z_Lm^2 z_Lk^2, if requested
-    known_shift: Array = None  # (n, 2) shift of the known layer
-    known_square: Array = None  # (n,) squared distance of the known layer
+    product: Host  # (n,) of e_1 e_2, 0 unless requested
+    fourth_moment: Host  # (n,) of sum_mk z_Lm^2 z_Lk^2, 0 unless requested
+    known_shift: Host  # (n, 2) shift of the known layer, 0 if there is none
+    known_square: Host  # (n,) squared distance of the known layer
 
 
 def posterior_of_labels(
     case: _Case, tables: Tables, labels: LayerLabels
 ) -> LastLayerMoments:
-    """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last, in blocks of ``rows``
-    that fit the cache; ``case`` says which layers are known, ``known_layer`` is the mean and variance of the one before the last.
-    ``ut`` are the scaled outputs of labels, ``gap`` their difference.
+    """Posterior moments of all ``labels`` of a scramble, from the ``tables`` of the layers before the last; ``case`` says which
+    layers are known.
 
-    Blocks hold labels of similar ``reach``, the x and y beyond which a node weighs nothing, and use the nodes up to there:
-    without a skip connection most labels need few of them.
+    A label counts once with each sign of its outputs, unless no node agrees with that sign. Blocks of ``rows`` fit the cache and
+    are of similar ``reach``, the x and y beyond which a node weighs nothing, and use the nodes up to there: without a skip
+    connection most labels need few of them.
     """
-    # The last layer's errors are +-(ut + gap x) - omega; a factor is 0 where they are larger than this.
-    largest_error = math.sqrt(2 * LARGEST_EXPONENT * case.v[-1])
-    distance = largest_error + (np.abs(labels.ut) + np.abs(labels.omega[:, -1])).max(
-        axis=1
+    n, v = len(labels.gap), float(case.v[-1])
+    outputs = np.column_stack([labels.ut, labels.gap])
+    omega = labels.omega[:, [-1, *case.known_layers]].reshape(n, -1)
+    signed_labels = np.concatenate(
+        [np.hstack([sign * outputs, omega]) for sign in (1, -1)]
     )
-    reach = distance / np.maximum(np.abs(labels.gap), 1e-300)
+    u_1, u_2, signed_gap, omega_1, omega_2 = signed_labels.T[:5]
+    # The last layer's errors are u_1 + gap x - omega_1 and u_2 - gap y - omega_2; farther from these x and y its factors are 0.
+    safe_gap = np.copysign(np.maximum(np.abs(signed_gap), 1e-100), signed_gap)
+    half_width = math.sqrt(2 * LARGEST_EXPONENT * v) / np.abs(safe_gap)
+    x = (omega_1 - u_1) / safe_gap
+    y = (u_2 - omega_2) / safe_gap
+    reach = np.maximum(x, y) + half_width
+    is_possible = (np.minimum(x, y) + half_width >= 0.0) & (
+        np.maximum(x, y) - half_width <= tables.nodes[-1]
+    )
     order = np.argsort(reach)
-    batches = []
+    order = order[is_possible[order]]
+    sums = np.zeros((2 * n, 10 + tables.sums.shape[2] // len(tables.nodes)))
     for block in blocks(len(order), 512):
         rows = order[block]
-        ut, gap, omega = (array[rows] for array in labels)
-        known_layer = (
-            (omega[:, case.known_layers[0]], float(case.v[case.known_layers[0]]))
-            if case.known_layers
-            else None
+        sums[rows] = _sums_over_nodes(
+            tables.up_to(reach[rows].max(initial=0.0)), signed_labels[rows].T, case
         )
-        batches.append(
-            posterior_moments(
-                tables.up_to(reach[rows[-1]]),
-                ut,
-                gap,
-                omega[:, -1],
-                float(case.v[-1]),
-                known_layer,
-                case.is_last_unknown,
-            )
-        )
-    place = np.argsort(order)
-    return LastLayerMoments._make(
-        None if moment is None else moment[place]
-        for moment in concatenate_tuples(batches)
+    total = sums[:n] + sums[n:]
+    means = total[:, 1:] / total[:, :1]
+    return LastLayerMoments(
+        math.sqrt(v) * means[:, -10:-8],
+        v * means[:, -8:-6],
+        means[:, :-10].reshape(n, -1, 4),
+        v * means[:, -6],
+        v * v * (means[:, -5] + means[:, -4]),
+        means[:, -3:-1],
+        means[:, -1],
     )
 
 
-def posterior_moments(
-    tables: Tables,
-    ut: Host,
-    gap: Host,
-    omega: Host,
-    v: float,
-    known_layer: tuple[Host, float] | None = None,
-    fourth_moments: bool = False,
-) -> LastLayerMoments:
-    """Posterior moments of the latents given n labels, with outputs ``ut`` (n, 2) up to sign and ``gap = ut_1 - ut_2``, as
-    bilinear forms in ``tables`` of the layers before the last; the last one is z ~ N(omega, v), and ``e1``, ``e2`` are its errors
-    ``z - omega`` at the nodes, for either ``sign`` of the output, whose Gaussian factors multiply the table along x
-    (``forward_...``) and y (``backward_...``). ``known_layer`` are the mean (n, 2) and the variance of the known layer before the
-    last, or None; a mode is a combination of its values on a grid. Moments of fourth order only if ``fourth_moments``.
+def _sums_over_nodes(tables: Tables, labels: Host, case: _Case) -> Host:
+    """Sums (n, 11 + 4 U) over the nodes of ``tables`` for n ``labels`` of known sign (5 or 7, n), whose rows are the outputs,
+    their gap, and the means of the last and of the known layer: bilinear forms. ``e1``, ``e2`` are the last layer's errors
+    ``z - omega`` at the nodes, whose Gaussian factors multiply the table along x (``forward_...``) and y (``backward_...``); a
+    mode is a combination of the known layer's values on a grid.
 
-    ``omega`` (n, 2) and ``v`` belong to the last layer, ``known_layer`` has those of the layer on the outer grid.
+    Columns: mass; the moments in the tables; shift and square of the last layer by token, product and two parts of the fourth
+    moment, all in units of sqrt(v); shift of the known layer by token and its square. What is not wanted is 0.
     """
-    n = len(ut)
     node_count = len(tables.nodes)
     single = np.float32  # single precision: all terms are positive, so errors are 1e-6, in a third of the time
     table_sums = tables.sums.astype(single, copy=False)
-    mode_amplitudes = np.ones((n, 1), single)
-    if known_layer is not None:
-        mode_weights = [
-            outer_weight @ tables.modes.T
-            for outer_weight in outer_weights(tables.outer, tables.area, *known_layer)
-        ]
-        mode_amplitudes = mode_weights[0].astype(single)
+    mode_amplitudes = np.ones((labels.shape[1], 1), single)
+    if case.known_layers:
+        known_omega = labels[5:].T
+        even_weights, odd_weights = outer_weights(
+            tables.outer,
+            tables.area,
+            known_omega.astype(single),
+            float(case.v[case.known_layers[0]]),
+        )
+        mode_amplitudes = even_weights @ tables.modes.T.astype(single)
     forward_tables = table_sums.reshape(-1, table_sums.shape[2])
     backward_tables = np.ascontiguousarray(
         table_sums[:, :, :node_count].transpose(2, 0, 1).reshape(node_count, -1)
     )
-    block_sums = np.zeros((n, table_sums.shape[2] // node_count))
-    mode_sums = np.zeros((n, len(table_sums)))
-    shift_sum = np.zeros((n, 2))
-    square_sum = np.zeros((n, 2))
-    product_sum = np.zeros(n)
-    fourth_sum = np.zeros(n)
-    # all in units of sqrt(v)
-    inverse_deviation = v**-0.5
+    u_1, u_2, gap, omega_1, omega_2 = case.v[-1] ** -0.5 * labels[:5, :, None]
     # beyond 1e8 a node weighs nothing, whatever its distance; fourth powers stay finite
-    scaled_nodes = np.clip(
-        (inverse_deviation * gap)[:, None] * tables.nodes, -1e8, 1e8
-    ).astype(single)
+    scaled_nodes = np.clip(gap * tables.nodes, -1e8, 1e8).astype(single)
     u_1, u_2, omega_1, omega_2 = (
-        (inverse_deviation * coordinates[:, token : token + 1]).astype(single)
-        for coordinates in (ut, omega)
-        for token in range(2)
+        column.astype(single) for column in (u_1, u_2, omega_1, omega_2)
     )
-    for sign in (single(1), single(-1)):
-        # z_1 = sign (u_1 + place) and z_2 = sign (u_2 - place)
-        e1 = scaled_nodes + (u_1 - sign * omega_1)
-        e2 = (u_2 - sign * omega_2) - scaled_nodes
-        e1, e2 = (e1, e2) if sign > 0 else (-e1, -e2)
-        e1_squared = e1 * e1
-        e2_squared = e2 * e2
-        factor_1 = _gaussian_factor(e1_squared)
-        factor_2 = _gaussian_factor(e2_squared)
-        # all modes in one product: each mode has a copy of f, scaled by its amount
-        forward_sums = (
-            _amplitude_times_factor(mode_amplitudes, factor_1) @ forward_tables
-        ).reshape(n, -1, node_count)
-        node_weights_1 = factor_2 @ backward_tables
-        if known_layer is not None:
-            weights_by_mode = node_weights_1.reshape(n, -1, node_count)
-            mode_sums += np.einsum("nkj,nj->nk", weights_by_mode, factor_1)
-            node_weights_1 = np.einsum("nk,nkj->nj", mode_amplitudes, weights_by_mode)
-        block_sums += np.einsum("nbj,nj->nb", forward_sums, factor_2)
-        node_weights_1 *= factor_1
-        node_weights_2 = forward_sums[:, 0] * factor_2
-        for moment_sums, power_pair in (
-            (shift_sum, (e1, e2)),
-            (square_sum, (e1_squared, e2_squared)),
-        ):
-            moment_sums += np.stack(
-                [
-                    np.einsum("nj,nj->n", *weights_and_powers)
-                    for weights_and_powers in zip(
-                        (node_weights_1, node_weights_2), power_pair
-                    )
-                ],
-                axis=-1,
-            )
-        if fourth_moments:
-            forward_masses = np.ascontiguousarray(forward_tables[:, :node_count])
-            z1_squared = (u_1 + scaled_nodes) ** 2
-            z2_squared = (u_2 - scaled_nodes) ** 2
-            crossed_sums, squared_sums = (
-                _amplitude_times_factor(mode_amplitudes, factor) @ forward_masses
-                for factor in (factor_1 * e1, factor_1 * z1_squared)
-            )
-            product_sum += np.einsum("nj,nj,nj->n", crossed_sums, factor_2, e2)
-            fourth_sum += np.einsum(
-                "nj,nj,nj->n", node_weights_1, z1_squared, z1_squared
-            ) + np.einsum("nj,nj,nj->n", node_weights_2, z2_squared, z2_squared)
-            fourth_sum += 2 * np.einsum(
-                "nj,nj,nj->n", squared_sums, factor_2, z2_squared
-            )
-    shift_sum *= math.sqrt(v)
-    mode_mass = block_sums[:, 0]
-    mass_column = mode_mass[:, None]
-    moments = LastLayerMoments(
-        shift_sum / mass_column,
-        v * square_sum / mass_column,
-        (block_sums[:, 1:] / mass_column).reshape(n, -1, 4),
+    e1 = scaled_nodes + (u_1 - omega_1)
+    e2 = (u_2 - omega_2) - scaled_nodes
+    e1_squared = e1 * e1
+    e2_squared = e2 * e2
+    factor_1 = _gaussian_factor(e1_squared)
+    factor_2 = _gaussian_factor(e2_squared)
+    # all modes in one product: each mode has a copy of f, scaled by its amount
+    forward_sums = (
+        _amplitude_times_factor(mode_amplitudes, factor_1) @ forward_tables
+    ).reshape(len(factor_1), -1, node_count)
+    weights_by_mode = (factor_2 @ backward_tables).reshape(
+        len(factor_1), -1, node_count
     )
-    if fourth_moments:
-        moments = moments._replace(
-            product=v * product_sum / mode_mass,
-            fourth_moment=v * v * fourth_sum / mode_mass,
+    node_weights_1 = np.einsum("nk,nkj->nj", mode_amplitudes, weights_by_mode)
+    node_weights_1 *= factor_1
+    node_weights_2 = forward_sums[:, 0] * factor_2
+    block_sums = np.einsum("nbj,nj->nb", forward_sums, factor_2)
+    weights_and_powers = [
+        (node_weights_1, e1),
+        (node_weights_2, e2),
+        (node_weights_1, e1_squared),
+        (node_weights_2, e2_squared),
+    ]
+    if case.is_last_unknown:
+        forward_masses = np.ascontiguousarray(forward_tables[:, :node_count])
+        z1_squared = (u_1 + scaled_nodes) ** 2
+        z2_squared = (u_2 - scaled_nodes) ** 2
+        crossed_sums, squared_sums = (
+            _amplitude_times_factor(mode_amplitudes, factor) @ forward_masses
+            for factor in (factor_1 * e1, factor_1 * z1_squared)
         )
-    if known_layer is not None:
-        known_omega = known_layer[0]
-        known_mean = (
-            np.stack(
-                [(mode_weights[mode] * mode_sums).sum(1) for mode in (1, 2)], axis=-1
-            )
-            / mass_column
-        )
-        known_square = (mode_weights[3] * mode_sums).sum(1) / mode_mass + (
-            (known_omega - 2 * known_mean) * known_omega
-        ).sum(1)
-        moments = moments._replace(
-            known_shift=known_mean - known_omega, known_square=known_square
-        )
-    return moments
+        weights_and_powers += [
+            (crossed_sums * factor_2, e2),
+            (node_weights_1 * z1_squared, z1_squared),
+            (node_weights_2 * z2_squared + 2 * squared_sums * factor_2, z2_squared),
+        ]
+    columns = [block_sums]
+    columns += [np.einsum("nj,nj->n", *pair) for pair in weights_and_powers]
+    no_columns = np.zeros((len(factor_1), 3))
+    if not case.is_last_unknown:
+        columns.append(no_columns)
+    if case.known_layers:
+        mode_sums = np.einsum("nkj,nj->nk", weights_by_mode, factor_1)
+        value_sums = mode_sums @ tables.modes.astype(single)
+        known_sum = (odd_weights * value_sums) @ tables.outer
+        known_shift = known_sum - block_sums[:, :1] * known_omega
+        columns += [
+            known_shift,
+            (even_weights * value_sums) @ (tables.outer**2).sum(1)
+            - ((known_sum + known_shift) * known_omega).sum(1),
+        ]
+    else:
+        columns.append(no_columns)
+    return np.column_stack(columns)
 
 
 def _gaussian_factor(square: Host) -> Host:
     """Gaussian factor ``exp(-square / 2)`` in single precision; values below ``exp(-LARGEST_EXPONENT)`` are set to 0."""
-    largest_square = np.float32(2 * LARGEST_EXPONENT)
-    return np.where(
-        square > largest_square,
-        np.float32(0),
-        np.exp(np.float32(-0.5) * np.minimum(square, largest_square)),
-    )
+    is_relevant = square <= np.float32(2 * LARGEST_EXPONENT)
+    return np.asarray(np.exp(np.float32(-0.5) * square) * is_relevant)
 
 
 def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:
@@ -518,12 +478,6 @@ def _columns_to_average(
     ]
     for layer, layer_2 in case.unknown_pairs:
         response_product = response_by_layer[layer] * response_by_layer[layer_2]
-        columns.append(
-            (
-                response_product[:, 0]
-                + response_product[:, 1]
-                + 2 * response_product[:, 2]
-            )
-            / ((q[layer] + v[layer]) * (q[layer_2] + v[layer_2]))
-        )
-    return np.stack(columns, axis=-1), np.stack(control_variates, axis=-1)
+        variances = (q[layer] + v[layer]) * (q[layer_2] + v[layer_2])
+        columns.append(response_product @ [1.0, 1.0, 2.0] / variances)
+    return np.column_stack(columns), np.column_stack(control_variates)

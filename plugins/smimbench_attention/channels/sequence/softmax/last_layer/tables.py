@@ -123,9 +123,9 @@ def make_tables(
     layer_deviations: tuple[float, ...],
     known_layer: tuple[int, float, float] | None,
     node_count: int,
-    point_set: int,
     largest_node: float,
     points: int,
+    point_set: int,
 ) -> Tables:
     """Make the tables of the layers before the last, of latents with standard deviations ``layer_deviations``: ``node_count``
     nodes along x and y (off-diagonal entries over the determinant of the product of their attention matrices), uniform in ``log(1
@@ -241,33 +241,29 @@ def make_tables(
     )
 
 
-def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> list[Host]:
-    """Weights (n, K) of the grid's K values ``outer`` (K, 2) of the known layer's latents z ~ N(omega, v), summed over the signs
-    of a value, for the means of 1, z_1, z_2 and |z|^2. ``area`` (K,) is the share of the plane that a value stands for; ``omega``
-    is (n, 2).
-
-    ``omega`` (n, 2) are means of that layer, ``v`` its variance.
+def outer_weights(outer: Host, area: Host, omega: Host, v: float) -> tuple[Host, Host]:
+    """Even and odd weights (n, K) of the grid's K values ``outer`` (K, 2) of the known layer's latents z ~ N(omega, v): sum and
+    difference of the weights of a value and of its negative, which share a table, for means of even and odd functions of z.
+    ``area`` (K,) is the share of the plane that a value stands for; ``omega`` is (n, 2), and sets the precision.
     """
     # The values stand on a square grid: a Gaussian factor for each of their coordinates.
     axis_values, axis_index = np.unique(
-        np.concatenate([outer, -outer]), return_inverse=True
+        np.concatenate([outer, -outer]).astype(omega.dtype), return_inverse=True
     )
     factor_1, factor_2 = (
         np.exp(-0.5 / v * (axis_values - omega[:, token : token + 1]) ** 2)
         for token in (0, 1)
     )
     weights_at_values, weights_at_negatives = (
-        area * factor_1[:, coordinate_pair[:, 0]] * factor_2[:, coordinate_pair[:, 1]]
+        area.astype(omega.dtype)
+        * factor_1[:, coordinate_pair[:, 0]]
+        * factor_2[:, coordinate_pair[:, 1]]
         for coordinate_pair in np.split(axis_index.reshape(-1, 2), 2)
     )
-    even_weights = weights_at_values + weights_at_negatives
-    odd_weights = weights_at_values - weights_at_negatives
-    return [
-        even_weights,
-        odd_weights * outer[:, 0],
-        odd_weights * outer[:, 1],
-        even_weights * (outer * outer).sum(1),
-    ]
+    return (
+        weights_at_values + weights_at_negatives,
+        weights_at_values - weights_at_negatives,
+    )
 
 
 def _singular_modes(
@@ -282,8 +278,13 @@ def _singular_modes(
     omega = math.sqrt(max(deviation**2 - least_variance, 0.0)) * normal_points(
         2, 512, "last layer: modes"
     )
-    weights = np.concatenate(outer_weights(outer, area, omega, least_variance))
-    squared_singular_values, modes = np.linalg.eigh(weights.T @ weights)
+    even_weights, odd_weights = outer_weights(outer, area, omega, least_variance)
+    square = (outer * outer).sum(1)
+    # of the weights of 1, z_1, z_2 and |z|^2
+    squared_singular_values, modes = np.linalg.eigh(
+        even_weights.T @ even_weights * (1 + np.outer(square, square))
+        + odd_weights.T @ odd_weights * (outer @ outer.T)
+    )
     return np.ascontiguousarray(
         modes[:, squared_singular_values > 2e-4**2 * squared_singular_values[-1]].T
     )
@@ -436,16 +437,9 @@ def _exchange_tokens(sums: Host) -> Host:
     - 1 of every layer.
     """
     table_blocks = sums.reshape(*sums.shape[:2], -1, sums.shape[1])
-    moment_order = np.arange(table_blocks.shape[2])
-    moment_order[1:] = np.stack(
-        [
-            moment_order[2::4],
-            moment_order[1::4],
-            moment_order[3::4],
-            moment_order[4::4],
-        ],
-        axis=-1,
-    ).ravel()
+    moment_order = [0]
+    for layer_start in range(0, table_blocks.shape[2] - 1, 4):
+        moment_order += [layer_start + moment for moment in (2, 1, 3, 4)]
     return np.asarray(
         table_blocks[:, :, moment_order].transpose(0, 3, 2, 1).reshape(sums.shape)
     )

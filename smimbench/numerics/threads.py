@@ -1,0 +1,30 @@
+"""Independent parts of one computation, in as many threads as BLAS may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from itertools import repeat
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def map_in_threads(
+    function: Callable[[Any], Result], parts: Sequence[Any]
+) -> list[Result]:
+    """Results of ``function`` for each of the ``parts``, in their order, computed in as many threads as BLAS may use. A product
+    of matrices has one of them, so that no bit depends on their number. It pays where NumPy or compiled code does the work.
+
+    ``function`` is called from several threads at once, each time in a copy of this context (such as NumPy's ``errstate``).
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from smimbench.backend.machine import blas_threads
+
+    contexts = [copy_context() for _ in parts]
+    with (
+        blas_threads(1) as limits,
+        ThreadPoolExecutor(limits.get_original_num_threads()["blas"]) as executor,
+    ):
+        return list(executor.map(Context.run, contexts, repeat(function), parts))
