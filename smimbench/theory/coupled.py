@@ -526,7 +526,10 @@ class CoupledCurve(Curve):
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:
-            probed_ratios = [share * perfect.value for share in PROBED_SHARES]
+            # Rounded: where that is a sample ratio of the suite, its information is known.
+            probed_ratios = [
+                float(f"{share * perfect.value:.7g}") for share in PROBED_SHARES
+            ]
             is_informed_optimal = [
                 len(branches) > 1 and branches[0].branch == "informed"
                 for branches in self.competing(probed_ratios)

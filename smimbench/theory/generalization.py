@@ -243,15 +243,20 @@ def _errors_of_samples(
     else:
         V_root = symmetric_root(V)
     mean_labels, mean_squares = [], []
+
+    def labels_of(rows: Array, scramble: int) -> tuple[Array, Array]:
+        """Predict labels twice of latents given as ``rows`` (P, C n), whose samples are next to each other in memory."""
+        z = rows.reshape(P, C, -1).transpose(2, 0, 1)
+        return predict_twice(channel, z, scramble)
+
     for scramble in range(SCRAMBLES):
-        normal_numbers = normal_points(
+        normal_rows = normal_points(
             4 * P * C, POINTS, "generalization error", scramble
-        ).reshape(POINTS, 4 * P, C)
-        joint_latents = joint_root @ normal_numbers[:, : 2 * P]
-        omega = joint_latents[:, P:] + noise_scale * normal_numbers[:, P : 2 * P]
-        truth_labels, plugin_labels = (
-            predict_twice(channel, z, scramble) for z in (joint_latents[:, :P], omega)
-        )
+        ).T.reshape(4 * P, -1)
+        joint_rows = joint_root @ normal_rows[: 2 * P]
+        omega_rows = joint_rows[P:] + noise_scale * normal_rows[P : 2 * P]
+        truth_labels = labels_of(joint_rows[:P], scramble)
+        plugin_labels = labels_of(omega_rows, scramble)
         mean_labels.append((truth_labels[0] + truth_labels[1]).mean(axis=0) / 2)
         mean_squares.append(_product(*truth_labels))
         products_by_kind["plugin"].append(
@@ -261,8 +266,8 @@ def _errors_of_samples(
         )
         if V is not None:
             posterior_labels, other_posterior_labels = (
-                predict_twice(channel, omega + V_root @ draws, scramble)
-                for draws in np.split(normal_numbers[:, 2 * P :], 2, axis=1)
+                labels_of(omega_rows + V_root @ draws, scramble)
+                for draws in np.split(normal_rows[2 * P :], 2)
             )
             products_by_kind["bayes"].append(
                 _product(
@@ -286,11 +291,8 @@ def _errors_of_samples(
 
 def _product(label: Array, other_label: Array) -> float:
     """Mean over samples of the inner product of two arrays of labels (n, ...)."""
-    flat_label, flat_other_label = (
-        np.asarray(labels, dtype=float).reshape(len(labels), -1)
-        for labels in (label, other_label)
-    )
-    return float(np.mean(np.sum(flat_label * flat_other_label, axis=1)))
+    products = np.asarray(label, dtype=float) * np.asarray(other_label, dtype=float)
+    return float(np.sum(products) / len(products))
 
 
 def _variances(means: Array, squares: Array) -> list[float]:
@@ -299,35 +301,18 @@ def _variances(means: Array, squares: Array) -> list[float]:
 
     The square of a mean is biased by its variance; the product of the means of two scrambles is not.
     """
-    scramble_count = len(means)
-    flat_means = means.reshape(scramble_count, -1)
-    mean_sum = flat_means.sum(axis=0)
+    count = len(means)
+    flat_means = means.reshape(count, -1)
     squared_norms = np.sum(flat_means * flat_means, axis=1)
+    columns = np.column_stack([flat_means, squared_norms, squares])
 
-    def unbiased_variance(
-        mean_sum: Array, squared_norms: Array, squares: Array, n: int
-    ) -> float:
-        """Unbiased variance of labels y from n scrambles: the sum of their means, the squared norms of these means, and the
-        mean squares.
-        """
-        return float(
-            squares.sum() / n
-            - (mean_sum @ mean_sum - squared_norms.sum()) / (n * (n - 1))
-        )
+    def unbiased_variance(sums: Array, n: int) -> Array:
+        """Unbiased variance of labels y from the sums of the columns over n scrambles."""
+        squared_sum = np.sum(sums[..., :-2] ** 2, axis=-1)
+        return sums[..., -1] / n - (squared_sum - sums[..., -2]) / (n * (n - 1))
 
-    estimate_of_all = unbiased_variance(
-        mean_sum, squared_norms, squares, scramble_count
+    column_sums = columns.sum(axis=0)
+    leave_one_out = unbiased_variance(column_sums - columns, count - 1)
+    return list(
+        count * unbiased_variance(column_sums, count) - (count - 1) * leave_one_out
     )
-    leave_one_out = [
-        unbiased_variance(
-            mean_sum - flat_means[scramble],
-            np.delete(squared_norms, scramble),
-            np.delete(squares, scramble),
-            scramble_count - 1,
-        )
-        for scramble in range(scramble_count)
-    ]
-    return [
-        scramble_count * estimate_of_all - (scramble_count - 1) * partial_estimate
-        for partial_estimate in leave_one_out
-    ]
