@@ -36,7 +36,7 @@ import numpy as np
 
 from smimbench.derive import observable, predict
 from smimbench.interfaces import AlgorithmPrediction, Conditions, Host, Overlaps
-from smimbench.numerics import cached_on, monte_carlo_rng, normal_points
+from smimbench.numerics import cached_on, map_in_threads, monte_carlo_rng, normal_points
 from smimbench.problem import Problem
 from smimbench.theory import limit_point
 from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
@@ -235,8 +235,7 @@ class Directions:
 
 def _flat(arrays: Host) -> Host:
     """Samples of all draws (draws, n, ...) as one leading axis, which is the last one in memory: loops over it are long."""
-    samples = arrays.reshape(-1, *arrays.shape[2:])
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(samples, 0, -1)), -1, 0)
+    return np.asfortranarray(arrays.reshape(-1, *arrays.shape[2:]))
 
 
 def descend(
@@ -284,10 +283,6 @@ def descend(
         z = coefficients.astype(fields.dtype) @ fields
         return z.reshape(draws, P, -1, C).swapaxes(1, 2)
 
-    def losses_and_derivatives(z: Host, labels: Host) -> tuple[Host, Host]:
-        """Losses at the student's latents z and these labels, and their derivatives with respect to the channel's output."""
-        return loss_and_derivative(np, loss, predict(channel, _flat(z)), _flat(labels))
-
     teacher_latents = latents(directions.h.vectors, vectors[:, :P])
     if system.exact_noise is None:
         labels = np.stack(
@@ -300,6 +295,7 @@ def descend(
         label_noise = latents(directions.noise, np.eye(P)[None])
         labels = teacher_latents + math.sqrt(system.exact_noise) * label_noise
     labels = labels.astype(teacher_latents.dtype)
+    flat_labels = _flat(labels)
     grams: list[Host] = []
     training_losses: list[Host] = []
     remaining_samples = np.empty((draws, 0), dtype=np.int64)
@@ -314,9 +310,14 @@ def descend(
             )
         vectors[has_diverged] = gram[has_diverged] = np.nan
         z = latents(directions.h.vectors, vectors[:, student_rows])
-        if step == recorded_steps[len(grams)]:
+        is_recorded = step == recorded_steps[len(grams)]
+        if is_recorded or system.batch == n:
+            flat_z = _flat(z)
+            losses, output_derivatives = loss_and_derivative(
+                np, loss, predict(channel, flat_z), flat_labels
+            )
+        if is_recorded:
             grams.append(gram)
-            losses = losses_and_derivatives(z, labels)[0]
             training_losses.append(losses.reshape(draws, -1).sum(axis=1) / n)
         if len(grams) == len(recorded_steps):
             break
@@ -326,19 +327,22 @@ def descend(
                 remaining_samples = np.stack([rng.permutation(n) for rng in rngs])
             batch = np.arange(draws)[:, None], remaining_samples[:, : system.batch]
             remaining_samples = remaining_samples[:, system.batch :]
-        batch_latents = z[batch]
-        output_derivatives = losses_and_derivatives(batch_latents, labels[batch])[1]
+            flat_z = _flat(z[batch])
+            output_derivatives = loss_and_derivative(
+                np, loss, predict(channel, flat_z), _flat(labels[batch])
+            )[1]
         derivatives_in_latents = np.zeros_like(z)
+        batch_shape = derivatives_in_latents[batch].shape
         derivatives_in_latents[batch] = np.reshape(
-            latent_derivatives(channel, _flat(batch_latents), output_derivatives),
-            batch_latents.shape,
+            latent_derivatives(channel, flat_z, output_derivatives), batch_shape
         )
         g = derivatives_in_latents.swapaxes(1, 2).reshape(draws, P, n * C)
         for k in range(P):
             directions.add(g[:, k])
-        gradient = g @ transposed(directions.h.vectors) / batch_latents.shape[1]
+        gradient = g @ transposed(directions.h.vectors) / batch_shape[1]
         added_coordinates = directions.h.count - vectors.shape[-1]
-        vectors = np.pad(vectors, ((0, 0), (0, 0), (0, added_coordinates)))
+        zeros = np.zeros((*vectors.shape[:2], added_coordinates))
+        vectors = np.concatenate([vectors, zeros], axis=2)
         vectors = vectors_after(rule, vectors, gradient, step)
         if rule.spherical:
             norms = np.linalg.norm(vectors[:, student_rows], axis=2, keepdims=True)
@@ -363,18 +367,16 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
     for draw, roots_of_steps in enumerate(
         triangular_root(grams[..., : 2 * P, : 2 * P])
     ):
-        random_stream_name = "mean-field dynamics: fresh samples"
-        normal_fields = normal_points(
-            2 * P * C, sample_count, random_stream_name, draw
-        ).reshape(sample_count, 2 * P, C)
+        normal_rows = normal_points(
+            2 * P * C, sample_count, "mean-field dynamics: fresh samples", draw
+        ).T.reshape(2 * P, -1)
+        latents = (roots_of_steps @ normal_rows).reshape(-1, 2 * P, C, sample_count)
+        z = np.moveaxis(latents, -1, 1)
         rng = monte_carlo_rng("mean-field dynamics: fresh labels", draw)
         # The teacher never changes.
-        labels = channel.forward((roots_of_steps[0] @ normal_fields)[:, :P], rng=rng)
+        labels = channel.forward(z[0, :, :P], rng=rng)
         targets = np.asarray(observable(channel, labels), dtype=np.float32)
-        normal_rows = np.moveaxis(normal_fields, 0, -1).reshape(2 * P, -1)
-        student_latents = (roots_of_steps[:, P:] @ normal_rows).astype(np.float32)
-        z = np.moveaxis(student_latents.reshape(-1, P, C, sample_count), -1, 1)
-        outputs = predict(channel, _flat(z))
+        outputs = predict(channel, _flat(z[:, :, P:].astype(np.float32)))
         targets_of_steps = _flat(np.broadcast_to(targets, (len(z), *targets.shape)))
         losses = loss_and_derivative(np, loss, outputs, targets_of_steps)[0]
         summed_losses = losses.reshape(len(z), -1).sum(axis=1, dtype=np.float64)
@@ -519,21 +521,27 @@ def _descend_all_draws(
     draw_count = draw_plan.draw_count
     rows = draw_plan.system.samples * problem.model.sites
     draws_at_once = max(1, ACCURACY.rows_at_once // rows)
-    grams_and_losses = []
-    for first_draw in range(0, draw_count, draws_at_once):
+
+    def descend_some(first_draw: int) -> tuple[Host, Host] | None:
+        """Gram matrices and training losses of the draws from ``first_draw`` on that fit a processor's cache; None if all of them
+        diverge.
+        """
         draws = range(first_draw, min(first_draw + draws_at_once, draw_count))
         with suppress(*(() if draw_plan.in_limit else (OverlapsDiverge,))):
-            grams_and_losses.append(
-                descend(
-                    problem,
-                    loss,
-                    rule,
-                    [draw_plan.starts[draw % len(draw_plan.starts)] for draw in draws],
-                    recorded_steps,
-                    draw_plan.system,
-                    [monte_carlo_rng("mean-field dynamics", draw) for draw in draws],
-                )
+            return descend(
+                problem,
+                loss,
+                rule,
+                [draw_plan.starts[draw % len(draw_plan.starts)] for draw in draws],
+                recorded_steps,
+                draw_plan.system,
+                [monte_carlo_rng("mean-field dynamics", draw) for draw in draws],
             )
+        return None
+
+    grams_and_losses = filter(
+        None, map_in_threads(descend_some, range(0, draw_count, draws_at_once))
+    )
     grams, losses = (
         np.concatenate(arrays_of_draws) for arrays_of_draws in zip(*grams_and_losses)
     )
