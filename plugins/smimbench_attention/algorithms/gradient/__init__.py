@@ -368,9 +368,9 @@ class Descent(Algorithm):
             joint_state, info = self._descend(
                 problem, data, joint_state, joint_inputs, joint_state.targets
             )
+            # The generator is that of the first run: where all samples are used, none draws any more.
             latest_states[:] = [
-                joint_state._replace(rng=state.rng).with_arrays(*arrays)
-                for state, arrays in zip(states, zip(*joint_state.arrays))
+                joint_state.with_arrays(*arrays) for arrays in zip(*joint_state.arrays)
             ]
             return [
                 (state, info._replace(residual=residual, self_overlap=self_overlap))
