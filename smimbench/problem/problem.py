@@ -425,7 +425,7 @@ class Problem:
         tables = {kind: omit(spec, *CODE_KEYS) for kind, spec in self.spec.items()}
         return canonical_json(tables)
 
-    @property
+    @cached_property
     def seed_name(self) -> str:
         """Text that random seeds derive from; without the inputs, so that teachers and starts do not depend on them."""
         return canonical_json(
