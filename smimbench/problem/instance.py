@@ -200,7 +200,8 @@ class Instance:
                         f"measure must return a list of numbers, got {short_repr(values)}"
                     )
                 numbers = [float(value) for value in values]
-                is_undefined = any(map(math.isnan, numbers))
+                # NaN is a component without a value, but not all of them.
+                is_undefined = all(map(math.isnan, numbers))
                 if is_undefined and np.isfinite(to_host(estimate)).all():
                     raise ValueError("measure returned NaN for a finite estimate")
                 metric_values[metric_name] = numbers

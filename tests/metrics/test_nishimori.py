@@ -42,6 +42,16 @@ def test_the_prior_mean_counts_as_nothing():
         measured(instance, mean)
 
 
+def test_only_a_component_at_the_prior_mean_has_no_ratio():
+    """As where weight decay takes one layer to zero: what is known of the other layer is kept."""
+    instance = sequence(layers=2).instance(0.6, 20)
+    estimate = instance.signal * np.array([[0.0], [0.5]])
+    measurement = instance.measure(["nishimori"], estimate)
+    assert np.isnan(measurement.values["nishimori"][0])
+    assert measurement.values["nishimori"][1] == pytest.approx(2.0)
+    assert not measurement.reasons
+
+
 def test_theory_is_one_for_posterior_means_and_silent_elsewhere():
     problem, metric = sequence(layers=2), find_metric("nishimori")
     point = JsonPoint(
