@@ -278,7 +278,12 @@ class AttentionIndexed(TokenModel):
                             axis=-1,
                         )
                     else:
-                        forms = _products_of_tokens(x_S, slice_tokens)
+                        if self.tokens <= _FEW_TOKENS:
+                            forms = xp.vecdot(
+                                x_S[:, :, None, :], slice_tokens[:, None, :, :]
+                            )
+                        else:
+                            forms = xp.matmul(x_S, xp.matrix_transpose(slice_tokens))
                         if len(bands) > 1:
                             forms = forms + xp.matrix_transpose(forms)
                         forms = xp.reshape(forms, (slice_tokens.shape[0], -1))
@@ -550,14 +555,6 @@ def _token_products(tokens: Array, matrix: Array, bands: tuple[slice, ...]) -> A
 def _summed_product(left: Array, right: Array) -> Array:
     """Scalar products (n,) of vectors (n, d), on a device, where those of BLAS are slow."""
     return namespace(left, right).sum(left * right, axis=-1)
-
-
-def _products_of_tokens(x_S: Array, x: Array) -> Array:
-    """Scalar products (n, T, T) of all vectors ``x_S`` of a sample with all its tokens x, both (n, T, d)."""
-    xp = namespace(x_S, x)
-    if x.shape[1] <= _FEW_TOKENS:
-        return xp.vecdot(x_S[:, :, None, :], x[:, None, :, :])
-    return xp.matmul(x_S, xp.matrix_transpose(x))
 
 
 def _products(left: Array, matrices: Array) -> Array:

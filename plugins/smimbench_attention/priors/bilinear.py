@@ -365,20 +365,20 @@ def _cached_bulks(noise: float, rho: float) -> _SingularBulks:
     return _bulks(np.array([noise]), rho**-0.5)
 
 
-def _edges(noise: float, rho: float) -> tuple[list[float], list[float], float]:
+def _edges(noise: float, rho: float) -> tuple[Host, Host, float]:
     """Observed singular values x and denoised values xi at the edges ``inner``, ``outer`` and ``end`` of the bulks, and the slope
     of xi (at most 1) at the last, for a noise variance and the width ratio rho; A and B are ``sum_s w_s / (p - s)^k`` for k = 4
     and 3, over the poles s of weights w_s.
     """
-    poles = ((0.0, noise), (rho**-0.5, 0.5), (-(rho**-0.5), 0.5))
+    a = rho**-0.5
+    poles = ((0.0, noise), (a, 0.5), (-a, 0.5))
     edges = np.concatenate(_cached_bulks(noise, rho))
     x = edges + sum(w / (edges - s) for s, w in poles)
-    xi = x - 2 * noise / edges
     p = float(edges[2])
     A, B = (sum(w / (p - s) ** k for s, w in poles) for k in (4, 3))
     # Inside, |w|^2 = p^2 + t and x change with p by 2 p - 2 B / A and 2 B^2 / A.
     slope = 1 - noise * (2 * B - p * A) / (p * B) ** 2 / p
-    return x.tolist(), xi.tolist(), min(max(slope, 0.0), 1.0)
+    return x, x - 2 * noise / edges, min(max(slope, 0.0), 1.0)
 
 
 __all__ = ["Bilinear", "mmse", "observed_law", "singular_map"]

@@ -325,9 +325,11 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     return denoised
 
 
-def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
+def continued_map(
+    eigenvalues: Host, noise: float, rho: float, *, continued: bool = True
+) -> Host:
     r"""Map ``eigenvalue_map`` from observed to denoised eigenvalues inside the bulks, continued outside by a straight line of
-    slope at most 1; ``noise`` is the variance of the observation's noise, ``rho`` the width ratio.
+    slope at most 1 if ``continued``; ``noise`` is the variance of the observation's noise, ``rho`` the width ratio.
 
     In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
     fluctuations of the noise, but ``eigenvalue_map`` takes them for spikes of the signal: its slope is infinite just beyond
@@ -336,14 +338,15 @@ def continued_map(eigenvalues: Host, noise: float, rho: float) -> Host:
     posterior mean where no direction becomes less certain by an observation), and across the gap between two bulks it is
     the straight line. For a signal that is a Gaussian matrix this is exact: its posterior mean is linear at any size.
 
-    Parameters and result are those of ``eigenvalue_map``.
+    Other parameters and the result are those of ``eigenvalue_map``.
 
     Notes
     -----
     With the variable s of this module, ``d xi / d lambda = Delta / (Delta + s^4 (1 - a^2 / (1 + s^2)^2))``; derived from
     the two equations on top, checked by tests/priors/test_wishart.py.
     """
-    if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
+    has_bulks = _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0)
+    if not (continued and has_bulks):
         return eigenvalue_map(eigenvalues, noise, rho)
     right_edge, left_edge, *gap_edges = _edges(noise, rho)
     clipped_eigenvalues = np.clip(eigenvalues, left_edge.x, right_edge.x)
@@ -526,16 +529,6 @@ def _real_root(ell: Host, noise: float, rho: float) -> Host:
 __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
 
 
-def _eigenvalue_map(
-    eigenvalues: Host, noise: float, rho: float, *, continued: bool
-) -> Host:
-    """Map observed to denoised eigenvalues at a noise variance and width ratio rho; ``continued`` limits the slope outside
-    the bulks, for iterations at finite size.
-    """
-    denoising_map = continued_map if continued else eigenvalue_map
-    return denoising_map(eigenvalues, noise, rho)
-
-
 @dataclass(frozen=True)
 class Wishart(ProductPrior):
     r"""Signal of P independent matrices ``S = W W^T / sqrt(r D)``, ``W`` (D, r) with iid N(0, 1) entries.
@@ -579,7 +572,7 @@ class Wishart(ProductPrior):
     _factors = 1  # W
     _law_error = 1e-10  # relative numerical error of means over the spectrum
     _mmse = staticmethod(mmse)  # (noise, rho) to the MMSE
-    _denoise_spectrum = staticmethod(_eigenvalue_map)
+    _denoise_spectrum = staticmethod(continued_map)
 
     @property
     def law(self) -> Law:  # type: ignore[override]
