@@ -74,17 +74,17 @@ def make_kernel(jit):
         node_count, total = weights.shape[0], 0.0
         for index in range(unit_count):
             unit = unit_count - 1 - index if is_above else index
-            start, length = unit * node_count, panels[2 * unit + 1]
-            panel_integral = 0.0
+            panel = values[unit * node_count : (unit + 1) * node_count]
+            length, panel_integral = panels[2 * unit + 1], 0.0
             for node in range(node_count):
                 buffer[node] = 0.0
-                panel_integral += weights[node] * values[start + node]
-            for source in range(0, node_count, 4):  # a fourth of the loads and stores
-                value_1, value_2 = values[start + source], values[start + source + 1]
-                value_3, value_4 = (
-                    values[start + source + 2],
-                    values[start + source + 3],
-                )
+                panel_integral += weights[node] * panel[node]
+            for quarter in range(node_count // 4):  # a fourth of the loads and stores
+                source = (
+                    4 * quarter
+                )  # known to be positive, so that no index is checked
+                value_1, value_2 = panel[source], panel[source + 1]
+                value_3, value_4 = panel[source + 2], panel[source + 3]
                 for node in range(node_count):
                     buffer[node] += (
                         integrals[source, node] * value_1
@@ -94,7 +94,7 @@ def make_kernel(jit):
                         + integrals[source + 3, node] * value_4
                     )
             for node in range(node_count):
-                values[start + node] = total + length * buffer[node]
+                panel[node] = total + length * buffer[node]
             total += length * panel_integral
 
     @jit
