@@ -566,9 +566,10 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
     component_counts = {len(point["overlap"]) for point in theory_points}
     if kind == "floor" and isinstance(answer, dict):
         component_counts = {len(errors) for errors in answer["mse"]}
+        component_counts.add(len(answer["mse_error"]))
     if components is not None and component_counts - {components}:
         raise ValueError(
-            f"the overlap of the theory result must have {components} components, as the problem has"
+            f"overlaps and errors of the theory result must have {components} components, as the problem has"
         )
 
 

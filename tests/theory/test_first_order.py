@@ -133,3 +133,6 @@ def test_an_answer_is_stored_and_read_again(tmp_path):
     assert_allclose(stored.mse, floor_of(problem, 1.5).mse, rtol=0)
     with pytest.raises(ValueError, match="2 components"):
         check_answer("floor", stored.document(), 2)
+    without_error = stored.document() | {"mse_error": []}
+    with pytest.raises(ValueError, match="1 components"):
+        check_answer("floor", without_error, 1)
