@@ -415,6 +415,8 @@ class AttentionIndexed(TokenModel):
             xp, dimension, dtype, device
         )
         block_shape = (*leading_shape, components, block_count)
+        # Samples and components exchanged; NumPy takes six times as long to move an axis.
+        exchanged = (*range(len(leading_shape)), -2, -3, -1)
         blocks = xp.reshape(factor, (*block_shape, dimension, width))
         flat_tokens = xp.reshape(inputs, (*sample_axes, n * tokens, dimension))
         projected_tokens = xp.reshape(
@@ -432,9 +434,9 @@ class AttentionIndexed(TokenModel):
                 axis=-1,
             )
         else:
-            all_forms = xp.matmul(queries, xp.matrix_transpose(keys))
-            all_forms = xp.reshape(all_forms, (*block_shape[:-1], n, tokens**2))
-            forms = xp.take(all_forms, site_positions, axis=-1)
+            forms = xp.matmul(queries, xp.matrix_transpose(keys))
+            forms = xp.reshape(forms, (*block_shape[:-1], n, tokens**2))
+            forms = xp.take(forms, site_positions, axis=-1)
         traces = xp.sum(blocks[..., 0, :, :] * blocks[..., -1, :, :], axis=(-2, -1))
         z = (forms - traces[..., None, None] * is_diagonal_site) * site_scale
 
@@ -444,7 +446,7 @@ class AttentionIndexed(TokenModel):
             """
             site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
             entry_gradients = xp.take(
-                xp.moveaxis(g, -2, -3), site_of_entry, axis=-1
+                xp.permute_dims(g, exchanged), site_of_entry, axis=-1
             ) * (entry_factors * (self.kappa / math.sqrt(dimension)))
             gradient_trace = xp.sum(entry_gradients[..., :: tokens + 1], axis=(-2, -1))
             entry_gradients = xp.reshape(
@@ -464,7 +466,7 @@ class AttentionIndexed(TokenModel):
                 gradient - gradient_trace[..., None, None, None] * blocks, factor.shape
             )
 
-        return xp.moveaxis(z, -3, -2), pull
+        return xp.permute_dims(z, exchanged), pull
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(
@@ -562,13 +564,13 @@ def _products(left: Array, matrices: Array) -> Array:
     several, whose leading axes are the first ones of the matrices.
     """
     xp = namespace(left, matrices)
-    own_axes = left.ndim - 2
-    columns = xp.moveaxis(matrices, -2, own_axes)
+    own, stack = left.ndim - 2, matrices.ndim - 2
+    columns = xp.permute_dims(matrices, (*range(own), stack, *range(own, stack), -1))
     products = xp.matmul(
         left, xp.reshape(columns, (*left.shape[:-2], left.shape[-1], -1))
     )
-    shape = (*columns.shape[:own_axes], left.shape[-2], *columns.shape[own_axes + 1 :])
-    return xp.moveaxis(xp.reshape(products, shape), own_axes, -2)
+    products = xp.reshape(products, (*left.shape[:-1], *columns.shape[own + 1 :]))
+    return xp.permute_dims(products, (*range(own), *range(own + 1, stack + 1), own, -1))
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
