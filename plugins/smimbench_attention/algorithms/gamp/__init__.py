@@ -428,9 +428,7 @@ class Gamp(Algorithm):
         excess_of_noise = np.diagonal(g_noise) / (
             self.largest_excess * np.diagonal(Qhat)
         )
-        noise_scale = 1 / np.sqrt(
-            np.maximum(excess_of_noise, np.ones_like(excess_of_noise))
-        )
+        noise_scale = 1 / np.sqrt(np.maximum(excess_of_noise, 1))
         return np.asarray(Qhat * noise_scale[:, None] * noise_scale[None, :])
 
     def plan(self, data: Data) -> Plan:
