@@ -99,7 +99,7 @@ class AttentionIndexed(TokenModel):
     values would be optimal. Forms of different tokens see all directions alike, and those of ab and ba are independent as long as
     ``tr S^2 / d`` vanishes; labels must not couple the two (rows of attention do not).
 
-    Symmetric signals must be so: on the host only the lower triangle of a large S is read, otherwise only ``x_a^T S x_b`` with
+    Symmetric signals must be so: on the host only the lower triangle of S is read, elsewhere only ``x_a^T S x_b`` with
     ``a <= b`` is evaluated. ``forward`` takes any number of leading axes in front of the signal's (P, d, d), ``adjoint`` the
     same in front of (n, P, C): several students that see the same inputs.
     Cost: by symmetry, down to ``n T d^2`` floating-point operations a component for each of ``forward`` and ``adjoint``; twice
@@ -230,7 +230,7 @@ class AttentionIndexed(TokenModel):
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))`` of inputs x (n, T, d) for signals S
         (..., P, d, d), the leading axes numbering students: (..., n, P, C), with one site for every pair (a, b) of tokens.
-        ``x_S`` are the products ``x^T S``, computed in ``bands`` of rows, ``forms`` the bilinear forms ``x_a^T S x_b``,
+        ``x_S`` are the products ``x^T S``, or those with half of a symmetric S, ``forms`` the bilinear forms ``x_a^T S x_b``,
         ``traces`` those of S, at the sites of a token with itself.
 
         ``inputs`` (n, T, d), entries of variance 1, not divided by anything; ``signal`` (..., P, d, d), leading axes for several
@@ -254,8 +254,9 @@ class AttentionIndexed(TokenModel):
             (student_count, n, components, self.sites), dtype=dtype, device=device
         )
         token_pairs = site_pairs(self.tokens, self.symmetric)
-        pair_by_pair = self.tokens <= _FEW_TOKENS and len(bands) == 1
-        product = _summed_product if self._sums_over_pairs(inputs) else xp.vecdot
+        sums_over_pairs = self._sums_over_pairs(inputs)
+        uses_symmetry = self.symmetric and not sums_over_pairs
+        product = _summed_product if sums_over_pairs else xp.vecdot
         for sample_slice in self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         ):
@@ -263,13 +264,19 @@ class AttentionIndexed(TokenModel):
             flat_tokens = xp.reshape(slice_tokens, (-1, dimension))
             for student in range(student_count):
                 for component in range(components):
-                    x_S = xp.reshape(
-                        _token_products(
-                            flat_tokens, matrices[student, component, :, :], bands
-                        ),
-                        slice_tokens.shape,
-                    )
-                    if pair_by_pair:
+                    matrix = matrices[student, component, :, :]
+                    if uses_symmetry:
+                        x_S = _half_products(flat_tokens, matrix, bands)
+                    else:
+                        x_S = xp.matmul(flat_tokens, matrix)
+                    x_S = xp.reshape(x_S, slice_tokens.shape)
+                    if self.tokens > _FEW_TOKENS:
+                        forms = xp.matmul(x_S, xp.matrix_transpose(slice_tokens))
+                    elif uses_symmetry:
+                        forms = xp.vecdot(
+                            x_S[:, :, None, :], slice_tokens[:, None, :, :]
+                        )
+                    else:
                         forms = xp.stack(
                             [
                                 product(x_S[:, a, :], slice_tokens[:, b, :])
@@ -277,15 +284,9 @@ class AttentionIndexed(TokenModel):
                             ],
                             axis=-1,
                         )
-                    else:
-                        if self.tokens <= _FEW_TOKENS:
-                            forms = xp.vecdot(
-                                x_S[:, :, None, :], slice_tokens[:, None, :, :]
-                            )
-                        else:
-                            forms = xp.matmul(x_S, xp.matrix_transpose(slice_tokens))
-                        if len(bands) > 1:
-                            forms = forms + xp.matrix_transpose(forms)
+                    if uses_symmetry:
+                        forms = forms + xp.matrix_transpose(forms)
+                    if forms.ndim > 2:
                         forms = xp.reshape(forms, (slice_tokens.shape[0], -1))
                         forms = xp.take(forms, site_positions, axis=1)
                     z[student, sample_slice, component, :] = (
@@ -536,13 +537,13 @@ class AttentionIndexed(TokenModel):
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
 
-def _token_products(tokens: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
-    """Products of ``tokens`` (m, d) with a ``matrix`` S (d, d) if there is one band; else with its lower half L, ``S = L + L^T``,
-    in bands of columns: S below the diagonal blocks of the bands, half of S in them, and 0 above.
+def _half_products(tokens: Array, matrix: Array, bands: tuple[slice, ...]) -> Array:
+    """Products of ``tokens`` (m, d) with half L of a symmetric ``matrix`` ``S = L + L^T`` (d, d), in ``bands`` of columns: S
+    below the diagonal blocks of the bands, half of S in them, and 0 above.
     """
     xp = namespace(tokens, matrix)
     if len(bands) == 1:
-        return xp.matmul(tokens, matrix)
+        return xp.matmul(tokens, matrix / 2)
     dtype = xp.result_type(tokens, matrix)
     products = xp.empty(tokens.shape, **matching(tokens, dtype))
     for band in bands:

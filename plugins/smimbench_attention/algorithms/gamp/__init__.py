@@ -269,6 +269,7 @@ class Gamp(Algorithm):
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
         strengths_of_samples = None if state.V_falls_fast else state.strengths
 
+        # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
         # A device is asked once whether all labels could be integrated, not in every chunk.
         quick_posterior = None
@@ -282,7 +283,9 @@ class Gamp(Algorithm):
                 V,
                 state.rng,
                 previous_g=state.g,
-                Gamma=state.Gamma,
+                onsager_factor=None
+                if state.Gamma is None
+                else np.linalg.inv(V) @ state.Gamma,
                 damping_weights=sample_weights(
                     float(damping_state.weight), strengths_of_samples, V, state.Qhat
                 ),

@@ -56,23 +56,26 @@ def message_pass(
     rng: np.random.Generator | None,
     *,
     previous_g: Array | None = None,
-    Gamma: Host | None = None,
+    onsager_factor: Host | None = None,
     damping_weights: float | Array = 1.0,
     posterior_without_wait: Callable[..., Posterior] | None = None,
 ) -> Messages:
     r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the latents
-    given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term ``Gamma g_{t-1}``.
-    ``damping_weights`` are the weights of the new g against ``previous_g``.
+    given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term, which ``onsager_factor`` (P, P)
+    scales. ``damping_weights`` are the weights of the new g against ``previous_g``.
 
-    .. math:: \omega = \mathrm{forward}(X, \hat W) - \Gamma\, g_{t-1}, \qquad
+    .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
+
+    The Onsager term is ``Gamma g_{t-1}`` with ``Gamma = V rho``: the error of the estimate times the messages of the iteration
+    before.
 
     Parameters
     ----------
     previous_g : array (n, P, C), optional
         ``g_{t-1}``; without it, as at the first step, there is no Onsager term and nothing is damped.
-    Gamma : ndarray (P, P), optional
-        V unless given. It is smaller where g has more noise than predicted.
+    onsager_factor : ndarray (P, P), optional
+        ``rho``; the identity unless given. It is smaller where g has more noise than predicted.
     damping_weights : float or array (n,)
         Weight of the new g against the previous one, of all samples or of each.
     posterior_without_wait : callable, optional
@@ -81,6 +84,9 @@ def message_pass(
     model = problem.model
     V_inverse = np.linalg.inv(V)
     V_on_device = send(V, estimate)
+    onsager_g = previous_g
+    if previous_g is not None and onsager_factor is not None:
+        onsager_g = multiply_components(onsager_factor, previous_g)
     g_chunks = []
     covariances = []
     integration_errors = []
@@ -89,9 +95,9 @@ def message_pass(
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
-        if previous_g is not None:
-            onsager_matrix = V if Gamma is None else Gamma
-            omega = omega - multiply_components(onsager_matrix, previous_g[chunk, ...])
+        if onsager_g is not None:
+            onsager_term = multiply_components(V, onsager_g[chunk, ...])
+            omega = omega - onsager_term
         label_and_law = data.labels[chunk, ...], omega, V_on_device
         if posterior_without_wait is not None:
             posterior = posterior_without_wait(*label_and_law)
