@@ -53,7 +53,7 @@ FEWEST_EFFECTIVE_POINTS = 40.0
 def _choose_centers(
     table, sample, prior, gaussians, random_numbers, component_sizes, seeds
 ):
-    """Choose the centers of ``gaussians`` (8, 8, 9) for one ``sample`` among random points of large weight, batches of n points
+    """Choose the centers of ``gaussians`` (9, 8, 9) for one ``sample`` among random points of large weight, batches of n points
     from ``first_point`` on, then fit the Gaussians. Rows of ``seeds`` get a center's score (log-weight / 2 plus Gumbel noise),
     the sign of the outputs u there, and its whitened latents. ``random_numbers`` are those of ``draw_points`` for each of the
     three components of the mixture, ``component_sizes`` the numbers of their points; ``prior`` is a ``LatentLaw``, ``table`` work
@@ -121,7 +121,8 @@ def _fit_gaussians(table, sample, prior, gaussians, seeds):
     coordinate_increment = 1e-5
     inverse_deviation = 1.0 / math.sqrt(prior.noise)
     points_per_center = dimension + 1
-    jacobian_rows, residual = np.zeros((3, 6)), np.zeros(3)
+    work_space = gaussians[CENTERS]
+    jacobian_rows, residual = work_space[1:4], work_space[0]
     for iteration in range(5):
         for center in range(CENTERS):
             for column in range(points_per_center):
@@ -305,7 +306,7 @@ def _sum_out_signs(table, n, omega, prior):
                 flip_covariance[j] -= flip_probability[j] * table[FLIPPED + layer_2, j]
 
 
-@njit(fastmath={"contract", "reassoc"}, error_model="numpy")
+@njit(fastmath={"contract", "reassoc"}, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
 def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
     """Add sums over n points of the products of ``row`` and ``factor_row`` to ``sums`` (scrambles,): each point j to its
     scramble, that is, its independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.
@@ -545,7 +546,7 @@ def integrate_samples(u, omega, prior, accuracy, point_sets, second_moments, est
     """
     pilot_set, improvement_set, first_set, last_set = point_sets
     table = np.zeros((ROWS, STRIDE))
-    gaussians = np.zeros((CENTERS, 8, 9))
+    gaussians = np.zeros((CENTERS + 1, 8, 9))  # the last is work space
     seeds = np.zeros((CENTERS, 8))
     sums = np.zeros((estimates.shape[2] - 1, SCRAMBLES))
     retried_estimates = np.zeros(estimates.shape[1:])

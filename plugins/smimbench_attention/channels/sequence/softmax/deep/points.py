@@ -86,7 +86,9 @@ class LatentLaw(NamedTuple):
     variances: Host  # diag V
 
 
-jit = njit(fastmath={"contract"}, error_model="numpy")
+# Without counts of references: a row of a table is a view, and counting all of these took a quarter of the time. What is compiled
+# so may not make arrays.
+jit = njit(fastmath={"contract"}, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
 
 
 @inline
