@@ -40,19 +40,22 @@ def exp(x):
     remainder = (
         x - exponent * 6.93147180369123816490e-01
     ) - exponent * 1.90821492927058770002e-10
+    polynomial = 2.5100472505694996e-08
     # of degree 11, exact to 2e-17 for |remainder| <= log(2) / 2: interpolated at Chebyshev nodes
-    polynomial = 2.5100472505694996e-08 * remainder + 2.7620201591031547e-07
-    polynomial = (
-        polynomial * remainder + 2.7557268276905696e-06
-    ) * remainder + 2.4801521057868204e-05
-    polynomial = (
-        polynomial * remainder + 1.9841269863171557e-04
-    ) * remainder + 1.3888888917367081e-03
-    polynomial = (
-        polynomial * remainder + 8.333333333330039e-03
-    ) * remainder + 4.1666666666623824e-02
-    polynomial = (polynomial * remainder + 1.6666666666666669e-01) * remainder + 0.5
-    polynomial = (polynomial * remainder + 1.0) * remainder + 1.0
+    for coefficient in (
+        2.7620201591031547e-07,
+        2.7557268276905696e-06,
+        2.4801521057868204e-05,
+        1.9841269863171557e-04,
+        1.3888888917367081e-03,
+        8.333333333330039e-03,
+        4.1666666666623824e-02,
+        1.6666666666666669e-01,
+        0.5,
+        1.0,
+        1.0,
+    ):
+        polynomial = polynomial * remainder + coefficient
     biased_exponent = (
         np.float64(shifted_exponent).view(np.int64)
         - np.int64(0x4338000000000000)
@@ -97,17 +100,33 @@ def normal_cdf(z, gaussian):
     """
     x = 0.7071067811865476 * abs(z)
     u = (x - 3.75) / (x + 3.75)
-    # interpolated at Chebyshev nodes of 0 <= x <= 30
-    series = 7.890142791008815e-09 * u - 1.6308046928718976e-08
-    series = (series * u - 2.0619316479360326e-07) * u + 3.877373995274998e-08
-    series = (series * u + 1.7175237163671508e-06) * u - 1.0816804665969503e-06
-    series = (series * u - 1.1442142794366156e-05) * u + 2.245264891849105e-05
-    series = (series * u + 5.165828534815164e-05) * u - 0.00029018012016854836
-    series = (series * u + 0.00029370830874989306) * u + 0.0017556318920436452
-    series = (series * u - 0.009746578172158625) * u + 0.02836227659042345
-    series = (series * u - 0.058693398771009195) * u + 0.0923043212223938
-    series = (series * u - 0.10880393013053852) * u + 0.08227673848801863
-    series = (series * u + 0.003585415485206009) * u - 0.14024059858552587
-    series = series * u + 1.2375126308378286
+    series = 7.890142791008815e-09
+    # interpolated at Chebyshev nodes of 0 <= x <= 30; in two loops, for compilers unroll no longer ones
+    for coefficient in (
+        -1.6308046928718976e-08,
+        -2.0619316479360326e-07,
+        3.877373995274998e-08,
+        1.7175237163671508e-06,
+        -1.0816804665969503e-06,
+        -1.1442142794366156e-05,
+        2.245264891849105e-05,
+        5.165828534815164e-05,
+        -0.00029018012016854836,
+        0.00029370830874989306,
+    ):
+        series = series * u + coefficient
+    for coefficient in (
+        0.0017556318920436452,
+        -0.009746578172158625,
+        0.02836227659042345,
+        -0.058693398771009195,
+        0.0923043212223938,
+        -0.10880393013053852,
+        0.08227673848801863,
+        0.003585415485206009,
+        -0.14024059858552587,
+        1.2375126308378286,
+    ):
+        series = series * u + coefficient
     tail = 0.5 * gaussian * series / (1.0 + 2.0 * x)
     return tail if z < 0.0 else 1.0 - tail
