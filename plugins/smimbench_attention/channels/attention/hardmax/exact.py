@@ -221,8 +221,9 @@ def row_posterior(
     scales = shared_constants(site_scales(tokens), omega, xp.float64)
     scaled_omega = omega * (scales[None, :] / xp.sqrt(V))
     powers_of_T = tuple(tokens**column for column in range(tokens))
-    powers_of_T = shared_constants(powers_of_T, omega, xp.int64)
-    label_codes = xp.sum(xp.astype(y, xp.int64) * powers_of_T[None, :], axis=1)
+    powers_of_T = shared_constants(powers_of_T, omega, xp.float64)
+    label_codes = xp.matmul(xp.astype(y, xp.float64), powers_of_T)
+    label_codes = xp.astype(label_codes, xp.int64)
     if array_api_compat.is_cupy_array(omega):
         from smimbench_attention.channels.attention.hardmax.device import device_moments
 
