@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
-Result = TypeVar("Result")
+from smimbench.numerics.memo import T
 
 
-def map_in_threads(
-    function: Callable[[Any], Result], parts: Sequence[Any]
-) -> list[Result]:
+def map_in_threads(function: Callable[[Any], T], parts: Sequence[Any]) -> list[T]:
     """Results of ``function`` for each of the ``parts``, in their order, computed in as many threads as BLAS may use. A product
     of matrices has one of them, so that no bit depends on their number. It pays where NumPy or compiled code does the work.
 

@@ -397,8 +397,10 @@ def _sums_over_nodes(tables: Tables, labels: Host, case: _Case) -> Host:
             (node_weights_1 * z1_squared, z1_squared),
             (node_weights_2 * z2_squared + 2 * squared_sums * factor_2, z2_squared),
         ]
-    columns = [block_sums]
-    columns += [np.einsum("nj,nj->n", *pair) for pair in weights_and_powers]
+    columns = [
+        block_sums,
+        *(np.einsum("nj,nj->n", *pair) for pair in weights_and_powers),
+    ]
     no_columns = np.zeros((len(factor_1), 3))
     if not case.is_last_unknown:
         columns.append(no_columns)
@@ -420,7 +422,7 @@ def _sums_over_nodes(tables: Tables, labels: Host, case: _Case) -> Host:
 def _gaussian_factor(square: Host) -> Host:
     """Gaussian factor ``exp(-square / 2)`` in single precision; values below ``exp(-LARGEST_EXPONENT)`` are set to 0."""
     is_relevant = square <= np.float32(2 * LARGEST_EXPONENT)
-    return np.asarray(np.exp(np.float32(-0.5) * square) * is_relevant)
+    return np.exp(np.float32(-0.5) * square) * is_relevant
 
 
 def _amplitude_times_factor(amplitudes: Host, gaussian_factor: Host) -> Host:

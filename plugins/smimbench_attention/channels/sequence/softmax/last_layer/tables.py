@@ -216,7 +216,7 @@ def make_tables(
                 for outer_index in outer_chunk
             )
         )
-        stacked_tables = np.stack(tables, dtype=np.float32, casting="same_kind")
+        stacked_tables = np.stack(tables, dtype=np.float32)
         mirror_of_chunk = mirror_index[outer_chunk]
         has_mirror = mirror_of_chunk > outer_chunk
         direct_sums += np.tensordot(
@@ -473,7 +473,7 @@ def _half_plane_grid(spacing: float, largest_radius: float) -> tuple[Host, Host,
     mirror_index = np.array([index_of_point[b, a] for a, b in points.tolist()])
     return (
         spacing * points.astype(float),
-        np.where((points == 0).all(1), 0.5, 1.0),
+        1.0 - 0.5 * (points == 0).all(1),
         mirror_index,
     )
 
