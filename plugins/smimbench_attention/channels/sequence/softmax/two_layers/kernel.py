@@ -217,6 +217,13 @@ def make_kernel(jit, inline, width, stride):
         end_1, end_2 = (center - width) / divisor, (center + width) / divisor
         return max(min(end_1, end_2), 0.0), max(end_1, end_2)
 
+    @inline
+    def move_column(t, source, target):
+        """Move what depends on d from one column of table t to another."""
+        if target < source:
+            for row in range(10):
+                t[row * stride + target] = t[row * stride + source]
+
     @jit
     def find_intervals(sample, prior, intervals):
         """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
@@ -343,6 +350,7 @@ def make_kernel(jit, inline, width, stride):
         start, end, interval_size = columns
         u, omega, _, _ = sample
         prior, stopping, _ = rule
+        u_1, u_2 = u[0] / (1.0 + prior[4]), u[1] / (1.0 + prior[4])
         unfinished_index, column_in_interval = (
             start // interval_size,
             start % interval_size,
@@ -355,6 +363,9 @@ def make_kernel(jit, inline, width, stride):
                 intervals[0, interval] + (column_in_interval + offset) * step
             )
             t[D_SCALE + j] = intervals[2, interval]
+            t[OFFSET_1 + j] = intervals[3, interval] * u_1 - omega[1, 0]
+            t[OFFSET_2 + j] = intervals[3, interval] * u_2 - omega[1, 1]
+            t[OUTPUT_GAP + j] = intervals[3, interval] * (u_1 - u_2)
             for row in range(4):
                 t[X_MIN + row * stride + j] = intervals[4 + row, interval]
             if j < end - start - 1:
@@ -362,20 +373,13 @@ def make_kernel(jit, inline, width, stride):
                 if column_in_interval == interval_size:
                     unfinished_index, column_in_interval = unfinished_index + 1, 0
         compute_column_ranges(t, end - start, sample, prior)
-        c = prior[4]
-        u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         kept_count = 0
         for j in range(end - start):
-            if not t[UPPER_M + j] > t[LOWER_M + j]:
-                continue
-            sign = intervals[3, int(t[INTERVAL + j])]
-            t[STEP_M + kept_count] = (t[UPPER_M + j] - t[LOWER_M + j]) / stopping[0]
-            t[OFFSET_1 + kept_count] = sign * u_1 - omega[1, 0]
-            t[OFFSET_2 + kept_count] = sign * u_2 - omega[1, 1]
-            t[OUTPUT_GAP + kept_count] = sign * (u_1 - u_2)
-            for row in (D_ROW, LOWER_M, INTERVAL, K2, ONE_MINUS_K2, D_WEIGHT):
-                t[row + kept_count] = t[row + j]
-            kept_count += 1
+            t[STEP_M + j] = (t[UPPER_M + j] - t[LOWER_M + j]) / stopping[0]
+        for j in range(end - start):
+            if t[UPPER_M + j] > t[LOWER_M + j]:
+                move_column(t, j, kept_count)
+                kept_count += 1
         return kept_count
 
     @inline
@@ -500,45 +504,40 @@ def make_kernel(jit, inline, width, stride):
             if round_ > 0:
                 sum_columns(t, column_count, point_count, 0.5, constants, moment_count)
                 point_count *= 2
-            sums_offset = COLUMN_SUMS if round_ > 0 else ROUND_SUMS
-            unfinished_count = 0
-            for j in range(column_count):
-                if round_ == 0:
-                    error = 0.0
-                    needs_points = (
-                        t[ROUND_SUMS + j] > NEGLIGIBLE_SHARE * accuracy * partition
-                    )
-                else:
-                    half_difference = _half_difference(
+                for j in range(column_count):  # a row that is free until the next sum
+                    t[K_E + j] = _half_difference(
                         read_five(t, COLUMN_SUMS + j),
                         read_five(t, ROUND_SUMS + j),
                         prior,
                     )
-                    for moment in range(moment_count):
-                        entry = moment * stride + j
-                        t[COLUMN_SUMS + entry] = 0.5 * (
-                            t[COLUMN_SUMS + entry] + t[ROUND_SUMS + entry]
-                        )
-                    error = half_difference * half_difference * t[COLUMN_SUMS + j]
+                    t[STEP_M + j] *= 0.5
+            for moment in range(moment_count):
+                i, k = COLUMN_SUMS + moment * stride, ROUND_SUMS + moment * stride
+                for j in range(column_count):
+                    t[i + j] = 0.5 * (t[i + j] + t[k + j]) if round_ > 0 else t[k + j]
+            unfinished_count = 0
+            for j in range(column_count):
+                mass, half_difference = t[COLUMN_SUMS + j], t[K_E + j]
+                if round_ == 0:
+                    needs_points = mass > NEGLIGIBLE_SHARE * accuracy * partition
+                else:
                     needs_points = (
                         half_difference >= 1.0
-                        or _expected_error(half_difference) * t[COLUMN_SUMS + j]
+                        or _expected_error(half_difference) * mass
                         > COLUMN_ERROR_SHARE * accuracy * partition
                     )
-                    t[STEP_M + j] *= 0.5
                 if needs_points and round_ < most_rounds:
-                    for row in range(10):
-                        t[row * stride + unfinished_count] = t[row * stride + j]
+                    move_column(t, j, unfinished_count)
                     for moment in range(moment_count):
-                        t[COLUMN_SUMS + moment * stride + unfinished_count] = t[
-                            sums_offset + moment * stride + j
-                        ]
+                        k = COLUMN_SUMS + moment * stride
+                        t[k + unfinished_count] = t[k + j]
                     unfinished_count += 1
                 else:
                     sums_row = 4 + int(t[INTERVAL + j])
-                    sums[sums_row, 15] += error
+                    if round_ > 0:
+                        sums[sums_row, 15] += half_difference * half_difference * mass
                     for moment in range(moment_count):
-                        sums[sums_row, moment] += t[sums_offset + moment * stride + j]
+                        sums[sums_row, moment] += t[COLUMN_SUMS + moment * stride + j]
             column_count = unfinished_count
             if column_count == 0:
                 break
