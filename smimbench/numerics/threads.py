@@ -23,6 +23,6 @@ def map_in_threads(function: Callable[[Any], T], parts: Sequence[Any]) -> list[T
     contexts = [copy_context() for _ in parts]
     with (
         blas_threads(1) as limits,
-        ThreadPoolExecutor(limits.get_original_num_threads()["blas"]) as executor,
+        ThreadPoolExecutor(limits.get_original_num_threads()["blas"] or 1) as executor,
     ):
         return list(executor.map(Context.run, contexts, repeat(function), parts))
