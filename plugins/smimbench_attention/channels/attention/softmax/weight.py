@@ -43,8 +43,8 @@ class QuadratureAccuracy(NamedTuple):
     """Settings of the integrals over ``(a_1, b_1)``, the first layer's two latents on which labels depend; a comment at each
     number says what it does and what doubling it changes.
 
-    Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
-    square over samples at beta = 1, c = 1, where all of this was measured).
+    Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means by cells are off by 3e-5
+    (root mean square over samples at beta = 1, c = 1, where all of this was measured), by rules for all of the plane by 1e-6.
     """
 
     # Half-width of the square that is integrated over. Doubled: the first cells are twice as wide, errors up to 1e-4.
