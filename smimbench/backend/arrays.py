@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any
 
@@ -50,11 +50,19 @@ def matching(array: Array, dtype: object = None) -> dict[str, Any]:
     }
 
 
+def device_of(array: Array) -> Any:
+    """Device of an array, or its number where devices have no hash (those of CuPy), as an argument of functions that remember
+    what they return.
+    """
+    device = array_api_compat.device(array)
+    return device if isinstance(device, Hashable) else device.id
+
+
 def shared_constants(values: tuple[float, ...], like: Array, dtype: object) -> Array:
     """Array of this ``dtype`` of the constants ``values`` with the namespace and device of ``like``, made once and shared by all
     calls: not to be written to.
     """
-    return _constants(values, namespace(like), dtype, array_api_compat.device(like))
+    return _constants(values, namespace(like), dtype, device_of(like))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,11 +1,22 @@
 """Functions of arrays of any namespace."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from smimbench.backend import to_host
+from smimbench.backend import device_of, to_host
 from smimbench.backend.arrays import clip
 from tests.conftest import assert_placed
+
+
+def test_devices_without_a_hash_are_known_by_their_number(backend, monkeypatch):
+    """As those of CuPy, which its functions take as well."""
+    array = backend.asarray(np.zeros(2))
+    hash(device_of(array))
+    device = SimpleNamespace(id=1)
+    monkeypatch.setattr("array_api_compat.device", lambda _: device)
+    assert device_of(array) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])

@@ -19,7 +19,7 @@ if [ "${1:-}" = pack ]; then
   # what a GPU image usually lacks; CuPy, NumPy, SciPy, pytest and the like it has
   exec python3 -m pip download -q --no-deps --only-binary=:all: --python-version "${PYTHON_VERSION:-3.12}" --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d "$to" \
-    pydantic pydantic-core annotated-types typing-inspection typing-extensions array-api-compat array-api-strict pluggy
+    pydantic pydantic-core annotated-types typing-inspection typing-extensions array-api-compat array-api-strict pluggy tomli-w
 fi
 
 OUT=${OUT:-$(mktemp -d)} LIMIT=${LIMIT:-480} PARTS=${PARTS:-tests table}

@@ -8,9 +8,7 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import array_api_compat
-
-from smimbench.backend import NUMPY, chunk_bytes, matching, namespace
+from smimbench.backend import NUMPY, chunk_bytes, device_of, matching, namespace
 from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_attention.models.common import TokenModel, slices
@@ -240,7 +238,7 @@ class AttentionIndexed(TokenModel):
         *leading_shape, components, dimension, _ = signal.shape
         self._check_inputs(inputs, dimension)
         dtype = xp.result_type(inputs, signal)
-        device = array_api_compat.device(inputs)
+        device = device_of(inputs)
         n = inputs.shape[0]
         student_count = math.prod(leading_shape)
         matrices = xp.reshape(signal, (student_count, components, dimension, dimension))
@@ -315,7 +313,7 @@ class AttentionIndexed(TokenModel):
         dimension = inputs.shape[-1]
         self._check_gradient(inputs, g)
         dtype = xp.result_type(inputs, g)
-        device = array_api_compat.device(inputs)
+        device = device_of(inputs)
         matrix_count = math.prod(leading_shape) * components
         gradients = xp.reshape(g, (math.prod(leading_shape), n, components, sites))
         site_of_entry, entry_factors = self._sites_of_entries(xp, dtype, device)
@@ -411,7 +409,7 @@ class AttentionIndexed(TokenModel):
             inputs[0, ...] if sample_axes else inputs, factor_rows // block_count
         )
         dtype = xp.result_type(inputs, factor)
-        device = array_api_compat.device(inputs)
+        device = device_of(inputs)
         site_positions, site_scale, is_diagonal_site = self._sites_of_forms(
             xp, dimension, dtype, device
         )

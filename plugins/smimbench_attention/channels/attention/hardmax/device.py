@@ -6,11 +6,11 @@ Checked on any machine in Numba's simulator, and against the host on a device by
 from __future__ import annotations
 
 import numpy as np
-from numba import cuda
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench_attention.channels.attention.hardmax.kernel import make_kernel, work_rows
+from smimbench_attention.channels.cuda import cuda
 
 WORK_BYTES = 1 << 28
 """Memory for the functions of all samples at work. Doubled: twice as many at once, from 10,000 of three tokens on."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, shared_constants, to_host
+from smimbench.backend import device_of, namespace, shared_constants, to_host
 from smimbench.interfaces import Array, Host
 from smimbench.numerics import entry_sites, gauss_legendre, site_pairs, site_scales
 from smimbench_attention.channels.common import array_like
@@ -227,7 +227,7 @@ def row_posterior(
     if array_api_compat.is_cupy_array(omega):
         from smimbench_attention.channels.attention.hardmax.device import device_moments
 
-        device = array_api_compat.device(omega)
+        device = device_of(omega)
         tables = _tables_on_device(tokens, node_count, xp, device)
         return RowPosterior(
             *device_moments(scaled_omega, label_codes, tables, window_half_width)

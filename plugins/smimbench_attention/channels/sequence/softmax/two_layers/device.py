@@ -6,10 +6,10 @@ Checked on any machine in Numba's simulator, and against the host on a device by
 from __future__ import annotations
 
 import numpy as np
-from numba import cuda
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
+from smimbench_attention.channels.cuda import cuda
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
     TABLE_ROWS,
     make_kernel,
