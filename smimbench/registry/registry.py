@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -552,6 +553,10 @@ def _require_hooks(module: ModuleType) -> None:
         if not hasattr(getattr(module, hook), f"{hookspecs.PROJECT}_impl"):
             raise RegistryError(
                 f"hook {hook} must be decorated with @smimbench.hookimpl"
+            )
+        if not inspect.signature(getattr(module, hook)).parameters:
+            raise RegistryError(
+                f"hook {hook} must take an argument, register, and call it with each item"
             )
 
 

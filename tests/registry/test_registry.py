@@ -105,6 +105,7 @@ BROKEN = {
     "misspelled": (CHANNEL.replace("register_channels", "register_chanels"), "did you mean 'smimbench_register_channels'"),
     "unmarked": (CHANNEL.replace("@hookimpl", ""), "must be decorated with @smimbench.hookimpl"),
     "no_hook": ("x = 1", "the plugin has no hook; implement one of smimbench_register_"),
+    "no_argument": (CHANNEL.replace("(register):", "():").replace("register(Twice)", "Twice"), "take an argument, register"),
     "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
     "instance": (CHANNEL.replace("register(Twice)", "register(Twice())"), "not a class"),
     "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice: the class lacks reference"),
