@@ -51,8 +51,8 @@ def matching(array: Array, dtype: object = None) -> dict[str, Any]:
 
 
 def device_of(array: Array) -> Any:
-    """Device of an array, or its number where devices have no hash (those of CuPy), as an argument of functions that remember
-    what they return.
+    """Device of an array as a hashable argument of cached functions: CuPy's devices have no hash, so their number stands for
+    them, which creation functions take as well.
     """
     device = array_api_compat.device(array)
     return device if isinstance(device, Hashable) else device.id

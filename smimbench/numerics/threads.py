@@ -1,4 +1,4 @@
-"""Independent parts of one computation, in as many threads as BLAS may use."""
+"""Independent pieces of a computation in several threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from smimbench.numerics.memo import T
 
 
 def map_in_threads(function: Callable[[Any], T], parts: Sequence[Any]) -> list[T]:
-    """Results of ``function`` for each of the ``parts``, in their order, computed in as many threads as BLAS may use. A product
-    of matrices has one of them, so that no bit depends on their number. It pays where NumPy or compiled code does the work.
+    """Results of ``function`` for each of the ``parts``, in their order, computed in as many threads as BLAS may use. Meanwhile
+    every matrix product runs in a single thread, so that no bit of a result depends on the number of threads. This pays where
+    NumPy or compiled code does the work, since both release the interpreter lock.
 
-    ``function`` is called from several threads at once, each time in a copy of this context (such as NumPy's ``errstate``).
+    ``function`` is called from several threads at once, each time in a copy of the caller's context (with NumPy's ``errstate``).
     """
     from concurrent.futures import ThreadPoolExecutor
 

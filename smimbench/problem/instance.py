@@ -200,7 +200,7 @@ class Instance:
                         f"measure must return a list of numbers, got {short_repr(values)}"
                     )
                 numbers = [float(value) for value in values]
-                # NaN is a component without a value, but not all of them.
+                # A single component may have no value (NaN); all of them may not.
                 is_undefined = all(map(math.isnan, numbers))
                 if is_undefined and np.isfinite(to_host(estimate)).all():
                     raise ValueError("measure returned NaN for a finite estimate")

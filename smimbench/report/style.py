@@ -279,8 +279,8 @@ def make_room_for_labels(figure: Figure) -> None:
     """Make room for all labels of a figure: long ones are broken into lines, and tick labels are left out where they would
     overlap.
 
-    Ticks depend on the size of a panel and that on the width of its ticks, so that labels could be cut. Where all texts are those
-    for which there is room, the layout is done.
+    Ticks depend on the size of a panel, and its size on the width of its tick labels. So the layout is computed again until no
+    text changes, at most three times.
     """
     engine: Any = figure.get_layout_engine()
     for _ in range(2):

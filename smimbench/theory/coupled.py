@@ -526,7 +526,7 @@ class CoupledCurve(Curve):
             "sequential": "components mix, so they are not learned one after the other",
         }
         if perfect is not None and perfect.value > 0:
-            # Rounded: where that is a sample ratio of the suite, its information is known.
+            # Rounded, so that a ratio that the suite asks for, too, is not solved twice.
             probed_ratios = [
                 float(f"{share * perfect.value:.7g}") for share in PROBED_SHARES
             ]

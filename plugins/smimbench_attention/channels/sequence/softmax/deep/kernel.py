@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
-from smimbench_attention.channels.compiling import compiled, exp
+from smimbench_attention.channels.compiling import allocation_free, compiled, exp
 from smimbench_attention.channels.sequence.softmax.deep.points import (
     BATCH_POINTS,
     CENTER,
@@ -306,7 +305,7 @@ def _sum_out_signs(table, n, omega, prior):
                 flip_covariance[j] -= flip_probability[j] * table[FLIPPED + layer_2, j]
 
 
-@njit(fastmath={"contract", "reassoc"}, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
+@allocation_free("contract", "reassoc")
 def _add_products_by_scramble(row, factor_row, first_point, n, scramble_points, sums):
     """Add sums over n points of the products of ``row`` and ``factor_row`` to ``sums`` (scrambles,): each point j to its
     scramble, that is, its independent set of ``scramble_points`` points; the first of the n has the index ``first_point``.

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from numba import njit
-
 from smimbench.interfaces import Host
 from smimbench_attention.channels.compiling import (
+    allocation_free,
     bounded_log,
     exp,
     inline,
@@ -86,9 +85,7 @@ class LatentLaw(NamedTuple):
     variances: Host  # diag V
 
 
-# Without counts of references: a row of a table is a view, and counting all of these took a quarter of the time. What is compiled
-# so may not make arrays.
-jit = njit(fastmath={"contract"}, error_model="numpy", _nrt=False)  # type: ignore[call-overload]
+jit = allocation_free("contract")
 
 
 @inline
