@@ -558,18 +558,31 @@ def _summed_product(left: Array, right: Array) -> Array:
     return namespace(left, right).sum(left * right, axis=-1)
 
 
-def _products(left: Array, matrices: Array) -> Array:
-    """Products (..., m, w) of a matrix ``left`` (m, k) with ``matrices`` (..., k, w), all their columns side by side; or of
+def _products(matrix: Array, matrices: Array) -> Array:
+    """Products (..., m, w) of a ``matrix`` (m, k) with ``matrices`` (..., k, w), all their columns side by side; or of
     several, whose leading axes are the first ones of the matrices.
     """
-    xp = namespace(left, matrices)
-    own, stack = left.ndim - 2, matrices.ndim - 2
-    columns = xp.permute_dims(matrices, (*range(own), stack, *range(own, stack), -1))
-    products = xp.matmul(
-        left, xp.reshape(columns, (*left.shape[:-2], left.shape[-1], -1))
+    xp = namespace(matrix, matrices)
+    leading_count, stack_count = matrix.ndim - 2, matrices.ndim - 2
+    columns = xp.permute_dims(
+        matrices,
+        (*range(leading_count), stack_count, *range(leading_count, stack_count), -1),
     )
-    products = xp.reshape(products, (*left.shape[:-1], *columns.shape[own + 1 :]))
-    return xp.permute_dims(products, (*range(own), *range(own + 1, stack + 1), own, -1))
+    products = xp.matmul(
+        matrix, xp.reshape(columns, (*matrix.shape[:-2], matrix.shape[-1], -1))
+    )
+    products = xp.reshape(
+        products, (*matrix.shape[:-1], *columns.shape[leading_count + 1 :])
+    )
+    return xp.permute_dims(
+        products,
+        (
+            *range(leading_count),
+            *range(leading_count + 1, stack_count + 1),
+            leading_count,
+            -1,
+        ),
+    )
 
 
 def _weighted_sums(weights: Array, x: Array) -> Array:
