@@ -150,6 +150,39 @@ class Other(Timed):
         run_cell(self.cell)
 
 
+class Batch:
+    """Seeds of one setting that make their steps together, where calls of Python take most of the time: Adam at d = 40."""
+
+    timeout = 300
+
+    def setup(self):
+        from smimbench.run.batches import batches
+        from smimbench.suite.reader import load_suite
+
+        suite = load_suite(
+            "quickstart",
+            only=["problem=softmax", "algorithm=adam", "alpha=0.1", "dimension=40"],
+        )
+        (self.cells,) = batches(list(suite.cells("numpy")), workers=1, single=False)
+
+    def track_together_over_alone(self):
+        """Ratio of the median CPU seconds of the cells in one batch and one by one, which take turns."""
+        from smimbench.run.cell import run_cell, run_together
+
+        together, alone = [], []
+        for _ in range(5):
+            start = time.process_time()
+            run_together(self.cells)
+            middle = time.process_time()
+            for cell in self.cells:
+                run_cell(cell)
+            together.append(middle - start)
+            alone.append(time.process_time() - middle)
+        return statistics.median(together) / statistics.median(alone)
+
+    track_together_over_alone.unit = "times the cells alone (smaller is better)"
+
+
 class Streamed(Timed):
     """A pass over inputs that are drawn again whenever they are read, as those that no memory holds."""
 

@@ -48,3 +48,20 @@ class StateEvolution(Timed):
         TheorySolver().points(
             self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS))
         )
+
+
+class CorrelatedProbit(Timed):
+    """Noisy signs of two correlated tokens: each iteration of state evolution is an integral over two margins."""
+
+    timeout = 300
+    repeat = (2, 5, 10.0)
+
+    def time_point(self):
+        """One sample ratio, of a problem that nothing is remembered of."""
+        problem = Problem(
+            {"name": "sequence-multi-index", "tokens": 2},
+            {"name": "probit", "noise": 0.5},
+            {"name": "gaussian"},
+            {"name": "correlated-tokens", "decay": 0.7},
+        )
+        TheorySolver().points(problem, [1.0])
