@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from smimbench.files import attempt
+from smimbench.problem.instance import joint_metrics
+from smimbench.run.loop import LoopRun
 from smimbench.suite.cells import Cell
 
 BATCH_BYTES = 5 << 19
@@ -59,3 +63,27 @@ def _largest_batch(cell: Cell) -> int:
     sample_count = model.sample_count(cell.alpha, cell.dimension)
     input_bytes: int = 8 * sample_count * model.tokens * cell.dimension
     return max(1, BATCH_BYTES // input_bytes)
+
+
+def step_together(runs: Sequence[LoopRun], caught_warnings: Sequence[object]) -> None:
+    """Make the steps of several runs together until all of them are over or one has warned."""
+    algorithm = runs[0].algorithm
+    joint_step: Any = algorithm.joint_step(runs[0].problem)
+    while runs := [run for run in runs if not run.is_over]:
+        measure: Any = joint_metrics([run.instance for run in runs])
+        while not any(run.is_over for run in runs):
+            timer_start, cpu_start = time.perf_counter(), time.thread_time()
+            steps = joint_step([run.data for run in runs], [run.state for run in runs])
+            measured: Any = [None] * len(runs)
+            # All runs have made equally many steps.
+            is_recorded = measure is not None and runs[0].records_next_step
+            if is_recorded:
+                estimates = [algorithm.estimate(state) for state, _ in steps]
+            seconds = (time.perf_counter() - timer_start) / len(runs)
+            cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
+            if is_recorded:
+                measured = zip(estimates, measure(estimates))
+            for run, (state, info), estimate_and_metrics in zip(runs, steps, measured):
+                run.accept_step(state, info, seconds, cpu_seconds, estimate_and_metrics)
+            if caught_warnings:
+                return

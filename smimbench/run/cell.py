@@ -30,8 +30,9 @@ from smimbench.problem.instance import Instance, seed_sequence
 from smimbench.problem.problem import Problem
 from smimbench.registry.items import build
 from smimbench.registry.registry import claimed_error_metrics, get_registry
+from smimbench.run.batches import step_together
+from smimbench.run.clock import Clock
 from smimbench.run.loop import (
-    Clock,
     FreshSamples,
     LoopRun,
     Status,
@@ -157,7 +158,7 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         warnings.simplefilter("always")
         streams: list[Iterator[Any]] = [_run_and_outcome(cell, False) for cell in cells]
         runs = [next(stream) for stream in streams]
-        _step_together(runs, caught_warnings)
+        step_together(runs, caught_warnings)
         outcomes = [] if caught_warnings else [next(stream) for stream in streams]
     if caught_warnings or any(run.restarts for run in runs):
         return None
@@ -166,22 +167,6 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         _timed_record(cell, outcome, False, threads, start_date, seconds)
         for cell, outcome in zip(cells, outcomes)
     ]
-
-
-def _step_together(runs: list[LoopRun], caught_warnings: Sequence[object]) -> None:
-    """Make the steps of several runs together until all of them are over or one has warned."""
-    joint_step: Any = runs[0].algorithm.joint_step(runs[0].problem)
-    while waiting_runs := [
-        run for run in runs if not run.is_over and not caught_warnings
-    ]:
-        timer_start, cpu_start = time.perf_counter(), time.thread_time()
-        steps = joint_step(
-            [run.data for run in waiting_runs], [run.state for run in waiting_runs]
-        )
-        seconds = (time.perf_counter() - timer_start) / len(waiting_runs)
-        cpu_seconds = (time.thread_time() - cpu_start) / len(waiting_runs)
-        for run, (state, info) in zip(waiting_runs, steps):
-            run.accept_step(state, info, seconds, cpu_seconds)
 
 
 def _timed_record(

@@ -33,7 +33,8 @@ from typing import IO, Any, NamedTuple
 import psutil
 
 from smimbench.files import JsonObject, printable, unless
-from smimbench.run.loop import STILL, Status, read_heartbeat
+from smimbench.run.clock import STILL, read_heartbeat
+from smimbench.run.loop import Status
 from smimbench.run.record import LONGEST
 
 WorkerMessage = JsonObject
@@ -583,7 +584,7 @@ def main() -> None:
     # Only a worker needs these modules; without them the parent starts faster.
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.loop import start_heartbeat
+    from smimbench.run.clock import start_heartbeat
 
     start_heartbeat(Path(setup["heartbeat"]))
     set_registry(

@@ -1,8 +1,7 @@
 """The loop that runs every algorithm: steps, time limit, divergence, restart, stop and status.
 
-Its clock counts time on the wall and on the device while code of the algorithm runs (``plan``, ``init``, ``step``, ``estimate``,
-``variance``, ``retry``), and stands still while the engine measures. CPU time is that of all threads, whenever they work. By its
-heartbeat a supervisor sees from outside how long a call lasts, though it never returns.
+Its clock (``smimbench.run.clock``) runs while code of the algorithm runs (``plan``, ``init``, ``step``, ``estimate``,
+``variance``, ``retry``), and stands still while the engine measures.
 
 How a run ends
 --------------
@@ -23,12 +22,9 @@ from __future__ import annotations
 
 import enum
 import math
-import mmap
 import operator
-import struct
-import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,18 +33,16 @@ from smimbench.derive.stopping import OverlapRule
 from smimbench.files import attempt, error_line, printable
 from smimbench.interfaces import Info
 from smimbench.interfaces.problem import placeholder_data
+from smimbench.run.clock import Clock, write_heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from pathlib import Path
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Algorithm, Array, Data, Host, Plan
     from smimbench.problem.instance import Instance, MetricValues
     from smimbench.problem.problem import Problem
     from smimbench.suite.schema import RunOptions
-
-T = TypeVar("T")
 
 READINGS = (
     "predicted_overlap",
@@ -223,8 +217,8 @@ class LoopRun:
 
     Attributes
     ----------
-    problem, algorithm, data, state
-        What a step needs; ``data`` are what the algorithm may see.
+    problem, instance, algorithm, data, state
+        What a step needs; ``data`` are what the algorithm may see of the instance.
     is_over : bool
         Whether the run makes no more steps.
     status, reason : Status and str
@@ -262,11 +256,11 @@ class LoopRun:
         tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
         """
         self.problem = problem
+        self.instance = instance
         self.algorithm = algorithm
         self._settings = run_options
         self._backend = backend
         self.clock = Clock(seconds_of_start)
-        self.durations: list[float] = []
         self.plan, self.data = self.clock.time(
             lambda: plan_and_visible_data(algorithm, data), backend
         )
@@ -288,7 +282,7 @@ class LoopRun:
         self.state = self.clock.time(
             lambda: algorithm.init(problem, data, rng), backend
         )
-        self._record_estimate(self._with_sample_count(self._readings.latest))
+        self._record(self._with_sample_count(self._readings.latest), self._measure())
         self.start = {
             overlap_name: matrix.tolist()
             for overlap_name, matrix in instance.overlaps(self.estimate)
@@ -296,6 +290,7 @@ class LoopRun:
             .items()
         }
         self.is_over = self._last_iteration <= 0
+        self._times = [self.clock.seconds]  # after the start and every step
 
     def step_to_end(self) -> None:
         """Make steps of the algorithm until the run is over; reading a report is the one transfer of an iteration."""
@@ -306,46 +301,59 @@ class LoopRun:
             return state, self._readings.read(info)
 
         while not self.is_over:
-            seconds_before = self.clock.seconds
             self.state, info = self.clock.time(step, self._backend)
-            self._process_step(info, seconds_before)
+            self._judge_step(info)
+            self._times.append(self.clock.seconds)
 
     def accept_step(
-        self, state: object, info: Info, seconds: float, cpu_seconds: float
+        self,
+        state: object,
+        info: Info,
+        seconds: float,
+        cpu_seconds: float,
+        measured: tuple[Array, MetricValues] | None,
     ) -> None:
-        """Accept a step that was made together with steps of other runs: the new state, its report (``info``), and the share
-        of this run in the time.
+        """Accept a step that was made together with steps of other runs: the new state, its report (``info``), the share of this
+        run in the time, and its estimate with the metrics, if they were ``measured``.
         """
-        seconds_before = self.clock.seconds
         self.clock.add(seconds, cpu_seconds)
         self.state = state
-        self._process_step(self._readings.read(info), seconds_before)
+        self._judge_step(self._readings.read(info), measured)
+        self._times.append(self.clock.seconds)
 
-    def _record_estimate(self, info: Info) -> None:
-        """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off
-        the clock.
-        """
-        self.estimate = self.clock.time(
+    @property
+    def records_next_step(self) -> bool:
+        """Whether the estimate after the next step is recorded, whatever the step reports."""
+        iteration, last_iteration = self.iterations + 1, self._last_iteration
+        return iteration >= last_iteration or _is_recorded(iteration, last_iteration)
+
+    def _measure(self) -> tuple[Array, MetricValues]:
+        """Compute the estimate on the algorithm's clock, and its metrics off the clock."""
+        estimate = self.clock.time(
             lambda: self.algorithm.estimate(self.state), self._backend
         )
-        self._trajectory.record(
-            self.estimate, self.iterations, self.clock.seconds, info
-        )
+        return estimate, self._trajectory.measure(estimate)
+
+    def _record(self, info: Info, measured: tuple[Array, MetricValues]) -> None:
+        """Record an estimate and its metrics, which were ``measured``, with the report of the step (``info``)."""
+        self.estimate, metrics = measured
+        self._trajectory.record(metrics, self.iterations, self.clock.seconds, info)
 
     def _with_sample_count(self, info: Info) -> Info:
         """Return a step's report (``info``) with the number of fresh samples that the engine has counted."""
         fresh: Any = self.data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
-    def _process_step(self, info: Info, seconds_before: float) -> None:
-        """Record a step and its report (``info``), and decide whether the run ends; the clock stood at ``seconds_before``."""
+    def _judge_step(
+        self, info: Info, measured: tuple[Array, MetricValues] | None = None
+    ) -> None:
+        """Record a step's report (``info``), and where it is due the estimate and its metrics (made here unless they were
+        ``measured``), and decide whether the run ends.
+        """
+        is_recorded = self.records_next_step
         self.iterations += 1
         write_heartbeat(8, self.iterations)
-        self._judge_step(self._with_sample_count(info))
-        self.durations.append(self.clock.seconds - seconds_before)
-
-    def _judge_step(self, info: Info) -> None:
-        """Record the report of a step (``info``) and, where it is due, its estimate, and decide whether the run ends."""
+        info = self._with_sample_count(info)
         run_options = self._settings
         iteration = self.iterations
         planned_steps = self._planned_steps
@@ -368,13 +376,8 @@ class LoopRun:
         is_timed_out = (
             run_options.timeout is not None and self.clock.seconds > run_options.timeout
         )
-        if (
-            end_reason
-            or is_timed_out
-            or self.is_over
-            or _is_recorded(iteration, self._last_iteration)
-        ):
-            self._record_estimate(info)
+        if end_reason or is_timed_out or is_recorded:
+            self._record(info, measured or self._measure())
         if end_reason:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
@@ -435,6 +438,7 @@ class LoopRun:
         self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics = self._trajectory.metrics
+        self.durations = np.diff(self._times).tolist()
         self.blank = self._trajectory.failed_metrics
         self.trajectory = self._trajectory.trajectory
         self.V = None
@@ -577,10 +581,14 @@ class Trajectory:
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
     failed_metrics: dict[str, str] = field(default_factory=dict)
 
+    def measure(self, estimate: Array) -> MetricValues:
+        """Measure the metrics of an estimate; those that raise are ``failed_metrics`` from then on."""
+        return self.instance.metrics(estimate, self.failed_metrics)
+
     def record(
-        self, estimate: Array, iteration: int, seconds: float, info: Info
+        self, metrics: MetricValues, iteration: int, seconds: float, info: Info
     ) -> None:
-        """Measure the estimate at an iteration and a time in seconds, and store it with the report of the step (``info``)."""
+        """Store the metrics of the estimate at an iteration and a time in seconds, with the report of the step (``info``)."""
         samples, damping = (
             math.nan if number_or_none is None else float(number_or_none)
             for number_or_none in (info.samples, info.damping)
@@ -589,9 +597,7 @@ class Trajectory:
             self.trajectory.setdefault(
                 "damping", [math.nan] * len(self.trajectory["iteration"])
             )
-        self.metrics = metric_values = self.instance.metrics(
-            estimate, self.failed_metrics
-        )
+        self.metrics = metrics
         for (
             column_name
         ) in self.failed_metrics:  # a metric that raised once has no trajectory
@@ -599,7 +605,7 @@ class Trajectory:
         trajectory_row = {
             "iteration": iteration,
             "seconds": seconds,
-            **metric_values,
+            **metrics,
             "residual": info.residual,
             "samples": samples,
         }
@@ -627,81 +633,3 @@ class Trajectory:
             for component_values in self.metrics.values()
             for component_value in component_values
         )
-
-
-STILL = struct.pack("dd", 0.0, 0.0)
-"""The heartbeat of a process with nothing to do: the moment at which its clock would have read 0 (0: it stands still), and the
-iterations made.
-"""
-
-_shared: mmap.mmap | None = None
-
-
-def start_heartbeat(path: Path) -> None:
-    """Write heartbeats (seconds on the clock, iterations) of this process to a file from now on; called once in a worker."""
-    global _shared
-    with open(path, "r+b") as file:
-        _shared = mmap.mmap(file.fileno(), len(STILL))
-
-
-def write_heartbeat(offset: int, number: float) -> None:
-    """Write a number to the heartbeat file of this process, which its parent reads, if there is one: at offset 0 the moment at
-    which the algorithm's clock would have read 0 (0: it stands still), at 8 the iterations of the current run.
-    """
-    if _shared is not None:
-        struct.pack_into("d", _shared, offset, number)
-
-
-def read_heartbeat(path: Path) -> tuple[float, int]:
-    """Read the heartbeat file of a process: seconds on its clock (0 while it is stopped) and iterations."""
-    clock_zero, iterations = struct.unpack("dd", path.read_bytes())
-    return time.monotonic() - clock_zero if clock_zero else 0.0, int(iterations)
-
-
-class Clock:
-    """Stopwatch of an algorithm, which runs only while the algorithm's own code runs.
-
-    Attributes
-    ----------
-    seconds : float
-        On the wall, from ``initial_seconds`` on, while the clock runs.
-    device_seconds : float or None
-        On the device; None where that cannot be told.
-    """
-
-    def __init__(self, initial_seconds: float) -> None:
-        """Start the clock at ``initial_seconds``, stopped."""
-        self.seconds = initial_seconds
-        self.device_seconds: float | None = 0.0
-        self._timed_here = 0.0
-        self._process, self._thread = time.process_time(), time.thread_time()
-
-    def time(self, timed_function: Callable[[], T], backend: Backend) -> T:
-        """Call ``timed_function`` and add its duration, with waiting for the backend's device, to the clock."""
-        cpu_start = time.thread_time()
-        stop_stopwatch = backend.stopwatch()
-        write_heartbeat(0, time.monotonic() - self.seconds)
-        try:
-            return_value = timed_function()
-        finally:
-            write_heartbeat(0, 0.0)
-        duration, device_duration = stop_stopwatch()
-        self.seconds += duration
-        self._timed_here += time.thread_time() - cpu_start
-        self.device_seconds = (
-            None
-            if self.device_seconds is None or device_duration is None
-            else self.device_seconds + device_duration
-        )
-        return return_value
-
-    def add(self, seconds: float, cpu_seconds: float) -> None:
-        """Add time that was measured elsewhere, on the wall and of the processor."""
-        self.seconds += seconds
-        self._timed_here += cpu_seconds
-
-    def cpu_seconds(self) -> float:
-        """CPU time of this thread while the clock ran, plus that of all other threads since the clock was created."""
-        process_seconds = time.process_time() - self._process
-        other_thread_seconds = process_seconds - (time.thread_time() - self._thread)
-        return self._timed_here + other_thread_seconds

@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
+from smimbench.run.clock import STILL
 from smimbench.run.executor import send
-from smimbench.run.loop import STILL
 
 SLOW_IMPORT = "import time\nfrom pathlib import Path\nPath(__file__).with_name('importing').touch()\ntime.sleep(3600)\n"
 

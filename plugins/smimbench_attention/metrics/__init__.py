@@ -24,12 +24,11 @@ class PerComponent(Metric):
         self, instance: Instance, estimate: Array, claims: Claims
     ) -> list[float]:
         """Measure every component of the estimate of an instance's signal after the symmetry is removed. ``claims`` holds the
-        signal, the aligned estimate and the error that the algorithm claims.
+        signal, the aligned estimate and the error that the algorithm claims; with one more axis in front, those of several
+        instances, for a list of each.
         """
-        return [
-            float(component_value)
-            for component_value in to_host(self._values(instance.problem, claims))
-        ]
+        values: list[float] = to_host(self._values(instance.problem, claims)).tolist()
+        return values
 
     def _values(self, problem: Problem, claims: Claims) -> Array:
         """Value of the metric for each component (P,), defined by subclasses; raises ``NotMeasured`` if there is none.
