@@ -1,7 +1,7 @@
 """Compares runs of every algorithm that has a theory, extrapolated to infinite size, with that theory.
 
 ``python tools/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
-stop it at any time, and rerun to continue. ``--table`` prints what there is; docs/verdict.md has the table of a whole
+stop it at any time, and rerun to continue. ``--table`` prints what there is; docs/predictions.md has the summary of a whole
 run.
 
 The mean of a metric at a size is corrected by the size of the teachers, ``|W*|^2`` (for matrices also their trace), whose
