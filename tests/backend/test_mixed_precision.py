@@ -21,7 +21,7 @@ SEQUENCE, ATTENTION, HARDMAX = (
 )
 
 LARGEST_DIFFERENCE = 1e-6
-"""Of the error after as many iterations as are compared here; docs/how-we-measure.md quotes it."""
+"""Of the error after as many iterations as are compared here; docs/clusters.md quotes it."""
 
 
 def mixed(backend):
