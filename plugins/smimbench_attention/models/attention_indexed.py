@@ -425,19 +425,24 @@ class AttentionIndexed(TokenModel):
             projected_tokens[..., block, :, :, :] for block in (0, block_count - 1)
         )
         if tokens <= _FEW_TOKENS and chunk_bytes(inputs) is None:
-            forms = xp.stack(
-                [
-                    xp.vecdot(queries[..., a, :], keys[..., b, :])
-                    for a, b in site_pairs(tokens, self.symmetric)
-                ],
-                axis=-1,
+            # Site by site in memory: operations on the few sites of a sample take several times as long.
+            forms = xp.moveaxis(
+                xp.stack(
+                    [
+                        xp.vecdot(queries[..., a, :], keys[..., b, :])
+                        for a, b in site_pairs(tokens, self.symmetric)
+                    ]
+                ),
+                0,
+                -1,
             )
         else:
             forms = xp.matmul(queries, xp.matrix_transpose(keys))
             forms = xp.reshape(forms, (*block_shape[:-1], n, tokens**2))
             forms = xp.take(forms, site_positions, axis=-1)
         traces = xp.sum(blocks[..., 0, :, :] * blocks[..., -1, :, :], axis=(-2, -1))
-        z = (forms - traces[..., None, None] * is_diagonal_site) * site_scale
+        forms -= traces[..., None, None] * is_diagonal_site
+        forms *= site_scale
 
         def pull(g: Array) -> Array:
             """Gradient with respect to the factor, from the gradient ``g`` (..., n, P, C) with respect to the latents, through
@@ -465,7 +470,7 @@ class AttentionIndexed(TokenModel):
                 gradient - gradient_trace[..., None, None, None] * blocks, factor.shape
             )
 
-        return xp.permute_dims(z, exchanged), pull
+        return xp.permute_dims(forms, exchanged), pull
 
     @lru_cache(maxsize=64)  # noqa: B019  (models are few, small and equal by value)
     def _sites_of_forms(

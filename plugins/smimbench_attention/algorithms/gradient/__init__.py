@@ -310,6 +310,7 @@ class Descent(Algorithm):
             )
             mean_square = xp.reshape(mean_square, (-1, *[1] * len(component_axes)))
         targets = observable(problem.channel, data.labels)
+        targets = _entry_by_entry(targets, 1)
         return DescentState(
             factor,
             factorization.compose(factor),
@@ -365,6 +366,9 @@ class Descent(Algorithm):
                 joint_inputs = stack([run_data.inputs for run_data in data_of_runs])
                 arrays_of_runs = zip(*(state.arrays for state in states))
                 joint_state = states[0].with_arrays(*map(stack, arrays_of_runs))
+                joint_state = joint_state._replace(
+                    targets=_entry_by_entry(joint_state.targets, 2)
+                )
             joint_state, info = self._descend(
                 problem, data, joint_state, joint_inputs, joint_state.targets
             )
@@ -630,6 +634,19 @@ class Descent(Algorithm):
         if self.schedule == "1/t":
             return initial_rate / (1 + step / int(self.decay_steps or 1))
         return initial_rate
+
+
+def _entry_by_entry(targets: Array, sample_axes: int) -> Array:
+    """Targets whose first axes, ``sample_axes`` in number, are those of samples, stored an entry of all samples after the other:
+    operations on the few entries of every sample take several times as long.
+    """
+    xp = namespace(targets)
+    entry_axes = range(sample_axes, targets.ndim)
+    entries = xp.permute_dims(targets, (*entry_axes, *range(sample_axes)))
+    entries = xp.reshape(xp.reshape(entries, (-1,)), entries.shape)
+    return xp.permute_dims(
+        entries, tuple(range(-sample_axes, targets.ndim - sample_axes))
+    )
 
 
 def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
