@@ -26,22 +26,23 @@ HEAD = """# Figures of the papers
 
 <!-- Written by `python tools/reproduce.py PUBLISHED`; change it there. -->
 
-`smimbench reproduce --list` shows all figures of arXiv:2502.00901, arXiv:2506.01582 and arXiv:2410.18858 (square matrices) for
-which numbers were released, and two of arXiv:2609.03858 without such numbers. `smimbench reproduce FIGURE` draws one in the paper's
-axes and prints the last comparison with the authors' tables; `--published FOLDER` compares again. The tables are not part of
-smimbench: each figure names their repository. Figures are numbered as in the authors' plotting scripts; the logarithmic horizontal
-axes of 2506.01582-fig1 are our choice.
+`smimbench reproduce --list` shows all figures of arXiv:2502.00901, arXiv:2506.01582 and arXiv:2410.18858 (square
+matrices) for which numbers were released, and two of arXiv:2609.03858 without such numbers. `smimbench reproduce
+FIGURE` draws one in the paper's axes and prints the last comparison with the authors' tables; `--published FOLDER`
+compares again. The tables are not part of smimbench: each figure names their repository. Figures are numbered as in the
+authors' plotting scripts; the logarithmic horizontal axes of 2506.01582-fig1 are our choice.
 
-A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published spread over
-runs, plus twice our own error. [Corrections](corrections.md) says where the published value is wrong; for hardmax whole curves are,
-and the authors' formula in place of ours confirms it. `--quick` takes fewer seeds and points and smaller sizes: runs are then off by
-their finite size, too. Every curve: [results/checks/papers.md](../results/checks/papers.md).
+A point is inside if ours and the published one differ by less than the stated band of the curve, plus the published
+spread over runs, plus twice our own error. [Corrections](corrections.md) says where the published value is wrong; for
+hardmax whole curves are, and the authors' formula in place of ours confirms it. `--quick` takes fewer seeds and points
+and smaller sizes: runs are then off by their finite size, too. Every curve:
+[results/checks/papers.md](../results/checks/papers.md).
 
-**Where no numbers were released**, learning curves of runs are compared with their [exact limit](learning-dynamics.md). Rate, batch
-and d are those of the caption, which does not give widths and starts; these are ours. `--quick` takes d = 100 in place of 400.
-There latents of one token are far from Gaussian, and runs on the steep labels `h2` and `h3` learn faster than in the limit. Those
-of `h3` are outside, and one of two diverges. On the factor, at t = 0.4, `h3` is 0.30 above its limit at d = 100 and 0.19 at
-d = 200 (one run each).
+**Where no numbers were released**, learning curves of runs are compared with their [exact limit](learning-dynamics.md).
+Rate, batch and d are those of the caption, which does not give widths and starts; these are ours. `--quick` takes d =
+100 in place of 400. There latents of one token are far from Gaussian, and runs on the steep labels `h2` and `h3` learn
+faster than in the limit. Those of `h3` are outside, and one of two diverges. On the factor, at t = 0.4, `h3` is 0.30
+above its limit at d = 100 and 0.19 at d = 200 (one run each).
 
 """
 CURVES = """# Curves of the papers' figures, ours against the published ones
