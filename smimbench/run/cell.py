@@ -24,7 +24,7 @@ from smimbench.files import (
     error_place,
     printable,
 )
-from smimbench.interfaces import Array, Data, Start
+from smimbench.interfaces import Algorithm, Array, Data, Start
 from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import Instance, seed_sequence
 from smimbench.problem.problem import Problem
@@ -36,7 +36,6 @@ from smimbench.run.loop import (
     FreshSamples,
     LoopRun,
     Status,
-    attempts,
     counting_fresh_samples,
     plan_and_visible_data,
 )
@@ -136,19 +135,16 @@ def run_together(
     """
     if len(cells) > 1:
         try:
-            records = _joint_records(cells, threads)
+            return _joint_records(cells, threads)
         except KeyboardInterrupt:
             raise
         except BaseException:  # which it is, the run that raises it again records
-            records = None
-        if records is not None:
-            return records
-        _LATEST.clear()  # whoever raised may have written into it
+            _LATEST.clear()  # whoever raised may have written into it
     return [run_cell(cell, timing=timing, threads=threads) for cell in cells]
 
 
-def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
-    """Records of cells whose steps are made together; None where something warned or began again."""
+def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record]:
+    """Records of cells whose steps are made together; an error where something warned or went on with another algorithm."""
     start_date, timer_start = time.time(), time.perf_counter()
     machine.reset_peak_memory()
     with (
@@ -156,12 +152,17 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record] | None:
         machine.blas_threads(threads),
     ):
         warnings.simplefilter("always")
-        streams: list[Iterator[Any]] = [_run_and_outcome(cell, False) for cell in cells]
+        problem, algorithm = cells[0].rebuild()
+        streams: list[Iterator[Any]] = [
+            _run_and_outcome(cell, problem, algorithm, False) for cell in cells
+        ]
         runs = [next(stream) for stream in streams]
         step_together(runs, caught_warnings)
-        outcomes = [] if caught_warnings else [next(stream) for stream in streams]
-    if caught_warnings or any(run.restarts for run in runs):
-        return None
+        is_resumed = any(run.restarts for run in runs)
+        if not (is_resumed or caught_warnings):
+            outcomes = [next(stream) for stream in streams]
+    if is_resumed or caught_warnings:
+        raise RuntimeError("some run has to stand alone")
     seconds = (time.perf_counter() - timer_start) / len(cells)
     return [
         _timed_record(cell, outcome, False, threads, start_date, seconds)
@@ -242,17 +243,19 @@ def _without_repeats(remarks: list[str]) -> list[str]:
 
 def _outcome(cell: Cell, timing: bool) -> JsonObject:
     """Run the algorithm of a cell alone and return the fields of its record."""
-    for event in _run_and_outcome(cell, timing):
+    for event in _run_and_outcome(cell, *cell.rebuild(), timing):
         if isinstance(event, LoopRun):
             event.step_to_end()
     return cast("JsonObject", event)
 
 
-def _run_and_outcome(cell: Cell, timing: bool) -> Iterator[LoopRun | JsonObject]:
-    """Yield the run of the algorithm of a cell, whose steps the caller has it make until it is over, and at the end the fields of
-    the record, or fields that say that the algorithm refuses the problem. With ``timing`` there is a warm-up.
+def _run_and_outcome(
+    cell: Cell, problem: Problem, algorithm: Algorithm, timing: bool
+) -> Iterator[LoopRun | JsonObject]:
+    """Yield the run of the ``algorithm`` of a cell on its ``problem``, whose steps the caller has it make until it is over, and
+    at the end the fields of the record, or fields that say that the algorithm refuses the problem. With ``timing`` there is a
+    warm-up.
     """
-    problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         yield {"status": Status.SKIPPED.value, "reason": reason}
         return
@@ -284,11 +287,11 @@ def _run_and_outcome(cell: Cell, timing: bool) -> Iterator[LoopRun | JsonObject]
             cell, problem, canonical_json(cell.algorithm), str(attempt)
         )
 
-    for run in attempts(
+    run = LoopRun(
         problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds
-    ):
-        if not run.is_over:
-            yield run
+    )
+    yield run
+    run = run.finished()
     del warm_up_data
     cpu_seconds += run.cpu_seconds
     cpu_seconds += machine.wait_for_threads(active_threads) if timing else 0.0

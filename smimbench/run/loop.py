@@ -21,6 +21,7 @@ stopped, for as many iterations again.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import operator
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from smimbench.interfaces.problem import placeholder_data
 from smimbench.run.clock import Clock, write_heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Algorithm, Array, Data, Host, Plan
@@ -71,75 +72,13 @@ FAILED_STATUSES = (Status.DIVERGED, Status.FAILED)
 """Outcomes of runs whose estimate enters no mean: the error diverged, or the algorithm failed."""
 
 
-def run_algorithm(*arguments: Any, **options: Any) -> LoopRun:
+def run_algorithm(*arguments: Any) -> LoopRun:
     """Run an algorithm on an instance until the stopping rule ends it, and once more if it fails and offers a second
-    attempt; the arguments are those of ``attempts``.
+    attempt; the arguments are those of ``LoopRun``.
     """
-    for run in attempts(*arguments, **options):
-        run.step_to_end()
-    return run
-
-
-def attempts(
-    problem: Problem,
-    instance: Instance,
-    data: Data,
-    algorithm: Algorithm,
-    make_rng: Callable[[int], np.random.Generator],
-    run_options: RunOptions,
-    backend: Backend,
-    seconds_of_start: float = 0.0,
-) -> Iterator[LoopRun]:
-    """Begin a run of an algorithm on an instance, yield it for the caller to have it make its steps, and once more at
-    the end, finished. ``make_rng`` gives the random numbers of an attempt, ``data`` are what it may see, ``seconds_of_start`` the
-    time spent on its initial estimate.
-
-    Parameters
-    ----------
-    make_rng : callable
-        Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
-    run_options : RunOptions
-        ``tolerance``, ``max_iterations`` and ``timeout`` count here.
-    seconds_of_start : float
-        Seconds that the start handed in has cost; the clock begins with them.
-    """
-    data = counting_fresh_samples(data)  # all attempts have one count
-
-    def run_attempt(
-        algorithm_version: Algorithm, attempt: int
-    ) -> Generator[LoopRun, None, LoopRun]:
-        """Run a version of the algorithm with the random numbers of an attempt."""
-        rng = make_rng(attempt)
-        run = LoopRun(
-            problem,
-            instance,
-            data,
-            algorithm_version,
-            rng,
-            run_options,
-            backend,
-            seconds_of_start,
-        )
-        yield run
-        run.finish()
-        return run
-
-    run = yield from run_attempt(algorithm, 0)
-    first_run = run
-    is_unsuccessful = first_run.status in (Status.DIVERGED, Status.NOT_CONVERGED)
-    restart_version = None
-    if is_unsuccessful and not first_run.restarts:
-        restart_version = first_run.clock.time(
-            lambda: algorithm.retry(problem, first_run.status), backend
-        )
-    if restart_version is not None:
-        first_run.restarts = 1
-        run = yield from run_attempt(restart_version, 1)
-        run.warnings = list(dict.fromkeys(first_run.warnings + run.warnings))
-        run.restarts = 1
-        run.restart_reason = f"{first_run.status}: {first_run.reason}"
-        run.lost_seconds = first_run.clock.seconds
-    yield run
+    run = LoopRun(*arguments)
+    run.step_to_end()
+    return run.finished()
 
 
 class FreshSamples:
@@ -213,7 +152,7 @@ def _blank_data(data: Data) -> Data:
 
 
 class LoopRun:
-    """Run of an algorithm in the loop, begun by the constructor; after ``finish`` the attributes hold its outcome.
+    """Run of an algorithm in the loop, begun by the constructor; after ``finished`` the attributes hold its outcome.
 
     Attributes
     ----------
@@ -247,14 +186,28 @@ class LoopRun:
         instance: Instance,
         data: Data,
         algorithm: Algorithm,
-        rng: np.random.Generator,
+        make_rng: Callable[[int], np.random.Generator],
         run_options: RunOptions,
         backend: Backend,
-        seconds_of_start: float,
+        seconds_of_start: float = 0.0,
+        attempt: int = 0,
     ) -> None:
-        """Bring the algorithm into its initial state on the ``data`` of an instance, with random numbers of ``rng`` and the
-        tolerance and limits of ``run_options``. ``seconds_of_start`` is the time spent on its initial estimate.
+        """Bring the algorithm into its initial state on the ``data`` of an instance, with the tolerance and limits of
+        ``run_options``. ``make_rng`` gives the random numbers of an ``attempt``: 0, or 1 where the algorithm was started over;
+        ``seconds_of_start`` is the time spent on its initial estimate.
         """
+        data = counting_fresh_samples(data)  # all attempts have one count
+        self._start_over = functools.partial(
+            LoopRun,
+            problem,
+            instance,
+            data,
+            make_rng=make_rng,
+            run_options=run_options,
+            backend=backend,
+            seconds_of_start=seconds_of_start,
+            attempt=1,
+        )
         self.problem = problem
         self.instance = instance
         self.algorithm = algorithm
@@ -280,7 +233,7 @@ class LoopRun:
         self.restart_reason: str | None = None
         write_heartbeat(8, 0)
         self.state = self.clock.time(
-            lambda: algorithm.init(problem, data, rng), backend
+            lambda: algorithm.init(problem, data, make_rng(attempt)), backend
         )
         self._record(self._with_sample_count(self._readings.latest), self._measure())
         self.start = {
@@ -414,7 +367,29 @@ class LoopRun:
         """Set the final status and its reason, and stop the loop."""
         self.status, self.reason, self.is_over = status, reason, True
 
-    def finish(self) -> None:
+    def finished(self) -> LoopRun:
+        """Finish the run after its last step and return it; or, where it failed and its algorithm offers a second attempt, a run
+        that is that.
+        """
+        self._finish()
+        is_unsuccessful = self.status in (Status.DIVERGED, Status.NOT_CONVERGED)
+        if not is_unsuccessful or self.restarts:
+            return self
+        restart_version = self.clock.time(
+            lambda: self.algorithm.retry(self.problem, self.status), self._backend
+        )
+        if restart_version is None:
+            return self
+        run = self._start_over(algorithm=restart_version)
+        run.step_to_end()
+        run._finish()
+        run.warnings = list(dict.fromkeys(self.warnings + run.warnings))
+        run.restarts = 1
+        run.restart_reason = f"{self.status}: {self.reason}"
+        run.lost_seconds = self.clock.seconds
+        return run
+
+    def _finish(self) -> None:
         """Decide the final status, and collect the run's findings (extra numbers of the algorithm), warnings, metrics and the
         claimed error V (P, P).
         """
@@ -509,15 +484,16 @@ class Readings:
         others as float64 arrays.
         """
         reported = {
-            reading_name: getattr(info, reading_name)
+            reading_name: array
             for reading_name in ("residual", *READINGS)
-            if getattr(info, reading_name) is not None
+            if (array := getattr(info, reading_name)) is not None
         }
+        readings = dict(zip(reported, read_together(*reported.values())))
+        residual = float(np.asarray(readings.pop("residual")).item())
         host_readings = {
             reading_name: np.asarray(array, dtype=np.float64).ravel()
-            for reading_name, array in zip(reported, read_together(*reported.values()))
+            for reading_name, array in readings.items()
         }
-        residual = float(host_readings.pop("residual")[0])
         self.latest = Info(
             residual,
             warning=info.warning,

@@ -7,6 +7,7 @@ from smimbench.backend import device as device_module
 from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.namespaces.cupy import CupyBackend
 from smimbench.run import cell as runner
+from smimbench.run.loop import LoopRun
 from tests.helpers import SUITE, loaded
 
 
@@ -47,18 +48,25 @@ def device(monkeypatch):
 
     limit, running = [], []
 
-    def while_running(function):
-        def run(*arguments):
+    class LimitedRun(LoopRun):
+        def __init__(self, *arguments):
             running.append(True)
-            try:
-                yield from function(*arguments)
-            finally:
-                running.clear()
+            super().__init__(*arguments)
 
-        return run
+        def finished(self):
+            run = super().finished()
+            running.clear()
+            return run
+
+    draw = runner._instance
+
+    def draw_without_limit(*arguments):
+        running.clear()
+        return draw(*arguments)
 
     monkeypatch.setattr(SequenceMultiIndex, "forward", limited)
-    monkeypatch.setattr(runner, "attempts", while_running(runner.attempts))
+    monkeypatch.setattr(runner, "LoopRun", LimitedRun)
+    monkeypatch.setattr(runner, "_instance", draw_without_limit)
     return limit, lengths
 
 
@@ -102,11 +110,12 @@ def test_what_fits_nowhere_fails_in_words(device, tmp_path):
 def test_any_other_error_is_none_of_it(device, tmp_path, monkeypatch):
     tried = []
 
-    def broken(*arguments):
-        tried.append(1)
-        raise MemoryError("of the host")
+    class BrokenRun(LoopRun):
+        def __init__(self, *arguments):
+            tried.append(1)
+            raise MemoryError("of the host")
 
-    monkeypatch.setattr(runner, "attempts", broken)
+    monkeypatch.setattr(runner, "LoopRun", BrokenRun)
     assert (
         runner.run_cell(cell_of(tmp_path, "gamp")).reason == "MemoryError: of the host"
     )

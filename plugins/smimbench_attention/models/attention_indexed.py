@@ -426,16 +426,13 @@ class AttentionIndexed(TokenModel):
         )
         if tokens <= _FEW_TOKENS and chunk_bytes(inputs) is None:
             # Site by site in memory: operations on the few sites of a sample take several times as long.
-            forms = xp.moveaxis(
-                xp.stack(
-                    [
-                        xp.vecdot(queries[..., a, :], keys[..., b, :])
-                        for a, b in site_pairs(tokens, self.symmetric)
-                    ]
-                ),
-                0,
-                -1,
+            forms = xp.stack(
+                [
+                    xp.vecdot(queries[..., a, :], keys[..., b, :])
+                    for a, b in site_pairs(tokens, self.symmetric)
+                ]
             )
+            forms = xp.permute_dims(forms, (*range(1, forms.ndim), 0))
         else:
             forms = xp.matmul(queries, xp.matrix_transpose(keys))
             forms = xp.reshape(forms, (*block_shape[:-1], n, tokens**2))

@@ -114,9 +114,7 @@ class DescentState(NamedTuple):
         self, factor: Array, signal: Array, targets: Array, *memory: Array
     ) -> DescentState:
         """The same state with other arrays, in the order of ``arrays``."""
-        return self._replace(
-            factor=factor, signal=signal, targets=targets, memory=memory
-        )
+        return DescentState(factor, signal, memory, targets, *self[4:])
 
 
 @dataclass(frozen=True)

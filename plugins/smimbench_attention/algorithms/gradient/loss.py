@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
+from smimbench.backend import clip, namespace, sample_chunks
 from smimbench.derive import MixedChannel, gives_probabilities, observable, predict
 from smimbench.interfaces import Array, Channel, Factor, takes
 from smimbench.problem import Problem
@@ -23,6 +23,7 @@ NARROW = 0.75
 """Width of a factor over the dimension up to which products with it cost less than those with the signal."""
 
 
+@functools.lru_cache(maxsize=8)
 def fitting_loss(problem: Problem) -> str:
     """Name of the loss that suits the labels: cross-entropy for probabilities, else the squared distance."""
     return "cross-entropy" if gives_probabilities(problem) else "squared"
@@ -205,12 +206,7 @@ def loss_and_derivative(
         output_error = output - target
         return output_error * output_error, 2 * output_error
     # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
-    smallest_probability = float(xp.finfo(output.dtype).smallest_normal)
-    probability = xp.where(
-        output > smallest_probability,
-        output,
-        xp.full_like(output, smallest_probability),
-    )
+    probability = clip(output, float(xp.finfo(output.dtype).smallest_normal))
     return -target * xp.log(probability), -target / probability
 
 
