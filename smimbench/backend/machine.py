@@ -218,8 +218,8 @@ def reset_peak_memory() -> None:
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
     if sys.platform == "linux":
-        # C libraries other than glibc lack this function.
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        # C libraries other than glibc lack this function. To open them again takes longer than to trim.
+        malloc_trim = getattr(ctypes.pythonapi, "malloc_trim", None)
         if malloc_trim is not None:
             malloc_trim(0)
         unless(OSError, Path("/proc/self/clear_refs").write_text, "5")

@@ -87,7 +87,7 @@ class OverlapRule(StoppingRule):
             mean_overlap = np.asarray(problem.prior.mean_overlap(components))
             self.chance = np.diagonal(mean_overlap) + self.fluctuation
         self.low_rank = problem.model.rank == "low"
-        self.history: list[tuple[Host, Host]] = []
+        self.history: list[Host] = []  # overlaps (2, P), predicted and of the estimate
         self.latest: Info | None = None
 
     def watch(self, info: Info) -> None:
@@ -96,7 +96,7 @@ class OverlapRule(StoppingRule):
         """
         self.latest = info
         if info.predicted_overlap is not None and info.self_overlap is not None:
-            self.history.append((info.predicted_overlap, info.self_overlap))
+            self.history.append(np.array((info.predicted_overlap, info.self_overlap)))
 
     def ending(self, tolerance: float) -> str | None:
         """Reason why the run may stop now, or None; judged by the residual against ``tolerance``, and by the drift of predicted
@@ -106,7 +106,7 @@ class OverlapRule(StoppingRule):
         if info is None:
             return None
         iterations = len(self.history)
-        if 0 < iterations < PATIENCE and (self.history[-1][0] <= self.chance).any():
+        if 0 < iterations < PATIENCE and any(self.history[-1][0] <= self.chance):
             return None
         if info.residual <= tolerance:
             return (
@@ -114,13 +114,14 @@ class OverlapRule(StoppingRule):
             )
         if len(self.history) <= WINDOW or info.squared_step is None:
             return None
-        predicted_overlaps, self_overlaps = self._latest(WINDOW + 1)
         if self._sign_flips(info.squared_step):
             return None
+        overlaps = self._latest(WINDOW + 1)
+        predicted_drift, self_drift = np.ptp(overlaps, axis=1)
+        initial_error = self.second_moment - overlaps[0, 0]
+        final_error = self.second_moment - overlaps[0, -1]
         # Near perfect recovery rounding would decide.
-        predicted_error = np.maximum(self.second_moment - predicted_overlaps[-1], 1e-5)
-        predicted_drift = np.ptp(predicted_overlaps, axis=0)
-        self_drift = np.ptp(self_overlaps, axis=0)
+        predicted_error = np.maximum(final_error, 1e-5)
         allowed_self_drift = self.fluctuation / 4
         if _steady(
             predicted_drift,
@@ -129,15 +130,13 @@ class OverlapRule(StoppingRule):
             allowed_self_drift,
         ):
             return f"the overlaps have been stationary for {WINDOW} iterations"
-        initial_error = self.second_moment - predicted_overlaps[0]
-        final_error = self.second_moment - predicted_overlaps[-1]
         error_falls_slowly = (final_error <= initial_error) & (
             2 * final_error >= initial_error
         )
         signal_is_recovered = (final_error <= RECOVERED_ERROR * self.second_moment) & (
             self_drift <= allowed_self_drift
         )
-        if (error_falls_slowly & signal_is_recovered).all():
+        if all(error_falls_slowly & signal_is_recovered):
             return (
                 f"the error is below the precision {RECOVERED_ERROR:g} and falls slowly"
             )
@@ -145,7 +144,7 @@ class OverlapRule(StoppingRule):
             return None
         # Averages can be stationary while the estimate oscillates around a point that it never reaches.
         estimate_still_moves = info.squared_step > LARGEST_STEP * predicted_error
-        if (estimate_still_moves & (predicted_overlaps[-1] > self.chance)).any():
+        if any(estimate_still_moves & (overlaps[0, -1] > self.chance)):
             return None
         predicted_overlaps, self_overlaps = self._latest(LONG_WINDOW)
         is_stationary = _steady(
@@ -164,16 +163,16 @@ class OverlapRule(StoppingRule):
             )
         return None
 
-    def _latest(self, window: int) -> list[Host]:
-        """Predicted overlaps and self-overlaps, (window, P) each, of the latest ``window`` iterations."""
-        return [np.stack(overlaps) for overlaps in zip(*self.history[-window:])]
+    def _latest(self, window: int) -> Host:
+        """Predicted overlaps and self-overlaps (2, window, P) of the latest ``window`` iterations."""
+        return np.array(self.history[-window:]).swapaxes(0, 1)
 
     def _sign_flips(self, squared_step: Host) -> bool:
         """Whether the estimate's squared step (P,) exceeds half of its squared norm (self-overlap), as it does if its sign flips
         every step.
         """
         self_overlap = np.maximum(self.history[-1][1], self.fluctuation)
-        return bool((squared_step > self_overlap / 2).any())
+        return any(squared_step > self_overlap / 2)
 
     def settled(self) -> str | None:
         """Reason why a run that used all its iterations counts as converged, or None: its predicted error is tiny and falls, or
@@ -288,4 +287,4 @@ def _steady(
     has_small_drift = (drift <= allowed_drift) & (
         self_drift <= np.maximum(allowed_drift, fluctuation)
     )
-    return bool(has_small_drift.all())
+    return all(has_small_drift)

@@ -17,7 +17,6 @@ from smimbench.numerics.indexing import (
     spread_at_mask,
 )
 from smimbench.numerics.linalg import (
-    diagonal_at_least,
     inverse_root,
     is_diagonal,
     outer_product,
@@ -53,7 +52,6 @@ __all__ = [
     "cached_on",
     "chebyshev_fit",
     "controlled_mean",
-    "diagonal_at_least",
     "entry_sites",
     "gauss_hermite",
     "gauss_legendre",

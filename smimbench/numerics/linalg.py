@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from smimbench.backend.arrays import clip, matching, namespace
+from smimbench.backend.arrays import clip, namespace
 from smimbench.interfaces import Array, Host
 
 
@@ -85,14 +85,6 @@ def with_floor(matrix: Array, smallest: float) -> Array:
     return spectral_function(
         matrix, lambda eigenvalues: clip(eigenvalues, smallest, None)
     )
-
-
-def diagonal_at_least(matrix: Array, smallest: float) -> Array:
-    """Raise the diagonal entries of matrices (..., P, P) to at least ``smallest``, by the ``shortfall`` of each."""
-    xp = namespace(matrix)
-    identity = xp.eye(matrix.shape[-1], **matching(matrix))
-    shortfall = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
-    return matrix + identity * shortfall[..., None, :]
 
 
 def is_diagonal(*matrices: np.ndarray) -> bool:

@@ -462,6 +462,8 @@ def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start
     """Return the initial estimate of a cell (run) on its instance: None (the algorithm's own), a noisy teacher, or the result of
     another algorithm.
     """
+    if cell.run.start == "uninformed":
+        return None
     problem: Problem = instance.problem
     rng = _random_generator(cell, problem, "start", bit_generator="PCG64")
     if cell.run.start == "informed":
@@ -469,8 +471,6 @@ def _initial_estimate(cell: Cell, instance: Instance, backend: Backend) -> Start
         return problem.start(
             instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend
         )
-    if cell.run.start in STARTS:
-        return None
     algorithm_entry = get_registry().get(
         "algorithm", cell.run.start, problem.model.name
     )

@@ -503,11 +503,12 @@ class Readings:
         )
         if "integration_error" in host_readings:
             # Python's max() would ignore a NaN.
-            integration_errors = [
-                self._largest_integration_error,
-                *host_readings["integration_error"],
-            ]
-            self._largest_integration_error = float(np.max(integration_errors))
+            self._largest_integration_error = float(
+                np.maximum(
+                    self._largest_integration_error,
+                    host_readings["integration_error"].max(),
+                )
+            )
         self.divergence = self._divergence(residual, host_readings)
         return self.latest
 

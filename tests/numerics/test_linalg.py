@@ -1,13 +1,11 @@
 """Functions of symmetric matrices against SciPy's, on every backend."""
 
 import numpy as np
-import pytest
 import scipy.linalg
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from smimbench.backend.arrays import to_host
 from smimbench.numerics.linalg import (
-    diagonal_at_least,
     inverse_root,
     is_diagonal,
     spectral_function,
@@ -50,16 +48,6 @@ def test_eigenvalues_that_are_negative_or_small(backend):
     assert_allclose(turn.T @ floored @ turn, np.diag([0.25, 4.0]), atol=1e-14)
     inverse = to_host(inverse_root(matrix, 0.25))
     assert_allclose(turn.T @ inverse @ turn, np.diag([2.0, 0.5]), atol=1e-14)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_floor_of_the_diagonal_leaves_the_rest(backend, size):
-    matrix = np.arange(size * size, dtype=float).reshape(size, size)
-    found = diagonal_at_least(backend.asarray(matrix), 2.0)
-    assert_placed(found, backend, (size, size))
-    expected = matrix.copy()
-    np.fill_diagonal(expected, np.maximum(np.diagonal(matrix), 2.0))
-    assert_array_equal(to_host(found), expected)
 
 
 def test_is_diagonal():

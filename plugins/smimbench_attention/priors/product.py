@@ -272,7 +272,7 @@ def noise_of_components(Qhat: Host) -> Host:
     infinite without information.
     """
     Qhat = np.asarray(Qhat, dtype=np.float64)
-    Qhat_diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
+    Qhat_diagonal = Qhat.diagonal(axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
         noise = 1 / np.where(Qhat_diagonal < 0, np.nan, Qhat_diagonal)
     if Qhat.shape[-1] == 1:
@@ -312,11 +312,13 @@ def mmse_of_any_noise(
     errors (n,).
     """
     noise = np.asarray(noise, dtype=np.float64)
-    flat_noise = np.reshape(noise, -1)
+    flat_noise = noise.reshape(-1)
     clipped_noise = np.fmax(np.fmin(flat_noise, largest_noise), smallest_noise)
     share = flat_noise / clipped_noise
-    error = np.where(share > 1, 1.0, np.minimum(mmse(clipped_noise), 1.0) * share)
-    return np.reshape(np.where(flat_noise >= 0, error, np.nan), noise.shape)
+    error: Host = np.minimum(mmse(clipped_noise), 1.0) * share
+    error[share > 1] = 1.0
+    error[share < 0] = np.nan
+    return error.reshape(noise.shape)
 
 
 @lru_cache(maxsize=1)

@@ -32,11 +32,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array, Factor, Law
 from smimbench_attention.priors.product import (
     ProductPrior,
@@ -56,111 +56,94 @@ _LARGEST_NOISE = 1e18
 
 class _WishartBulks(NamedTuple):
     """Ranges of s, the parameter of the observed eigenvalues x(s), where their density is positive: ``[outer, turn]`` and ``[base
-    + lower, base + upper]``, each (n,) for n noise variances. ``base`` is the value of s where the eigenvalue of the signal is 0;
-    ``gap`` says whether a gap separates the two bulks.
+    + lower, base + upper]``. ``base`` is the value of s where the eigenvalue of the signal is 0; ``gap`` says whether a gap
+    separates the two bulks.
 
     The second range is counted from ``base``: at small Delta it is a narrow window around it. Where ``gap`` is False the ranges
     touch, at the dip of the density if it has one.
     """
 
     base: float
-    outer: Host
-    turn: Host
-    lower: Host
-    upper: Host
-    gap: np.ndarray[Any, np.dtype[np.bool_]]
+    outer: float
+    turn: float
+    lower: float
+    upper: float
+    gap: bool
 
 
 def _curves(
-    offset: Host, base: Host | float, rho: float
-) -> tuple[Host, Host, Host, Host]:
+    offset: Array, base: Array, rho: float
+) -> tuple[Array, Array, Array, Array]:
     """Functions s, ``m = sqrt(1 + s^2)``, ``q = s - a s/m`` and ``r = s + a s/m`` at ``s = base + offset``, which parametrize the
     eigenvalues of a noisy signal of width ratio rho, with ``a = rho^{-1/2}``. ``base`` is the value of s where the eigenvalue of
     the signal is 0; the offset from it avoids cancellation in q.
     """
     s = base + offset
     a = rho**-0.5
-    m = np.sqrt(1 + s * s)
+    m = (1 + s * s) ** 0.5
     q = s * (offset * (base + s) + (base == 0) * (1 - 1 / rho)) / (m * (m + a))
     return s, m, q, s * (1 + a / m)
 
 
-def _bulks(root: Host, rho: float) -> _WishartBulks:
-    """Find the edges of the bulks of eigenvalues x(s) at the width ratio rho, with ``root = sqrt(Delta)`` (n,): ``outer`` solves
-    ``r(s) = root``, ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, with q and r of ``_curves``;
-    ``turn`` is where the two ranges of s meet. Two bulks have a gap between them where ``|q|`` exceeds ``root`` at its stationary
-    point ``stationary_s``.
+@lru_cache(maxsize=32)
+def _bulks(root: float, rho: float) -> _WishartBulks:
+    """Find the edges of the bulks of eigenvalues x(s) at the noise level ``root = sqrt(Delta)`` and width ratio rho: ``outer``
+    solves ``r(s) = root``, ``base + upper`` and ``base + lower`` solve ``q(s) = root`` and ``-root``, with q and r of
+    ``_curves``; ``turn`` is where the two ranges of s meet. Two bulks have a gap between them where ``|q|`` exceeds ``root`` at
+    its stationary point ``stationary_s``.
 
-    r is concave, q is convex, so Newton's method is monotone from the ends chosen here.
+    r is concave, q is convex, so Newton's method is monotone from the ends chosen here. Cached because denoiser and error both
+    need them.
     """
     a = rho**-0.5
     base = math.sqrt((1 - rho) / rho) if rho < 1 else 0.0
 
-    def r(s: Host) -> tuple[Host, Host]:
+    def r(s: float) -> tuple[float, float]:
         """Function ``r(s) = s (1 + a/m)`` and its derivative, with ``m = sqrt(1 + s^2)`` and ``a = rho^{-1/2}``."""
-        m = np.sqrt(1 + s * s)
+        m = math.sqrt(1 + s * s)
         return s * (1 + a / m), 1 + a / m**3
 
-    def q(offset: Host) -> tuple[Host, Host]:
+    def q(offset: float) -> tuple[float, float]:
         """Function ``q(s) = s (1 - a/m)`` and its derivative at ``s = base + offset``, with ``m = sqrt(1 + s^2)`` and ``a =
         rho^{-1/2}``; ``base`` is the value of s where the signal's eigenvalue is 0.
         """
         _, m, q_value, _ = _curves(offset, base, rho)
         return q_value, 1 - a / m**3
 
-    def minus_q(s: Host) -> tuple[Host, Host]:
+    def minus_q(s: float) -> tuple[float, float]:
         """Function ``-q(s) = s (a/m - 1)`` and its derivative, with ``m = sqrt(1 + s^2)`` and ``a = rho^{-1/2}``."""
-        m = np.sqrt(1 + s * s)
+        m = math.sqrt(1 + s * s)
         return s * (a / m - 1), a / m**3 - 1
 
-    outer = _newton(r, root, np.maximum(root - a, root / (1 + a)))
+    outer = _newton(r, root, max(root - a, root / (1 + a)))
     upper = _newton(q, root, root + a - base)
-
-    turn = np.sqrt(outer * (base + upper))
+    turn = math.sqrt(outer * (base + upper))
     if rho >= 1:
-        return _WishartBulks(
-            base, outer, turn, turn - base, upper, np.zeros(root.shape, dtype=bool)
-        )
+        return _WishartBulks(base, outer, turn, turn - base, upper, False)
     stationary_s = math.sqrt(math.expm1(-math.log(rho) / 3))
-    turn = np.where(stationary_s > outer, stationary_s, turn)
-    lower = turn - base
-    has_gap = root < stationary_s**3
-    if has_gap.any():
-        turn[has_gap] = np.minimum(
-            _newton(minus_q, root[has_gap], np.zeros(has_gap.sum())), stationary_s
-        )
-        lower[has_gap] = np.maximum(
-            _newton(q, -root[has_gap], np.zeros(has_gap.sum())), stationary_s - base
-        )
-    return _WishartBulks(base, outer, turn, lower, upper, has_gap)
-
-
-@lru_cache(maxsize=32)
-def _cached_bulks(root: float, rho: float) -> _WishartBulks:
-    """Bulks of eigenvalues (n = 1) at one noise level ``root = sqrt(Delta)`` and width ratio rho, cached because denoiser and
-    error both need them.
-    """
-    return _bulks(np.asarray([root]), rho)
+    if root < stationary_s**3:
+        turn = min(_newton(minus_q, root, 0.0), stationary_s)
+        lower = max(_newton(q, -root, 0.0), stationary_s - base)
+        return _WishartBulks(base, outer, turn, lower, upper, True)
+    if stationary_s > outer:
+        turn = stationary_s
+    return _WishartBulks(base, outer, turn, turn - base, upper, False)
 
 
 def _newton(
-    function: Callable[[Host], tuple[Host, Host]], target: Host, x: Host
-) -> Host:
-    """Solve ``function(x) = target`` for arrays by Newton's method, from the initial x; ``function`` gives value and
-    derivative.
+    function: Callable[[float], tuple[float, float]], target: float, x: float
+) -> float:
+    """Solve ``function(x) = target`` by Newton's method, from the initial x; ``function`` gives value and derivative.
 
     Where two bulks just touch, the root is double and the method converges linearly.
     """
-    shape = x.shape
-    if x.size == 1:  # arrays of one number take several times as long as numbers
-        target, x = target[0], x[0]
     for _ in range(200):
         value, derivative = function(x)
-        newton_step = (value - target) / np.where(derivative == 0, np.inf, derivative)
-        x = x - newton_step
-        if (abs(newton_step) <= 4e-16 * abs(x)).all():
+        newton_step = (value - target) / derivative if derivative else 0.0
+        x -= newton_step
+        if abs(newton_step) <= 4e-16 * abs(x):
             break
-    return np.reshape(x, shape)
+    return x
 
 
 def observed_law(
@@ -177,12 +160,12 @@ def observed_law(
     """
     noise = np.asarray(noise, dtype=np.float64)
     noise_column = np.reshape(noise, (-1, 1))
-    quadrature_weights, s, qr = _nodes(noise_column[:, 0], rho, breaks)
-    mean = math.sqrt(rho) * noise_column / s**2
+    quadrature_weights, s_squared, qr = _nodes(noise_column[:, 0], rho, breaks)
+    mean = math.sqrt(rho) * noise_column / s_squared
     x = math.sqrt(rho) * (noise_column - qr) + mean
     quadrature_weights, x, mean, variance = (
         np.reshape(node_array, (*noise.shape, -1))
-        for node_array in (quadrature_weights, x, mean, noise_column / (1 + s * s))
+        for node_array in (quadrature_weights, x, mean, noise_column / (1 + s_squared))
     )
     return quadrature_weights, x, mean, variance
 
@@ -200,11 +183,11 @@ def mmse(noise: Host | float, rho: float) -> Host:
 
     def error(delta: Host) -> Array:
         """MMSE (n,) at noise variances delta (n,): the mean over eigenvalues, parametrized by s, of the posterior variance."""
-        quadrature_weights, s, _ = _nodes(delta, rho)
+        quadrature_weights, s_squared, _ = _nodes(delta, rho)
         # What rounding does to the ends of the bulks at large Delta cancels in the ratio.
         return (
             delta
-            * (quadrature_weights / (1 + s * s)).sum(-1)
+            * (quadrature_weights / (1 + s_squared)).sum(-1)
             / quadrature_weights.sum(-1)
         )
 
@@ -215,40 +198,51 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def _nodes(
     delta: Host, rho: float, breaks: Sequence[float] = ()
 ) -> tuple[Host, Host, Host]:
-    """Quadrature weights, s and the product q r (``qr``) at K nodes of both ranges of s, (n, K) each, for noise variances delta
-    (n,), ``root = sqrt(delta)`` and width ratio rho; s, m, q and r are the functions of ``_curves``. ``panels`` holds the arrays
-    of all panels of nodes, which end at the edges of the bulks and at the eigenvalues x in ``breaks``; an offset is s minus
-    ``base``.
-
-    Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
+    """Quadrature weights, ``s^2`` and the product q r (``qr``) at K nodes of both ranges of s, (n, K) each, for noise variances
+    delta (n,), ``root = sqrt(delta)`` and width ratio rho; s, m, q and r are the functions of ``_curves``.
     """
     root = np.sqrt(delta)
-    bulks = _cached_bulks(float(root[0]), rho) if root.size == 1 else _bulks(root, rho)
+    panels = [_panels(root_of_delta, rho, breaks) for root_of_delta in root.tolist()]
+    base, panel_start, panel_length = np.array(panels).transpose(2, 0, 1)[..., None]
+    unit_nodes, unit_weights = double_exponential()
+    root = root[:, None, None]
+    s, m, q, r = _curves(panel_start + panel_length * unit_nodes, base, rho)
+    relative_q, relative_r = q / root, r / root
+    density = np.sqrt(
+        np.maximum((relative_r * relative_r - 1) * (1 - relative_q * relative_q), 0)
+    )
+    s_squared = s * s
+    dx_ds = ((root / s) ** 2 + s_squared - s_squared / (rho * (m * m) ** 2)) / s
+    quadrature_weights = (rho / math.pi) * panel_length * unit_weights * density * dx_ds
+    nodes = (len(delta), -1)
+    return (
+        quadrature_weights.reshape(nodes),
+        s_squared.reshape(nodes),
+        (q * r).reshape(nodes),
+    )
+
+
+def _panels(
+    root: float, rho: float, breaks: Sequence[float]
+) -> list[tuple[float, float, float]]:
+    """Panels of nodes (``base``, start and length in s minus ``base``) at the noise level ``root = sqrt(Delta)`` and width ratio
+    rho. They end at the edges of the bulks and at the eigenvalues x in ``breaks``.
+    """
+    bulks = _bulks(root, rho)
     panels = []
     for base, range_start, range_end in (
         (0.0, bulks.outer, bulks.turn),
         (bulks.base, bulks.lower, bulks.upper),
     ):
         break_offsets = [
-            _break_offset(range_start[0], range_end[0], base, root[0], rho, x)
-            for x in breaks
+            _break_offset(range_start, range_end, base, root, rho, x) for x in breaks
         ]
         inner_ends = sorted(offset for offset in break_offsets if offset is not None)
-        panel_ends = [range_start, *map(np.atleast_1d, inner_ends), range_end]
-        panels += [(base, *ends) for ends in pairwise(panel_ends)]
-    unit_nodes, unit_weights = double_exponential()
-    root = root[:, None, None]
-    bases, starts, stops = (np.array(column) for column in zip(*panels))
-    panel_start = starts.T[..., None]
-    panel_length = stops.T[..., None] - panel_start
-    s, m, q, r = _curves(panel_start + panel_length * unit_nodes, bases[:, None], rho)
-    density = np.sqrt(
-        np.maximum((r / root - 1) * (r / root + 1) * (1 - q / root) * (1 + q / root), 0)
-    )
-    dx_ds = ((root / s) ** 2 + s * s - (rho**-0.5 * s / m**2) ** 2) / s
-    quadrature_weights = (rho / math.pi) * panel_length * unit_weights * density * dx_ds
-    nodes = (len(delta), -1)
-    return quadrature_weights.reshape(nodes), s.reshape(nodes), (q * r).reshape(nodes)
+        panels += [
+            (base, start, end - start)
+            for start, end in pairwise([range_start, *inner_ends, range_end])
+        ]
+    return panels
 
 
 def _break_offset(
@@ -295,34 +289,54 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
             mean_eigenvalue + (eigenvalues - mean_eigenvalue) / (1 + noise)
         )
 
-    right_edge, left_edge, *gap_edges = _edges(noise, rho)
-    s_squared = _real_root(
-        np.clip(eigenvalues, left_edge.x, right_edge.x) / mean_eigenvalue - noise,
-        noise,
-        rho,
+    right_edge, left_edge = _edges(noise, rho)[:2]
+    denoised = _map_between_ends(
+        clip(eigenvalues, left_edge.x, right_edge.x), noise, rho
     )
-    edges_and_masks = [
+    _denoise_beyond(
+        denoised,
+        eigenvalues,
         (right_edge, eigenvalues > right_edge.x),
         (left_edge, eigenvalues < left_edge.x),
-    ]
-    smallest_s = np.asarray(right_edge.s)
-    largest_s = np.asarray(left_edge.s)
+    )
+    return denoised
+
+
+def _map_between_ends(eigenvalues: Host, noise: float, rho: float) -> Host:
+    """Denoised eigenvalues for observed ``eigenvalues`` between the left and the right end of their law, at a noise variance and
+    width ratio rho; in the gap between two bulks the map is continued from the nearer edge.
+    """
+    mean_eigenvalue = math.sqrt(rho)
+    right_edge, left_edge, *gap_edges = _edges(noise, rho)
+    smallest_s: Array = right_edge.s
+    largest_s: Array = left_edge.s
+    edges_and_masks = []
     if gap_edges:
         zero_edge, bulk_edge = gap_edges
         in_zero_bulk = eigenvalues <= min(
             max(zero_edge.edge_switch_point(), zero_edge.x), bulk_edge.x
         )
-        smallest_s = np.where(in_zero_bulk, zero_edge.s, right_edge.s)
-        largest_s = np.where(in_zero_bulk, left_edge.s, bulk_edge.s)
-        edges_and_masks += [
+        smallest_s = np.where(in_zero_bulk, zero_edge.s, smallest_s)
+        largest_s = np.where(in_zero_bulk, largest_s, bulk_edge.s)
+        edges_and_masks = [
             (zero_edge, in_zero_bulk & (eigenvalues > zero_edge.x)),
             (bulk_edge, ~in_zero_bulk & (eigenvalues < bulk_edge.x)),
         ]
-    denoised = mean_eigenvalue * noise / np.clip(s_squared, smallest_s**2, largest_s**2)
+    s_squared = _real_root(eigenvalues / mean_eigenvalue - noise, noise, rho)
+    denoised: Host = (
+        mean_eigenvalue * noise / clip(s_squared, smallest_s**2, largest_s**2)
+    )
+    _denoise_beyond(denoised, eigenvalues, *edges_and_masks)
+    return denoised
+
+
+def _denoise_beyond(
+    denoised: Host, eigenvalues: Host, *edges_and_masks: tuple[_Edge, Host]
+) -> None:
+    """Overwrite the ``denoised`` eigenvalues of observed ``eigenvalues`` that lie beyond an edge, which a mask marks."""
     for edge, beyond_edge in edges_and_masks:
         if beyond_edge.any():
             denoised[beyond_edge] = edge.denoise_beyond(eigenvalues[beyond_edge])
-    return denoised
 
 
 def continued_map(
@@ -349,8 +363,10 @@ def continued_map(
     if not (continued and has_bulks):
         return eigenvalue_map(eigenvalues, noise, rho)
     right_edge, left_edge, *gap_edges = _edges(noise, rho)
-    clipped_eigenvalues = np.clip(eigenvalues, left_edge.x, right_edge.x)
-    denoised = eigenvalue_map(clipped_eigenvalues, noise, rho).astype(eigenvalues.dtype)
+    clipped_eigenvalues = clip(eigenvalues, left_edge.x, right_edge.x)
+    denoised = _map_between_ends(
+        clipped_eigenvalues.astype(np.float64, copy=False), noise, rho
+    ).astype(eigenvalues.dtype, copy=False)
     if gap_edges and gap_edges[1].x > gap_edges[0].x:
         zero_edge, bulk_edge = gap_edges
         denoised_in_gap = zero_edge.xi + (bulk_edge.xi - zero_edge.xi) / (
@@ -378,22 +394,18 @@ def continued_map(
 @lru_cache(maxsize=32)
 def _edges(noise: float, rho: float) -> tuple[_Edge, ...]:
     """Edges of the bulks of observed eigenvalues, for a noise variance and width ratio rho: right and left end of the spectrum
-    and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. ``*_s`` are values at the
-    edges of s, the parameter of observed eigenvalues x(s), ``*_offset`` the same minus ``base_s``, the value of s where the
-    signal's eigenvalue is 0. Cached because both maps of a step need them.
+    and, if there is a gap between two bulks, right end of the bulk of zeros and left end of the other. Cached because both maps
+    of a step need them.
     """
-    base_s, *bulk_ends, has_gap = _cached_bulks(math.sqrt(noise), rho)
-    outer_s, turn_s, lower_offset, upper_offset = (
-        float(bulk_end[0]) for bulk_end in bulk_ends
-    )
+    bulks = _bulks(math.sqrt(noise), rho)
     edges = [
-        _Edge(outer_s, 1, noise, rho),
-        _Edge(base_s + upper_offset, -1, noise, rho),
+        _Edge(bulks.outer, 1, noise, rho),
+        _Edge(bulks.base + bulks.upper, -1, noise, rho),
     ]
-    if has_gap[0]:
+    if bulks.gap:
         edges += [
-            _Edge(base_s + lower_offset, 1, noise, rho, inner=True),
-            _Edge(turn_s, -1, noise, rho, inner=True),
+            _Edge(bulks.base + bulks.lower, 1, noise, rho, inner=True),
+            _Edge(bulks.turn, -1, noise, rho, inner=True),
         ]
     return tuple(edges)
 
@@ -431,7 +443,7 @@ class _Edge:
         self.terms = (s * s / (1 + s * s), 1 / (1 + s * s))
         self.signs = (side, -side) if inner else (1, 1)
         # Between two bulks lambda(w) turns from convex to concave: each part is reached from its own end.
-        cube_root = np.cbrt(noise)
+        cube_root = math.cbrt(noise)
         self.inflection_distance = cube_root / (self.mean * (1 + cube_root))
         self.largest_distance = (
             abs(self.inflection_distance - self.distances[0]) if inner else math.inf
@@ -441,10 +453,10 @@ class _Edge:
         """Eigenvalue in the gap between two bulks at which ``denoise_beyond`` switches from one edge to the other: where the
         eigenvalue has an inflection as a function of w, the inverse Stieltjes transform.
         """
-        return float(
+        return (
             self.inflection_distance
             + self.noise / self.inflection_distance
-            - self.mean * np.cbrt(self.noise)
+            - self.mean * math.cbrt(self.noise)
         )
 
     def denoise_beyond(self, eigenvalues: Host) -> Host:
@@ -494,36 +506,22 @@ def _real_root(ell: Host, noise: float, rho: float) -> Host:
     cubic in the shifted root t is ``t^3 + 3 p t + 2 h = 0``, solved by ``t = +-(u - v)``.
 
     It reads ``y^3 + (1 - 1/rho + ell) y^2 + (ell - Delta) y = Delta``, ``ell = lambda/sqrt(rho) - Delta``, and
-    ``t^3 + 3 p t + 2 h = 0`` for ``t = y + shift``.
+    ``t^3 + 3 p t + 2 h = 0`` for ``t = y + b``, with ``b = (1 - 1/rho + ell) / 3``.
     """
-    third_of_quadratic_coefficient = (ell + (1 - 1 / rho)) / 3
+    b = (ell + (1 - 1 / rho)) / 3
     linear_coefficient = ell - noise
-    p = (
-        linear_coefficient / 3
-        - third_of_quadratic_coefficient * third_of_quadratic_coefficient
-    )
-    h = (
-        third_of_quadratic_coefficient
-        * (
-            third_of_quadratic_coefficient * third_of_quadratic_coefficient
-            - linear_coefficient / 2
-        )
-        - noise / 2
-    )
+    b_squared = b * b
+    p = linear_coefficient / 3 - b_squared
+    h = b * (b_squared - linear_coefficient / 2) - noise / 2
     radicand = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
     u = radicand ** (1 / 3)
     v = np.divide(p, u, out=np.zeros_like(p), where=radicand > 0)
-    shifted_root = np.where(h > 0, -1.0, 1.0) * (u - v)
-    root = shifted_root - third_of_quadratic_coefficient
+    shifted_root = np.where(h > 0, v - u, u - v)
+    root = shifted_root - b
+    is_accurate = root > noise ** (1 / 3)
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
-    pair_product = (shifted_root / 2 + third_of_quadratic_coefficient) ** 2 + 0.75 * (
-        u + v
-    ) ** 2
-    return np.where(
-        root > noise ** (1 / 3),
-        root,
-        noise / np.where(root > noise ** (1 / 3), 1.0, pair_product),
-    )
+    pair_product = (shifted_root / 2 + b) ** 2 + 0.75 * (u + v) ** 2
+    return np.where(is_accurate, root, noise / np.where(is_accurate, 1.0, pair_product))
 
 
 __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]

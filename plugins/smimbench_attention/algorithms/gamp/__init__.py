@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ from smimbench.interfaces import (
     Plan,
     require,
 )
-from smimbench.numerics import cached_on, diagonal_at_least, with_floor
+from smimbench.numerics import cached_on, with_floor
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gamp.assumed import measured_variance
 from smimbench_attention.algorithms.gamp.assumed_theory import mismatched_theory
@@ -41,6 +42,7 @@ from smimbench_attention.algorithms.gamp.message_pass import (
     DampingState,
     Number,
     change_overlaps,
+    inverse,
     label_information,
     limit_damping,
     message_pass,
@@ -263,13 +265,13 @@ class Gamp(Algorithm):
         model = problem.model
         prior = problem.prior
         V = state.V
+        Gamma = V if state.Gamma is None else state.Gamma
         sample_count = data.inputs.shape[0]
         has_extensive_rank = model.rank == "extensive"
         damping_is_adaptive = self.damping is None
         damping_state = state.damping_state or self._initial_damping(model.rank, V)
         strengths_of_samples = None if state.V_falls_fast else state.strengths
 
-        # The Onsager term Gamma g_{t-1} is subtracted in message_pass, as V rho g_{t-1}:
         # omega = forward(X, W) - Gamma g_{t-1};  g = V^{-1} (E[z | y, omega, V] - omega)
         # A device is asked once whether all labels could be integrated, not in every chunk.
         quick_posterior = None
@@ -283,9 +285,7 @@ class Gamp(Algorithm):
                 V,
                 state.rng,
                 previous_g=state.g,
-                onsager_factor=None
-                if state.Gamma is None
-                else np.linalg.inv(V) @ state.Gamma,
+                Gamma=Gamma,
                 damping_weights=sample_weights(
                     float(damping_state.weight), strengths_of_samples, V, state.Qhat
                 ),
@@ -320,7 +320,9 @@ class Gamp(Algorithm):
         R = state.estimate + solve_components(Qhat, messages_to_signal)
         Q = Qhat
         if has_extensive_rank and not problem.is_assumed:
-            Q = self._with_excess_noise(Qhat, kappa_alpha * square_of_g / sample_count)
+            Q = self._with_excess_noise(
+                Qhat, kappa_alpha / sample_count * square_of_g.diagonal()
+            )
         denoiser_output = denoise_step(prior, R, send(Q, R))
         denoised_V, probe_noise = denoiser_output.V, state.probe_noise
         if problem.is_assumed:
@@ -335,9 +337,7 @@ class Gamp(Algorithm):
             # At least the fraction of the error that the step is predicted to remove: damping V would push the scale of an
             # estimate that labels do not fix far above that of the signal.
             denoised_V = to_host(denoised_V)
-            removed_error_fraction = 1 - np.max(
-                np.diagonal(denoised_V) / np.diagonal(V)
-            )
+            removed_error_fraction = 1 - (denoised_V.diagonal() / V.diagonal()).max()
             damping_state = damping_state._replace(
                 weight=np.maximum(damping_state.weight, removed_error_fraction)
             )
@@ -357,20 +357,17 @@ class Gamp(Algorithm):
                 else ()
             ),
         )
-        next_V = diagonal_at_least(
-            damped_update(damping_state.weight, denoised_V, V), SMALLEST_V
-        )
-        Gamma = None
+        next_V = damped_update(damping_state.weight, denoised_V, V)
+        next_V += np.diag(np.maximum(SMALLEST_V - next_V.diagonal(), 0))
+        next_Gamma = None
         if has_extensive_rank:
-            Gamma = damped_update(
-                damping_state.weight,
-                denoised_V @ (Q @ np.linalg.inv(Qhat)),
-                V if state.Gamma is None else state.Gamma,
+            next_Gamma = damped_update(
+                damping_state.weight, denoised_V @ (Q @ inverse(Qhat)), Gamma
             )
 
-        squared_step = np.diagonal(squared_step)
-        undamped_error = np.diagonal(denoised_V) + SMALLEST_V
-        relative_change = np.max(np.sqrt(squared_step / undamped_error))
+        squared_step = squared_step.diagonal()
+        undamped_error = denoised_V.diagonal() + SMALLEST_V
+        relative_change = np.sqrt(squared_step / undamped_error).max()
         if damping_is_adaptive:
             damping_state = next_damping(
                 problem,
@@ -387,33 +384,32 @@ class Gamp(Algorithm):
                 )
         info = Info(
             residual=relative_change,
-            self_overlap=np.diagonal(self_overlap),
+            self_overlap=self_overlap.diagonal(),
             squared_step=squared_step,
-            integration_error=np.max(integration_errors),
+            integration_error=reduce(np.maximum, integration_errors),
             damping=1 - float(estimate_weight),
         )
         if not problem.is_assumed:
-            second_moment = np.diagonal(prior.second_moment(problem.components))
+            second_moment = prior.second_moment(problem.components).diagonal()
             g_noise = np.maximum(
-                np.diagonal(kappa_alpha * undamped_square_of_g / sample_count),
+                kappa_alpha / sample_count * undamped_square_of_g.diagonal(),
                 SMALLEST_QHAT,
             )
             info = info._replace(
-                predicted_overlap=np.asarray(second_moment, V.dtype)
-                - np.diagonal(next_V),
-                log_information_ratio=np.log(g_noise / np.diagonal(information)),
+                predicted_overlap=second_moment.astype(V.dtype) - next_V.diagonal(),
+                log_information_ratio=np.log(g_noise / information.diagonal()),
             )
-        V_falls_fast = (np.diagonal(next_V) < FAST_FALL * np.diagonal(V)).any()
+        V_falls_fast = any(next_V.diagonal() < FAST_FALL * V.diagonal())
         next_state = GampState(
             estimate,
             next_V,
             messages.g,
             state.rng,
             Qhat,
-            Gamma,
+            next_Gamma,
             damping_state,
             state.strengths,
-            bool(V_falls_fast),
+            V_falls_fast,
             probe_noise,
         )
         return next_state, info
@@ -425,14 +421,12 @@ class Gamp(Algorithm):
         return DampingState(V.dtype.type(1 - self.damping))
 
     def _with_excess_noise(self, Qhat: Host, g_noise: Host) -> Host:
-        """Information Qhat (P, P), reduced for components in which ``g_noise`` (P, P), the covariance of the noise of
-        ``adjoint(X, g)``, exceeds Qhat by more than a factor of ``largest_excess``.
+        """Information Qhat (P, P), reduced for components in which ``g_noise`` (P,), the variance of the noise of ``adjoint(X,
+        g)``, exceeds Qhat by more than a factor of ``largest_excess``.
         """
-        excess_of_noise = np.diagonal(g_noise) / (
-            self.largest_excess * np.diagonal(Qhat)
-        )
+        excess_of_noise = g_noise / (self.largest_excess * Qhat.diagonal())
         noise_scale = 1 / np.sqrt(np.maximum(excess_of_noise, 1))
-        return np.asarray(Qhat * noise_scale[:, None] * noise_scale[None, :])
+        return np.asarray(Qhat * noise_scale[:, None] * noise_scale)
 
     def plan(self, data: Data) -> Plan:
         """Plan one pass (forward and adjoint) per step, until overlaps are stationary and match the predicted error."""

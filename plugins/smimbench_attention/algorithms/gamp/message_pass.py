@@ -56,37 +56,31 @@ def message_pass(
     rng: np.random.Generator | None,
     *,
     previous_g: Array | None = None,
-    onsager_factor: Host | None = None,
+    Gamma: Array = None,
     damping_weights: float | Array = 1.0,
     posterior_without_wait: Callable[..., Posterior] | None = None,
 ) -> Messages:
     r"""Compute the messages g (n, P, C) of all n samples at an estimate with the error V (P, P), from posteriors of the latents
-    given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term, which ``onsager_factor`` (P, P)
-    scales. ``damping_weights`` are the weights of the new g against ``previous_g``.
+    given the prior N(omega, V): omega are the latents of the estimate minus the Onsager term ``Gamma g_{t-1}``.
+    ``damping_weights`` are the weights of the new g against ``previous_g``.
 
-    .. math:: \omega = \mathrm{forward}(X, \hat W) - V \rho\, g_{t-1}, \qquad
+    .. math:: \omega = \mathrm{forward}(X, \hat W) - \Gamma\, g_{t-1}, \qquad
         g = V^{-1} (E[z | y, \omega, V] - \omega)
-
-    The Onsager term is ``Gamma g_{t-1}`` with ``Gamma = V rho``: the error of the estimate times the messages of the iteration
-    before.
 
     Parameters
     ----------
     previous_g : array (n, P, C), optional
         ``g_{t-1}``; without it, as at the first step, there is no Onsager term and nothing is damped.
-    onsager_factor : ndarray (P, P), optional
-        ``rho``; the identity unless given. It is smaller where g has more noise than predicted.
+    Gamma : ndarray (P, P), optional
+        Factor of the Onsager term, needed with ``previous_g``: V, or less where g has more noise than predicted.
     damping_weights : float or array (n,)
         Weight of the new g against the previous one, of all samples or of each.
     posterior_without_wait : callable, optional
         Takes the place of the channel's posterior; where an integration error is infinite, the pass has to be made again.
     """
     model = problem.model
-    V_inverse = np.linalg.inv(V)
+    V_inverse = inverse(V)
     V_on_device = send(V, estimate)
-    onsager_g = previous_g
-    if previous_g is not None and onsager_factor is not None:
-        onsager_g = multiply_components(onsager_factor, previous_g)
     g_chunks = []
     covariances = []
     integration_errors = []
@@ -95,9 +89,8 @@ def message_pass(
     for chunk in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
-        if onsager_g is not None:
-            onsager_term = multiply_components(V, onsager_g[chunk, ...])
-            omega = omega - onsager_term
+        if previous_g is not None:
+            omega = omega - multiply_components(Gamma, previous_g[chunk, ...])
         label_and_law = data.labels[chunk, ...], omega, V_on_device
         if posterior_without_wait is not None:
             posterior = posterior_without_wait(*label_and_law)
@@ -142,8 +135,13 @@ def label_information(V: Host, covariance: Host) -> Host:
     """Information ``V^{-1} - V^{-1} Cov V^{-1}`` (P, P) of a label on its latents of prior variance V (P, P), with
     ``covariance`` Cov the mean posterior one.
     """
-    V_inverse = np.linalg.inv(V)
+    V_inverse = inverse(V)
     return np.asarray(V_inverse - V_inverse @ (covariance @ V_inverse))
+
+
+def inverse(matrix: Host) -> Host:
+    """Inverse of a matrix (P, P) between components; of a single number LAPACK takes several times as long."""
+    return 1 / matrix if len(matrix) == 1 else np.linalg.inv(matrix)
 
 
 def multiply_components(matrix: Host, z: Array) -> Array:
@@ -307,7 +305,7 @@ def next_damping(
     slow_steps = 0
     if overlaps_of_changes:
         overlap_with_previous, previous_square = (
-            np.sum(np.diagonal(change_overlap) / predicted_error)
+            np.sum(change_overlap.diagonal() / predicted_error)
             for change_overlap in overlaps_of_changes
         )
         # Smaller steps are never too large: growth out of a tiny start would be damped away.
@@ -366,7 +364,7 @@ def mean_slope(V: Host, Qhat: Host) -> float:
     """Mean slope ``V_pp Qhat_pp`` of the denoiser, smallest over the components p and at most 1, from error V and information
     Qhat (P, P).
     """
-    return min(1.0, float(np.min(np.diagonal(V) * np.diagonal(Qhat))))
+    return min(1.0, float((V.diagonal() * Qhat.diagonal()).min()))
 
 
 def sample_strengths(problem: Problem, data: Data) -> Array | None:

@@ -26,7 +26,7 @@ from smimbench.interfaces.checks import (
     check_number,
     check_whole,
 )
-from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales
+from smimbench.numerics import gauss_legendre, site_entries, site_values
 from smimbench_attention.channels.attention.softmax.two_layers import (
     LARGEST_BETA,
     TwoLayerAttention,
@@ -341,24 +341,14 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         xp = namespace(y, omega)
         T = self.tokens
-        pairs = site_pairs(self.tokens)
-        flat_label = xp.reshape(y, (*y.shape[:-2], T * T))
-        # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        entry_indices = (
-            site_entries(T),
-            tuple(a * T + T - 1 for a, _ in pairs),
-            tuple((T - 1) * T + a for a, _ in pairs),
-        )
-        entry_of_pair, entry_in_last_column, entry_in_last_row = (
-            xp.take(flat_label, shared_constants(indices, y, xp.int64), axis=-1)
-            for indices in entry_indices
-        )
         u = shared_constants(
-            tuple(1 / scale for scale in site_scales(T)), omega, omega.dtype
+            site_values(T, 1 / math.sqrt(2.0), 1.0), omega, omega.dtype
         )
-        return u, (entry_of_pair - (entry_in_last_column - entry_in_last_row)) * (
-            u / self.beta
-        )
+        # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
+        logits = y - (y[..., :, -1] - y[..., -1, :])[..., None]
+        flat_logits = xp.reshape(logits, (*y.shape[:-2], T * T))
+        entries = shared_constants(site_entries(T), y, xp.int64)
+        return u, xp.take(flat_logits, entries, axis=-1) * (u / self.beta)
 
 
 @dataclass(frozen=True)
