@@ -419,6 +419,7 @@ class Descent(Algorithm):
                 channel=differentiated_channel,
                 loss=state.loss,
                 signal=state.signal if factor is state.factor else None,
+                with_loss=type(self).advance is not Descent.advance,
             )
             loss = gradient_normalization * summed_loss.loss
             gradient = gradient_normalization * summed_loss.gradient

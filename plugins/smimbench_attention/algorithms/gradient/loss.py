@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 
-from smimbench.backend import clip, namespace, sample_chunks
+from smimbench.backend import clip, matching, namespace, sample_chunks
 from smimbench.derive import MixedChannel, gives_probabilities, observable, predict
 from smimbench.interfaces import Array, Channel, Factor, takes
 from smimbench.problem import Problem
@@ -45,6 +44,7 @@ def loss_gradient(
     channel: Channel | None = None,
     loss: str = "squared",
     signal: Array | None = None,
+    with_loss: bool = True,
 ) -> LossGradient:
     r"""Compute the loss ``L = sum_mu l(f(z_mu), t_mu)`` of the factor, over samples mu with latents z and ``targets`` t, with
     f the channel's output and l the named ``loss``, and its gradient. With students, shapes have one more axis in front.
@@ -69,11 +69,13 @@ def loss_gradient(
     loss : {"squared", "cross-entropy"}
     signal : array, optional
         ``compose(factor)``, if it is known already.
+    with_loss : bool
+        Compute the loss, too.
 
     Returns
     -------
     LossGradient
-        ``loss`` () or (students,), ``gradient`` shaped like the factor.
+        ``loss`` () or (students,), NaN unless asked for, ``gradient`` shaped like the factor.
     """
     xp = namespace(factor)
     differentiable_channel = problem.channel if channel is None else channel
@@ -82,19 +84,20 @@ def loss_gradient(
     def loss_of_chunk(
         chunk: slice, z: Array, students: tuple[int, ...]
     ) -> tuple[Array, Array]:
-        """Losses (students, samples, ...) of a ``chunk`` of samples with latents z (students times samples, P, C), and their
-        derivatives with respect to z; ``cotangent`` is the derivative of the loss in the channel's output. ``students`` is
-        the shape of the axes of students.
+        """Losses (students, samples, ...) of a ``chunk`` of samples with latents z (students times samples, P, C), NaN without
+        ``with_loss``, and their derivatives with respect to z; ``cotangent`` is the derivative of the loss in the channel's
+        output. ``students`` is the shape of the axes of students.
         """
         output = predict(differentiable_channel, z)
-        losses, cotangent = loss_and_derivative(
-            xp,
-            loss,
-            xp.reshape(output, (*students, -1, *output.shape[1:])),
-            targets[(*leading_slices, chunk, ...)],
+        predictions = xp.reshape(output, (*students, -1, *output.shape[1:]))
+        labels = targets[(*leading_slices, chunk, ...)]
+        cotangent = loss_derivative(loss, predictions, labels)
+        cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[len(students) + 1 :]))
+        losses = (
+            loss_values(loss, predictions, labels)
+            if with_loss
+            else xp.full(students, math.nan, **matching(z))
         )
-        label_shape = cotangent.shape[len(students) + 1 :]
-        cotangent = xp.reshape(cotangent, (z.shape[0], *label_shape))
         return losses, latent_derivatives(differentiable_channel, z, cotangent, output)
 
     return latent_gradient(problem, inputs, factor, loss_of_chunk, signal)
@@ -196,18 +199,25 @@ def latent_derivatives(
     return vjp(z, cotangent)
 
 
-def loss_and_derivative(
-    xp: ModuleType, loss: str, output: Array, target: Array
-) -> tuple[Array, Array]:
-    """Loss of every entry of the ``output``, given the ``target``, and its derivative with respect to the output; ``loss`` is
-    its name, ``xp`` the array module.
-    """
+def loss_values(loss: str, output: Array, target: Array) -> Array:
+    """Loss of every entry of the ``output``, given the ``target``; ``loss`` is its name."""
     if loss == "squared":
         output_error = output - target
-        return output_error * output_error, 2 * output_error
-    # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
-    probability = clip(output, float(xp.finfo(output.dtype).smallest_normal))
-    return -target * xp.log(probability), -target / probability
+        return output_error * output_error
+    return -target * namespace(output).log(_positive(output))
+
+
+def loss_derivative(loss: str, output: Array, target: Array) -> Array:
+    """Derivative of the named ``loss`` in every entry of the ``output``, given the ``target``."""
+    if loss == "squared":
+        return 2 * (output - target)
+    return -target / _positive(output)
+
+
+def _positive(probability: Array) -> Array:
+    """Probabilities above 0: one that has underflowed would make 0/0 of its share in the gradient."""
+    smallest_normal = namespace(probability).finfo(probability.dtype).smallest_normal
+    return clip(probability, float(smallest_normal))
 
 
 # -- surrogates of channels without a derivative ---------------------------------------------------------------------

@@ -43,7 +43,8 @@ from smimbench_attention.algorithms.gradient import NO_REUSE_THEORY
 from smimbench_attention.algorithms.gradient.loss import (
     fitting_loss,
     latent_derivatives,
-    loss_and_derivative,
+    loss_derivative,
+    loss_values,
 )
 from smimbench_attention.algorithms.gradient.online.equations import (
     DIVERGED_OVERLAP,
@@ -312,12 +313,11 @@ def descend(
         z = latents(directions.h.vectors, vectors[:, student_rows])
         is_recorded = step == recorded_steps[len(grams)]
         if is_recorded or system.batch == n:
-            flat_z = _flat(z)
-            losses, output_derivatives = loss_and_derivative(
-                np, loss, predict(channel, flat_z), flat_labels
-            )
+            flat_z, targets = _flat(z), flat_labels
+            output = predict(channel, flat_z)
         if is_recorded:
             grams.append(gram)
+            losses = loss_values(loss, output, targets)
             training_losses.append(losses.reshape(draws, -1).sum(axis=1) / n)
         if len(grams) == len(recorded_steps):
             break
@@ -327,10 +327,9 @@ def descend(
                 remaining_samples = np.stack([rng.permutation(n) for rng in rngs])
             batch = np.arange(draws)[:, None], remaining_samples[:, : system.batch]
             remaining_samples = remaining_samples[:, system.batch :]
-            flat_z = _flat(z[batch])
-            output_derivatives = loss_and_derivative(
-                np, loss, predict(channel, flat_z), _flat(labels[batch])
-            )[1]
+            flat_z, targets = _flat(z[batch]), _flat(labels[batch])
+            output = predict(channel, flat_z)
+        output_derivatives = loss_derivative(loss, output, targets)
         derivatives_in_latents = np.zeros_like(z)
         batch_shape = derivatives_in_latents[batch].shape
         derivatives_in_latents[batch] = np.reshape(
@@ -378,7 +377,7 @@ def _test_error(problem: Problem, loss: str, grams: Host) -> Host:
         targets = np.asarray(observable(channel, labels), dtype=np.float32)
         outputs = predict(channel, _flat(z[:, :, P:].astype(np.float32)))
         targets_of_steps = _flat(np.broadcast_to(targets, (len(z), *targets.shape)))
-        losses = loss_and_derivative(np, loss, outputs, targets_of_steps)[0]
+        losses = loss_values(loss, outputs, targets_of_steps)
         summed_losses = losses.reshape(len(z), -1).sum(axis=1, dtype=np.float64)
         losses_of_draws.append(summed_losses / sample_count)
     return np.stack(losses_of_draws)

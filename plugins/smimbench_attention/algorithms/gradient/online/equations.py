@@ -57,7 +57,7 @@ from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import (
     fitting_loss,
     latent_derivatives,
-    loss_and_derivative,
+    loss_derivative,
 )
 from smimbench_attention.algorithms.gradient.online import fields
 from smimbench_attention.algorithms.gradient.online.fields import (
@@ -481,9 +481,7 @@ def draw_paths(
             for vector_set in range(2)
         )
         targets = observable(channel, channel.forward(teacher_latents, rng=rng))
-        output_derivatives = loss_and_derivative(
-            np, loss, predict(channel, z), targets
-        )[1]
+        output_derivatives = loss_derivative(loss, predict(channel, z), targets)
         derivatives_in_latents = np.asarray(
             latent_derivatives(channel, z, output_derivatives)
         )

@@ -30,7 +30,7 @@ from smimbench.numerics import (
 from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import (
     latent_derivatives,
-    loss_and_derivative,
+    loss_derivative,
 )
 from smimbench_attention.algorithms.least_squares import linear_observation
 
@@ -344,7 +344,7 @@ class _SampledFields:
                 labels, (*sets_and_starts, *labels.shape[2:])
             )
             targets = labels_of_starts.reshape(output.shape)
-            return np.asarray(loss_and_derivative(np, self.loss, output, targets)[1])
+            return np.asarray(loss_derivative(self.loss, output, targets))
 
         def gradient(cotangent: Host) -> Host:
             """Derivative g of the loss with respect to the latents z (sets, starts, P, points and sites), from ``cotangent``, its

@@ -46,7 +46,7 @@ from smimbench.problem import Problem
 from smimbench_attention.algorithms.gradient.loss import (
     factor_of,
     latent_derivatives,
-    loss_and_derivative,
+    loss_derivative,
 )
 from smimbench_attention.algorithms.gradient.online.direct import is_direct
 from smimbench_attention.algorithms.gradient.online.equations import (
@@ -94,7 +94,7 @@ def couples_opposite_pairs(problem: Problem, loss: str) -> bool:
         """Derivatives of the loss in the student's latents."""
         output = predict(channel, student_latents)
         target = predict(channel, teacher_latents)
-        _, cotangent = loss_and_derivative(np, loss, output, target)
+        cotangent = loss_derivative(loss, output, target)
         return np.asarray(latent_derivatives(channel, student_latents, cotangent))
 
     undisturbed = derivatives(*latents)
@@ -129,8 +129,8 @@ def excess_of_derivatives(problem: Problem, loss: str, dimension: int) -> float:
 
     def mean_square(latents: Host, targets: Host) -> float:
         """Mean square of the derivatives, with the noiseless labels of these latents of the teacher as targets."""
-        _, cotangent = loss_and_derivative(
-            np, loss, predict(channel, latents), predict(channel, targets)
+        cotangent = loss_derivative(
+            loss, predict(channel, latents), predict(channel, targets)
         )
         return float(np.mean(latent_derivatives(channel, latents, cotangent) ** 2))
 
