@@ -35,7 +35,7 @@ from smimbench.interfaces import (
 from smimbench.interfaces.checks import checked_array, dtype_name, is_real, short_repr
 from smimbench.numerics.random_numbers import STREAMS, words
 from smimbench.numerics.statistics import quantile
-from smimbench.registry.registry import find_metric, get_registry, trajectory_metrics
+from smimbench.registry.registry import find_metric, trajectory_metrics
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
@@ -287,26 +287,25 @@ class Instance:
 
 def joint_metrics(
     instances: Sequence[Instance],
-) -> Callable[[Sequence[Array]], list[MetricValues]] | None:
+) -> Callable[[Sequence[Array]], list[MetricValues]]:
     """Function that measures, of an estimate of each of several instances of one problem on the host, what ``Instance.metrics``
-    does, in the same bits; None where estimates are aligned, or where a metric does not ship: those that do take teachers and
-    estimates of several instances, on one more axis in front, and list the values of each.
+    does, in the same bits. The metrics have to ship: those take teachers and estimates of several instances, on one more axis
+    in front, and list the values of each.
     """
-    problem = instances[0].problem
-    metrics = instances[0]._trajectory_metrics
-    entry_of = get_registry().get
-    if problem.channel.symmetry != "none" or any(
-        entry_of("metric", name, problem.model.name).source for name in metrics
-    ):
-        return None
+    first_instance = instances[0]
+    problem = first_instance.problem
+    metrics = first_instance._trajectory_metrics
     teachers = np.stack([instance.signal for instance in instances])
 
     def measure(estimates: Sequence[Array]) -> list[MetricValues]:
         """Measure the metrics of an estimate of each instance."""
-        stacked_estimates = np.stack(estimates)
-        claims = Claims(None, teachers, stacked_estimates)
+        aligned_estimates = [
+            problem.model.align(teacher, estimate, problem.channel.symmetry)
+            for teacher, estimate in zip(teachers, estimates)
+        ]
+        claims = Claims(None, teachers, np.stack(aligned_estimates))
         values_of_metrics = (
-            metric.measure(instances[0], stacked_estimates, claims)
+            metric.measure(first_instance, claims.aligned, claims)
             for metric in metrics.values()
         )
         return [dict(zip(metrics, values)) for values in zip(*values_of_metrics)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from smimbench.files import attempt
 from smimbench.problem.instance import joint_metrics
+from smimbench.registry.registry import get_registry, trajectory_metrics
 from smimbench.run.loop import LoopRun
 from smimbench.suite.cells import Cell
 
@@ -57,9 +58,13 @@ def _largest_batch(cell: Cell) -> int:
     if error is not None:  # the record of each cell says so
         return 1
     problem, algorithm = rebuilt
-    if algorithm.joint_step(problem) is None:
-        return 1
     model = problem.model
+    sources_of_metrics = (
+        get_registry().get("metric", metric_name, model.name).source
+        for metric_name in trajectory_metrics(model.name)
+    )
+    if algorithm.joint_step(problem) is None or any(sources_of_metrics):
+        return 1
     sample_count = model.sample_count(cell.alpha, cell.dimension)
     input_bytes: int = 8 * sample_count * model.tokens * cell.dimension
     return max(1, BATCH_BYTES // input_bytes)
@@ -70,20 +75,20 @@ def step_together(runs: Sequence[LoopRun], caught_warnings: Sequence[object]) ->
     algorithm = runs[0].algorithm
     joint_step: Any = algorithm.joint_step(runs[0].problem)
     while runs := [run for run in runs if not run.is_over]:
-        measure: Any = joint_metrics([run.instance for run in runs])
+        measure = joint_metrics([run.instance for run in runs])
         while not any(run.is_over for run in runs):
             timer_start, cpu_start = time.perf_counter(), time.thread_time()
             steps = joint_step([run.data for run in runs], [run.state for run in runs])
-            measured: Any = [None] * len(runs)
-            # All runs have made equally many steps.
-            is_recorded = measure is not None and runs[0].records_next_step
-            if is_recorded:
+            estimates = []
+            if runs[0].records(runs[0].iterations + 1):  # all are at the same iteration
                 estimates = [algorithm.estimate(state) for state, _ in steps]
             seconds = (time.perf_counter() - timer_start) / len(runs)
             cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
-            if is_recorded:
-                measured = zip(estimates, measure(estimates))
-            for run, (state, info), estimate_and_metrics in zip(runs, steps, measured):
-                run.accept_step(state, info, seconds, cpu_seconds, estimate_and_metrics)
+            if estimates:
+                for run, *measured in zip(runs, estimates, measure(estimates)):
+                    run.measured = measured
+            for run, (state, info) in zip(runs, steps):
+                run.clock.add(seconds, cpu_seconds)
+                run.accept_step(state, run.read(info))
             if caught_warnings:
                 return

@@ -158,6 +158,8 @@ class LoopRun:
     ----------
     problem, instance, algorithm, data, state
         What a step needs; ``data`` are what the algorithm may see of the instance.
+    read : callable
+        ``read(info)`` is the report of a step on the host.
     is_over : bool
         Whether the run makes no more steps.
     status, reason : Status and str
@@ -170,6 +172,8 @@ class LoopRun:
         Seconds of each iteration, with those of its estimate where that was measured.
     metrics, blank, trajectory : dict
         Of the last estimate; metrics that raised, and what; what was measured on the way.
+    measured : tuple or None
+        Estimate after the next step and its metrics, where they were measured together with those of other runs.
     start, final : dict
         Overlaps of the first estimate; what the last step reported, and findings.
     estimate, V : ndarray
@@ -223,6 +227,7 @@ class LoopRun:
             plan.steps if plan.steps is not None else run_options.max_iterations
         )
         self._readings = Readings(problem)
+        self.read = self._readings.read
         self._rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self._trajectory = Trajectory(instance)
         self.warnings: list[str] = []
@@ -235,7 +240,8 @@ class LoopRun:
         self.state = self.clock.time(
             lambda: algorithm.init(problem, data, make_rng(attempt)), backend
         )
-        self._record(self._with_sample_count(self._readings.latest), self._measure())
+        self.measured: tuple[Array, MetricValues] | None = None
+        self._record_estimate(self._with_sample_count(self._readings.latest))
         self.start = {
             overlap_name: matrix.tolist()
             for overlap_name, matrix in instance.overlaps(self.estimate)
@@ -251,45 +257,33 @@ class LoopRun:
         def step() -> tuple[object, Info]:
             """Make a step, and return the new state and the report."""
             state, info = self.algorithm.step(self.problem, self.data, self.state)
-            return state, self._readings.read(info)
+            return state, self.read(info)
 
         while not self.is_over:
-            self.state, info = self.clock.time(step, self._backend)
-            self._judge_step(info)
-            self._times.append(self.clock.seconds)
+            state, info = self.clock.time(step, self._backend)
+            self.accept_step(state, info)
 
-    def accept_step(
-        self,
-        state: object,
-        info: Info,
-        seconds: float,
-        cpu_seconds: float,
-        measured: tuple[Array, MetricValues] | None,
-    ) -> None:
-        """Accept a step that was made together with steps of other runs: the new state, its report (``info``), the share of this
-        run in the time, and its estimate with the metrics, if they were ``measured``.
+    def records(self, iteration: int) -> bool:
+        """Whether the trajectory records an iteration: all in short runs, otherwise the first 50, then about fifty per doubling,
+        and the last.
         """
-        self.clock.add(seconds, cpu_seconds)
-        self.state = state
-        self._judge_step(self._readings.read(info), measured)
-        self._times.append(self.clock.seconds)
+        last_iteration = self._last_iteration
+        if last_iteration <= 200 or iteration <= 50 or iteration >= last_iteration:
+            return True
+        recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
+        return iteration % recording_interval == 0
 
-    @property
-    def records_next_step(self) -> bool:
-        """Whether the estimate after the next step is recorded, whatever the step reports."""
-        iteration, last_iteration = self.iterations + 1, self._last_iteration
-        return iteration >= last_iteration or _is_recorded(iteration, last_iteration)
-
-    def _measure(self) -> tuple[Array, MetricValues]:
-        """Compute the estimate on the algorithm's clock, and its metrics off the clock."""
-        estimate = self.clock.time(
-            lambda: self.algorithm.estimate(self.state), self._backend
-        )
-        return estimate, self._trajectory.measure(estimate)
-
-    def _record(self, info: Info, measured: tuple[Array, MetricValues]) -> None:
-        """Record an estimate and its metrics, which were ``measured``, with the report of the step (``info``)."""
-        self.estimate, metrics = measured
+    def _record_estimate(self, info: Info) -> None:
+        """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off the
+        clock, unless both were ``measured`` together with those of other runs.
+        """
+        if self.measured is None:
+            estimate = self.clock.time(
+                lambda: self.algorithm.estimate(self.state), self._backend
+            )
+            self.measured = estimate, self._trajectory.measure(estimate)
+        self.estimate, metrics = self.measured
+        self.measured = None
         self._trajectory.record(metrics, self.iterations, self.clock.seconds, info)
 
     def _with_sample_count(self, info: Info) -> Info:
@@ -297,28 +291,25 @@ class LoopRun:
         fresh: Any = self.data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
-    def _judge_step(
-        self, info: Info, measured: tuple[Array, MetricValues] | None = None
-    ) -> None:
-        """Record a step's report (``info``), and where it is due the estimate and its metrics (made here unless they were
-        ``measured``), and decide whether the run ends.
-        """
-        is_recorded = self.records_next_step
+    def accept_step(self, state: object, info: Info) -> None:
+        """Accept a step that was made: the new state and the report that was read (``info``)."""
+        self.state = state
         self.iterations += 1
         write_heartbeat(8, self.iterations)
-        info = self._with_sample_count(info)
-        run_options = self._settings
-        iteration = self.iterations
-        planned_steps = self._planned_steps
         warning = "" if info.warning is None else printable(info.warning, 2000)
         if warning and warning not in self.warnings:
             self.warnings.append(warning)
-        self.is_over = iteration >= self._last_iteration
+        self.is_over = self.iterations >= self._last_iteration
         if self._readings.divergence:
-            self._end_run(
-                Status.DIVERGED, f"{self._readings.divergence} at iteration {iteration}"
-            )
-            return
+            reason = f"{self._readings.divergence} at iteration {self.iterations}"
+            self._end_run(Status.DIVERGED, reason)
+        else:
+            self._judge_step(self._with_sample_count(info))
+        self._times.append(self.clock.seconds)
+
+    def _judge_step(self, info: Info) -> None:
+        """Record a step's report (``info``) and, where it is due, its estimate, and decide whether the run ends."""
+        run_options, planned_steps = self._settings, self._planned_steps
         self._rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
         end_reason = (
@@ -329,8 +320,8 @@ class LoopRun:
         is_timed_out = (
             run_options.timeout is not None and self.clock.seconds > run_options.timeout
         )
-        if end_reason or is_timed_out or is_recorded:
-            self._record(info, measured or self._measure())
+        if end_reason or is_timed_out or self.records(self.iterations):
+            self._record_estimate(info)
         if end_reason:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)
@@ -341,7 +332,7 @@ class LoopRun:
         elif is_timed_out:
             self._end_run(
                 Status.TIMEOUT,
-                f"{run_options.timeout:g} s reached after {iteration} iterations",
+                f"{run_options.timeout:g} s reached after {self.iterations} iterations",
             )
         elif (
             self.is_over
@@ -445,16 +436,6 @@ def _findings(
                 f"its finding {printable(finding_name, 100)!r} is not kept: it must be a list of numbers"
             )
     return findings, remarks
-
-
-def _is_recorded(iteration: int, max_iterations: int) -> bool:
-    """Whether the trajectory records an iteration: all in short runs (by ``max_iterations``), otherwise the first 50, then
-    about fifty per doubling.
-    """
-    if max_iterations <= 200 or iteration <= 50:
-        return True
-    recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
-    return iteration % recording_interval == 0
 
 
 class Readings:
