@@ -79,15 +79,16 @@ def step_together(runs: Sequence[LoopRun], caught_warnings: Sequence[object]) ->
         while not any(run.is_over for run in runs):
             timer_start, cpu_start = time.perf_counter(), time.thread_time()
             steps = joint_step([run.data for run in runs], [run.state for run in runs])
-            estimates = []
+            estimates: list[Any] = []
             if runs[0].records(runs[0].iterations + 1):  # all are at the same iteration
                 estimates = [algorithm.estimate(state) for state, _ in steps]
             seconds = (time.perf_counter() - timer_start) / len(runs)
             cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
+            measured: Any = [None] * len(runs)
             if estimates:
-                for run, *measured in zip(runs, estimates, measure(estimates)):
-                    run.measured = measured
-            for run, (state, info) in zip(runs, steps):
+                measured = zip(estimates, measure(estimates))
+            for run, (state, info), estimate_and_metrics in zip(runs, steps, measured):
+                run.measured = estimate_and_metrics
                 run.clock.add(seconds, cpu_seconds)
                 run.accept_step(state, run.read(info))
             if caught_warnings:
