@@ -42,6 +42,12 @@ def clip(
     return x if upper is None else xp.minimum(x, upper)
 
 
+def scalar_products(left: Array, right: Array) -> Array:
+    """Scalar products (...,) of vectors (..., C), by the short loops of NumPy, or as sums on a device, where BLAS is slow."""
+    xp = namespace(left, right)
+    return xp.vecdot(left, right) if xp is NUMPY else xp.sum(left * right, axis=-1)
+
+
 def matching(array: Array, dtype: object = None) -> dict[str, Any]:
     """Device and dtype of an array as keyword arguments, as in ``xp.zeros(shape, **matching(array))``."""
     return {
@@ -85,7 +91,7 @@ def dtype_name(array: Array) -> str:
 
 def on_device(value: object) -> bool:
     """Whether a value is an array of a library other than NumPy, which may live on a device."""
-    return not isinstance(value, (np.ndarray, np.generic)) and bool(
+    return not isinstance(value, (np.ndarray, np.generic, float)) and bool(
         array_api_compat.is_array_api_obj(value)
     )
 

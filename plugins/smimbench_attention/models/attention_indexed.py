@@ -8,7 +8,14 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from smimbench.backend import NUMPY, chunk_bytes, device_of, matching, namespace
+from smimbench.backend import (
+    NUMPY,
+    chunk_bytes,
+    device_of,
+    matching,
+    namespace,
+    scalar_products,
+)
 from smimbench.interfaces import Cost, ParameterError
 from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_attention.models.common import TokenModel, slices
@@ -254,7 +261,6 @@ class AttentionIndexed(TokenModel):
         token_pairs = site_pairs(self.tokens, self.symmetric)
         sums_over_pairs = self._sums_over_pairs(inputs)
         uses_symmetry = self.symmetric and not sums_over_pairs
-        product = _summed_product if sums_over_pairs else xp.vecdot
         for sample_slice in self._resident_slices(
             n, dimension, components, _itemsize(xp, dtype), inputs
         ):
@@ -277,7 +283,7 @@ class AttentionIndexed(TokenModel):
                     else:
                         forms = xp.stack(
                             [
-                                product(x_S[:, a, :], slice_tokens[:, b, :])
+                                scalar_products(x_S[:, a, :], slice_tokens[:, b, :])
                                 for a, b in token_pairs
                             ],
                             axis=-1,
@@ -553,11 +559,6 @@ def _half_products(tokens: Array, matrix: Array, bands: tuple[slice, ...]) -> Ar
         else:
             products[:, band] = xp.matmul(tokens[:, band.start :], lower_band)
     return products
-
-
-def _summed_product(left: Array, right: Array) -> Array:
-    """Scalar products (n,) of vectors (n, d), on a device, where those of BLAS are slow."""
-    return namespace(left, right).sum(left * right, axis=-1)
 
 
 def _products(matrix: Array, matrices: Array) -> Array:

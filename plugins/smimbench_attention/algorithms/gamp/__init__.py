@@ -358,7 +358,7 @@ class Gamp(Algorithm):
             ),
         )
         next_V = damped_update(damping_state.weight, denoised_V, V)
-        next_V += np.diag(np.maximum(SMALLEST_V - next_V.diagonal(), 0))
+        np.fill_diagonal(next_V, np.maximum(next_V.diagonal(), SMALLEST_V))
         next_Gamma = None
         if has_extensive_rank:
             next_Gamma = damped_update(
@@ -390,7 +390,11 @@ class Gamp(Algorithm):
             damping=1 - float(estimate_weight),
         )
         if not problem.is_assumed:
-            second_moment = prior.second_moment(problem.components).diagonal()
+            second_moment = cached_on(
+                problem,
+                "second moment",
+                lambda: np.diagonal(prior.second_moment(problem.components)),
+            )
             g_noise = np.maximum(
                 kappa_alpha / sample_count * undamped_square_of_g.diagonal(),
                 SMALLEST_QHAT,

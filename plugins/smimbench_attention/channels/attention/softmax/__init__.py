@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.random import Generator
 
-from smimbench.backend import namespace, shared_constants
+from smimbench.backend import namespace, scalar_products, shared_constants
 from smimbench.derive import MixedChannel
 from smimbench.interfaces import (
     Array,
@@ -26,7 +26,7 @@ from smimbench.interfaces.checks import (
     check_number,
     check_whole,
 )
-from smimbench.numerics import gauss_legendre, site_entries, site_values
+from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_values
 from smimbench_attention.channels.attention.softmax.two_layers import (
     LARGEST_BETA,
     TwoLayerAttention,
@@ -329,9 +329,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """
         u, z0 = self._line_of_label(y, omega)
         shift = z0 - omega[..., 0, :]
-        projection = namespace(y, omega).sum(shift * u, axis=-1, keepdims=True) * (
-            2.0 / self.tokens**2
-        )
+        projection = scalar_products(shift, u)[..., None] * (2.0 / self.tokens**2)
         return u, (shift - projection * u)[..., None, :]
 
     def _line_of_label(self, y: Array, omega: Array) -> tuple[Array, Array]:
@@ -345,10 +343,22 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             site_values(T, 1 / math.sqrt(2.0), 1.0), omega, omega.dtype
         )
         # The normalization of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        logits = y - (y[..., :, -1] - y[..., -1, :])[..., None]
-        flat_logits = xp.reshape(logits, (*y.shape[:-2], T * T))
-        entries = shared_constants(site_entries(T), y, xp.int64)
-        return u, xp.take(flat_logits, entries, axis=-1) * (u / self.beta)
+        normalizations = y[..., :, -1] - y[..., -1, :]
+        flat_label = xp.reshape(y, (*y.shape[:-2], T * T))
+        entries, rows = (
+            shared_constants(indices, y, xp.int64)
+            for indices in (site_entries(T), _rows_of_sites(T))
+        )
+        logits = xp.take(flat_label, entries, axis=-1) - xp.take(
+            normalizations, rows, axis=-1
+        )
+        return u, logits * (u / self.beta)
+
+
+@cache
+def _rows_of_sites(tokens: int) -> tuple[int, ...]:
+    """Row of the matrix of logits in which the entry of each site is, the first token of its pair."""
+    return tuple(a for a, _ in site_pairs(tokens))
 
 
 @dataclass(frozen=True)
