@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,13 @@ from smimbench_attention.algorithms.gradient.online.schedule import (
     optimal_rates,
     why_no_optimal_rates,
 )
+from smimbench_attention.algorithms.gradient.state import (
+    DescentState,
+    axes_of_component,
+    entry_by_entry,
+    project_to_sphere,
+    with_mean_square,
+)
 from smimbench_attention.algorithms.nuclear.limit import wide_factor_point
 from smimbench_attention.algorithms.nuclear.shrinkage import spectrum
 
@@ -60,61 +67,6 @@ NO_REUSE_THEORY = (
     "where samples are reused, theory exists for sgd and muon only, and for low-rank "
     "signals"
 )
-
-
-class DescentState(NamedTuple):
-    """State of a gradient method during a run: the factor that is learned and its signal, ``memory`` of the method (velocity,
-    moments), labels as targets, indices of the samples still to be used in this epoch, the random generator, counters of
-    steps and samples.
-
-    With students, factor and signal have one more axis in front.
-
-    Attributes
-    ----------
-    factor, signal : array
-        What is descended on, and the signal that it stands for.
-    memory : tuple of array
-        Of the method: momentum, moments.
-    targets : array (n, ...)
-        Labels as a user would measure them.
-    remaining_samples : ndarray
-        Samples of this epoch that are still to be used.
-    rng : Generator
-        Order of the samples, or the stream of fresh ones.
-    mean_square : array or None
-        Mean square of the estimate's entries, where labels do not determine their scale.
-    loss : str
-    total_steps, steps_made : int
-        Steps of the whole run, and steps so far.
-    processed_samples : int
-        Processed so far, repeated ones counted each time.
-    rates : ndarray (total_steps,) or None
-        Learning rates, where they are computed before the run.
-    """
-
-    factor: Array
-    signal: Array
-    memory: tuple[Array, ...]  # velocity or moments of the gradient
-    targets: Array  # labels as a user would measure them
-    remaining_samples: Host  # indices still unused in this epoch
-    rng: np.random.Generator
-    mean_square: Array | None  # mean square of the estimate's entries
-    loss: str  # name of the loss
-    total_steps: int  # steps of the whole run
-    steps_made: int = 0  # steps so far
-    processed_samples: int = 0  # samples of all steps so far
-    rates: Host | None = None  # learning rate of every step
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """Arrays of one run, which stand side by side in the state of several."""
-        return self.factor, self.signal, self.targets, *self.memory
-
-    def with_arrays(
-        self, factor: Array, signal: Array, targets: Array, *memory: Array
-    ) -> DescentState:
-        """The same state with other arrays, in the order of ``arrays``."""
-        return DescentState(factor, signal, memory, targets, *self[4:])
 
 
 @dataclass(frozen=True)
@@ -308,10 +260,12 @@ class Descent(Algorithm):
             )
             mean_square = xp.reshape(mean_square, (-1, *[1] * len(component_axes)))
         targets = observable(problem.channel, data.labels)
-        targets = _entry_by_entry(targets, 1)
+        targets = entry_by_entry(targets)
+        signal = factorization.compose(factor)
         return DescentState(
             factor,
-            factorization.compose(factor),
+            signal,
+            (signal, with_mean_square(signal, mean_square)),
             self.first_memory(factor),
             targets=xp.astype(targets, data.inputs.dtype),
             remaining_samples=np.empty(0, dtype=np.int64),
@@ -358,28 +312,28 @@ class Descent(Algorithm):
         ) -> list[tuple[DescentState, Info]]:
             """Make one step of several runs."""
             nonlocal joint_state, joint_inputs
-            data = data_of_runs[0]
-            if list(map(id, states)) != list(map(id, latest_states)):
-                stack = namespace(data.inputs).stack
-                joint_inputs = stack([run_data.inputs for run_data in data_of_runs])
+            if [*map(id, states)] != [*map(id, latest_states)]:
+                xp = namespace(states[0].factor)
+                joint_inputs = xp.stack([data.inputs for data in data_of_runs])
                 arrays_of_runs = zip(*(state.arrays for state in states))
-                joint_state = states[0].with_arrays(*map(stack, arrays_of_runs))
-                joint_state = joint_state._replace(
-                    targets=_entry_by_entry(joint_state.targets, 2)
-                )
+                joint_state = states[0].with_arrays(*map(xp.stack, arrays_of_runs))
+                shape = joint_state.targets.shape
+                targets = xp.reshape(joint_state.targets, (-1, *shape[2:]))
+                targets = xp.reshape(entry_by_entry(targets), shape)
+                joint_state = joint_state._replace(targets=targets)
             joint_state, info = self._descend(
-                problem, data, joint_state, joint_inputs, joint_state.targets
+                problem, data_of_runs[0], joint_state, joint_inputs, joint_state.targets
             )
             # The generator is that of the first run: where all samples are used, none draws any more.
             latest_states[:] = [
                 joint_state.with_arrays(*arrays) for arrays in zip(*joint_state.arrays)
             ]
-            return [
-                (state, info._replace(residual=residual, self_overlap=self_overlap))
-                for state, residual, self_overlap in zip(
-                    latest_states, info.residual, info.self_overlap
-                )
+            reports = zip(info.residual, info.self_overlap)
+            infos = [
+                Info(residual, None, self_overlap, *info[3:])
+                for residual, self_overlap in reports
             ]
+            return list(zip(latest_states, infos))
 
         return step
 
@@ -439,9 +393,11 @@ class Descent(Algorithm):
         )
         if self.spherical:
             factor = project_to_sphere(factor, component_axes)
+        signal = factorization.compose(factor)
         next_state = state._replace(
             factor=factor,
-            signal=factorization.compose(factor),
+            signal=signal,
+            scaled=(signal, with_mean_square(signal, state.mean_square)),
             memory=memory,
             steps_made=state.steps_made + 1,
             processed_samples=processed_samples,
@@ -468,18 +424,10 @@ class Descent(Algorithm):
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
-        if state.mean_square is None:
-            return state.signal
-        xp = namespace(state.signal)
-        component_axes = tuple(range(-state.mean_square.ndim + 1, 0))
-        signal_mean_square = xp.mean(
-            state.signal * state.signal, axis=component_axes, keepdims=True
-        )
-        is_positive = signal_mean_square > 0
-        safe_mean_square = xp.where(
-            is_positive, signal_mean_square, xp.ones_like(signal_mean_square)
-        )
-        return state.signal * xp.sqrt(state.mean_square / safe_mean_square)
+        signal, estimate = state.scaled
+        if signal is not state.signal:  # another one has been put in its place
+            return with_mean_square(state.signal, state.mean_square)
+        return estimate
 
     def findings(self, state: DescentState) -> dict[str, object]:
         """Findings of a run that its record keeps: the eigenvalue spectrum of the estimated matrix, if there is weight decay
@@ -633,34 +581,6 @@ class Descent(Algorithm):
         if self.schedule == "1/t":
             return initial_rate / (1 + step / int(self.decay_steps or 1))
         return initial_rate
-
-
-def _entry_by_entry(targets: Array, sample_axes: int) -> Array:
-    """Targets whose first axes, ``sample_axes`` in number, are those of samples, stored an entry of all samples after the other:
-    operations on the few entries of every sample take several times as long.
-    """
-    xp = namespace(targets)
-    entry_axes = range(sample_axes, targets.ndim)
-    entries = xp.permute_dims(targets, (*entry_axes, *range(sample_axes)))
-    entries = xp.reshape(xp.reshape(entries, (-1,)), entries.shape)
-    return xp.permute_dims(
-        entries, tuple(range(-sample_axes, targets.ndim - sample_axes))
-    )
-
-
-def axes_of_component(problem: Problem, data: Data) -> tuple[int, ...]:
-    """Array axes, counted from the last one, of the entries of one component, in the signal and in the factor."""
-    return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
-
-
-def project_to_sphere(factor: Array, component_axes: tuple[int, ...]) -> Array:
-    """Project every component of a factor, whose entries are on ``component_axes``, to the sphere with the norm of iid N(0,
-    1) entries.
-    """
-    xp = namespace(factor)
-    return factor / xp.sqrt(
-        xp.mean(factor * factor, axis=component_axes, keepdims=True)
-    )
 
 
 @dataclass(frozen=True)

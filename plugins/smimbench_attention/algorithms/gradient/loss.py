@@ -239,10 +239,10 @@ class _TemperedChannel(Channel):
         """Labels y as a user would measure them: those of the softmax channel."""
         return observable(self.channel, y)
 
-    def vjp(self, z: Array, cotangent: Array) -> Array:
-        """Backpropagate ``cotangent``, the derivative in the output, to the latents z, through the inverse temperature."""
+    def vjp(self, z: Array, cotangent: Array, output: Array | None = None) -> Array:
+        """Backpropagate ``cotangent``, the derivative in the ``output``, to the latents z, through the inverse temperature."""
         derivatives = latent_derivatives(
-            self.channel, self.inverse_temperature * z, cotangent
+            self.channel, self.inverse_temperature * z, cotangent, output
         )
         return self.inverse_temperature * derivatives
 
