@@ -10,7 +10,7 @@ from typing import Any
 
 from smimbench.files import attempt
 from smimbench.problem.instance import joint_metrics
-from smimbench.registry.registry import get_registry, trajectory_metrics
+from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopRun
 from smimbench.suite.cells import Cell
 
@@ -47,24 +47,21 @@ def _largest_batch(cell: Cell) -> int:
     precision, without code of third parties besides its own, and without a time limit.
     """
     options = cell.run
-    if (cell.backend, options.dtype, options.start, options.timeout) != (
-        "numpy",
-        "float64",
-        "uninformed",
-        None,
-    ) or cell.distributions() - {cell.algorithm.get("distribution")}:
+    settings = cell.backend, options.dtype, options.start, options.timeout
+    is_usual = settings == ("numpy", "float64", "uninformed", None)
+    if not is_usual or cell.distributions() - {cell.algorithm.get("distribution")}:
         return 1
     rebuilt, error = attempt(cell.rebuild)
     if error is not None:  # the record of each cell says so
         return 1
     problem, algorithm = rebuilt
-    model = problem.model
-    sources_of_metrics = (
-        get_registry().get("metric", metric_name, model.name).source
-        for metric_name in trajectory_metrics(model.name)
+    measures_other_metrics = any(
+        entry.source is not None and entry.item.in_trajectory
+        for entry in get_registry().entries("metric")
     )
-    if algorithm.joint_step(problem) is None or any(sources_of_metrics):
+    if measures_other_metrics or algorithm.joint_step(problem) is None:
         return 1
+    model = problem.model
     sample_count = model.sample_count(cell.alpha, cell.dimension)
     input_bytes: int = 8 * sample_count * model.tokens * cell.dimension
     return max(1, BATCH_BYTES // input_bytes)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, read_together
-from smimbench.files import missing
+from smimbench.files import missing, omit
 from smimbench.interfaces import (
     Algorithm,
     AlgorithmPrediction,
@@ -83,11 +83,9 @@ class Averaged(Algorithm):
         parameters.
         """
         require(self, "students", self.students >= 1, "at least 1")
-        parameters = {"name": self.of} if isinstance(self.of, str) else dict(self.of)
-        name = parameters.pop("name", None)
-        distribution = parameters.pop("distribution", None)
-        for key in ("version", "source"):
-            parameters.pop(key, None)
+        table = {"name": self.of} if isinstance(self.of, str) else self.of
+        parameters = omit(table, "name", "distribution", "version", "source")
+        name, distribution = table.get("name"), table.get("distribution")
         if name is None:
             raise ParameterError(
                 "of.name",
@@ -123,10 +121,8 @@ class Averaged(Algorithm):
             **parameters_of("algorithm", inner_algorithm),
         }
         if entry.source is not None:
-            inner_identity |= {
-                "distribution": entry.distribution,
-                "source": entry.source,
-            }
+            inner_identity["distribution"] = entry.distribution
+            inner_identity["source"] = entry.source
         object.__setattr__(self, "of", inner_identity)
         object.__setattr__(self, "_inner_algorithm", inner_algorithm)
         object.__setattr__(self, "_registry_entry", entry)

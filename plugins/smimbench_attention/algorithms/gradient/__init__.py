@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,25 +98,20 @@ class Descent(Algorithm):
 
     def __post_init__(self) -> None:
         """Check that every parameter is in its range and fits the others; set the default number of steps."""
-
-        def require_parameter(key: str, is_valid: bool, requirement: str) -> None:
-            """Raise the error that the parameter ``key`` must be as the ``requirement`` says, unless ``is_valid``."""
-            require(self, key, is_valid, requirement)
-
+        require_parameter = functools.partial(require, self)
         require_parameter("learning_rate", self.learning_rate > 0, "> 0")
         for key in ("steps", "epochs", "batch", "width", "decay_steps"):
-            length_parameter = getattr(self, key)
-            require_parameter(
-                key, length_parameter is None or length_parameter >= 1, "at least 1"
-            )
+            length = getattr(self, key)
+            require_parameter(key, length is None or length >= 1, "at least 1")
         has_one_length = self.steps is None or self.epochs is None
         require_parameter("epochs", has_one_length, "left out where steps are given")
         if self.steps is None and self.epochs is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         if self.online:
-            has_batch = self.batch is not None
             require_parameter(
-                "batch", has_batch, "given with online = true: fresh samples of a step"
+                "batch",
+                bool(self.batch),
+                "given with online = true: fresh samples of a step",
             )
             require_parameter(
                 "epochs", not self.epochs, "left out with online = true; give steps"
@@ -123,9 +119,8 @@ class Descent(Algorithm):
         require_parameter(
             "loss", self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}"
         )
-        is_known_schedule = self.schedule in SCHEDULES
         require_parameter(
-            "schedule", is_known_schedule, f"one of {', '.join(SCHEDULES)}"
+            "schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"
         )
         if self.schedule == "optimal":
             require_parameter(
