@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from smimbench.files import attempt
+from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import joint_metrics
 from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopRun
@@ -59,7 +60,11 @@ def _largest_batch(cell: Cell) -> int:
         entry.source is not None and entry.item.in_trajectory
         for entry in get_registry().entries("metric")
     )
-    if measures_other_metrics or algorithm.joint_step(problem) is None:
+    if (
+        measures_other_metrics
+        or refusal(algorithm, problem)
+        or algorithm.joint_step(problem) is None
+    ):
         return 1
     model = problem.model
     sample_count = model.sample_count(cell.alpha, cell.dimension)

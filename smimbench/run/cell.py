@@ -153,9 +153,7 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record]:
     ):
         warnings.simplefilter("always")
         problem, algorithm = cells[0].rebuild()
-        streams: list[Iterator[Any]] = [
-            _run_and_outcome(cell, problem, algorithm, False) for cell in cells
-        ]
+        streams = [_run_and_outcome(cell, problem, algorithm, False) for cell in cells]
         runs = [next(stream) for stream in streams]
         step_together(runs, caught_warnings)
         is_resumed = any(run.restarts for run in runs)
@@ -242,23 +240,22 @@ def _without_repeats(remarks: list[str]) -> list[str]:
 
 
 def _outcome(cell: Cell, timing: bool) -> JsonObject:
-    """Run the algorithm of a cell alone and return the fields of its record."""
-    for event in _run_and_outcome(cell, *cell.rebuild(), timing):
-        if isinstance(event, LoopRun):
-            event.step_to_end()
-    return cast("JsonObject", event)
+    """Run the algorithm of a cell alone and return the fields of its record, or fields that say that it refuses the problem."""
+    problem, algorithm = cell.rebuild()
+    if reason := refusal(algorithm, problem):
+        return {"status": Status.SKIPPED.value, "reason": reason}
+    run_and_outcome = _run_and_outcome(cell, problem, algorithm, timing)
+    next(run_and_outcome).step_to_end()
+    outcome: JsonObject = next(run_and_outcome)
+    return outcome
 
 
 def _run_and_outcome(
     cell: Cell, problem: Problem, algorithm: Algorithm, timing: bool
-) -> Iterator[LoopRun | JsonObject]:
+) -> Iterator[Any]:
     """Yield the run of the ``algorithm`` of a cell on its ``problem``, whose steps the caller has it make until it is over, and
-    at the end the fields of the record, or fields that say that the algorithm refuses the problem. With ``timing`` there is a
-    warm-up.
+    then the fields of the record. With ``timing`` there is a warm-up.
     """
-    if reason := refusal(algorithm, problem):
-        yield {"status": Status.SKIPPED.value, "reason": reason}
-        return
     backend = _open_backend(cell)
     active_threads = threading.active_count()
     warm_up_data = None

@@ -359,32 +359,11 @@ class LoopRun:
         self.status, self.reason, self.is_over = status, reason, True
 
     def finished(self) -> LoopRun:
-        """Finish the run after its last step and return it; or, where it failed and its algorithm offers a second attempt, a run
-        that is that.
+        """Decide the final status after the last step, and collect the run's findings (extra numbers of the algorithm), warnings,
+        metrics and the claimed error V (P, P). Where the run failed and its algorithm offers a second attempt, return that,
+        finished, else this run.
         """
-        self._finish()
-        is_unsuccessful = self.status in (Status.DIVERGED, Status.NOT_CONVERGED)
-        if not is_unsuccessful or self.restarts:
-            return self
-        restart_version = self.clock.time(
-            lambda: self.algorithm.retry(self.problem, self.status), self._backend
-        )
-        if restart_version is None:
-            return self
-        run = self._start_over(algorithm=restart_version)
-        run.step_to_end()
-        run._finish()
-        run.warnings = list(dict.fromkeys(self.warnings + run.warnings))
-        run.restarts = 1
-        run.restart_reason = f"{self.status}: {self.reason}"
-        run.lost_seconds = self.clock.seconds
-        return run
-
-    def _finish(self) -> None:
-        """Decide the final status, and collect the run's findings (extra numbers of the algorithm), warnings, metrics and the
-        claimed error V (P, P).
-        """
-        algorithm, metric_spreads = self.algorithm, {}
+        metric_spreads = {}
         if not self._trajectory.is_finite:
             self.status = Status.DIVERGED
             self.reason = "the estimate is not made of finite numbers"
@@ -400,7 +379,7 @@ class LoopRun:
                     f"{settled_reason}, after {self._last_iteration} iterations"
                 )
                 metric_spreads = self._trajectory.metric_spreads()
-        findings, remarks = _findings(algorithm, self.state)
+        findings, remarks = _findings(self.algorithm, self.state)
         self.final = {**self._readings.final(), **metric_spreads, **findings}
         self.warnings += self._readings.warnings() + remarks
         self.metrics = self._trajectory.metrics
@@ -408,9 +387,29 @@ class LoopRun:
         self.blank = self._trajectory.failed_metrics
         self.trajectory = self._trajectory.trajectory
         self.V = None
-        if (variance := algorithm.variance) is not None:
+        if (variance := self.algorithm.variance) is not None:
             self.V = self.clock.time(lambda: variance(self.state), self._backend)
         self.cpu_seconds = self.clock.cpu_seconds()
+        is_unsuccessful = self.status in (Status.DIVERGED, Status.NOT_CONVERGED)
+        if not is_unsuccessful or self.restarts:
+            return self
+        return self._second_attempt() or self
+
+    def _second_attempt(self) -> LoopRun | None:
+        """Make and finish the second attempt at a run that failed; None if its algorithm offers none."""
+        restart_version = self.clock.time(
+            lambda: self.algorithm.retry(self.problem, self.status), self._backend
+        )
+        if restart_version is None:
+            return None
+        run = self._start_over(algorithm=restart_version)
+        run.step_to_end()
+        run.restarts = 1
+        run.finished()
+        run.warnings = list(dict.fromkeys(self.warnings + run.warnings))
+        run.restart_reason = f"{self.status}: {self.reason}"
+        run.lost_seconds = self.clock.seconds
+        return run
 
 
 def _findings(
@@ -547,10 +546,7 @@ class Trajectory:
         self, metrics: MetricValues, iteration: int, seconds: float, info: Info
     ) -> None:
         """Store the metrics of the estimate at an iteration and a time in seconds, with the report of the step (``info``)."""
-        samples, damping = (
-            math.nan if number_or_none is None else float(number_or_none)
-            for number_or_none in (info.samples, info.damping)
-        )
+        damping = math.nan if info.damping is None else float(info.damping)
         if info.damping is not None:  # the start was not damped
             self.trajectory.setdefault(
                 "damping", [math.nan] * len(self.trajectory["iteration"])
@@ -565,7 +561,7 @@ class Trajectory:
             "seconds": seconds,
             **metrics,
             "residual": info.residual,
-            "samples": samples,
+            "samples": math.nan if info.samples is None else float(info.samples),
         }
         if "damping" in self.trajectory:
             trajectory_row["damping"] = damping
