@@ -14,7 +14,6 @@ from smimbench.numerics.indexing import (
     site_pairs,
     site_scales,
     site_values,
-    spread_at_mask,
 )
 from smimbench.numerics.linalg import (
     inverse_root,
@@ -73,7 +72,6 @@ __all__ = [
     "site_scales",
     "site_values",
     "spectral_function",
-    "spread_at_mask",
     "symmetric",
     "symmetric_logarithm",
     "symmetric_root",

@@ -20,20 +20,12 @@ from smimbench.interfaces import Array
 
 def places_at_mask(mask: Array) -> Array:
     """For every position of ``mask`` (N,), the number of true positions up to and including it, minus one (at least 0): at the
-    k-th true position this is the index of the k-th selected entry, as ``spread_at_mask`` uses it.
+    k-th true position this is the index of the k-th selected entry.
 
     At a true position it is the number of true entries before it.
     """
     xp = namespace(mask)
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
-
-
-def spread_at_mask(selected: Array, mask: Array) -> Array:
-    """Put entry k of ``selected`` where ``mask`` (N,) is true for the k-th time, and repeat entries elsewhere.
-
-    Along the first axis ``selected`` is as long as ``mask`` is true, at least 1; the result has length N.
-    """
-    return namespace(mask).take(selected, places_at_mask(mask), axis=0)
 
 
 def put_at_mask(

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from smimbench.backend.arrays import to_host
-from smimbench.numerics.indexing import put_at_mask, spread_at_mask
+from smimbench.numerics.indexing import put_at_mask
 from tests.conftest import assert_placed
 
 
@@ -27,8 +27,3 @@ def test_put_is_assignment(backend, rng, mask, ndim):
     assert_placed(asked, backend, tuple(shape))
     whole[mask] = part
     assert_array_equal(to_host(asked), whole)
-
-
-def test_spread_repeats_in_between():
-    mask = np.array([False, True, False, True, False])
-    assert_array_equal(spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7])

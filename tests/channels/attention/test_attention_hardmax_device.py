@@ -30,13 +30,13 @@ def test_simulated_device():
 import numpy as np
 from smimbench_attention.channels.attention.hardmax import device, exact, kernel
 from tests.channels.attention.test_attention_hardmax_device import assert_same, labelled
-for tokens, nodes in ((3, 12), (4, 8)):
+for tokens in (3, 4):
     y, omega = labelled(tokens, 3)
     y[1] = [1, 2, 0, 0][:tokens]  # impossible
     codes = (y * tokens ** np.arange(tokens)).sum(1)
-    rows = kernel.work_rows(tokens)
-    device.WORK_BYTES = 8 * rows * tokens * nodes * 2  # the third sample has to wait
-    arguments = omega, codes, exact.kernel_tables(tokens, nodes), 7.0
+    rows, columns = kernel.work_shape(tokens, 1)
+    device.WORK_BYTES = 8 * rows * columns * 2  # the third sample has to wait
+    arguments = omega, codes, exact.kernel_tables(tokens), (7.0, 1)
     expected = kernel.host_moments(*arguments)
     assert np.isnan(expected[1][1]).all()
     assert_same(device.device_moments(*arguments), expected)

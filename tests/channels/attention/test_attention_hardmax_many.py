@@ -175,7 +175,12 @@ def test_the_rule_has_converged(v, rng):
         _, y, omega, _ = labelled(rng, 60, 1.0, v, tokens)
         found = row_posterior(y, omega[:, 0], np.asarray(v), tokens)
         finer = row_posterior(
-            y, omega[:, 0], np.asarray(v), tokens, node_count=64, window_half_width=9.0
+            y,
+            omega[:, 0],
+            np.asarray(v),
+            tokens,
+            window_half_width=9.0,
+            panels_per_window=2,
         )
         difference = np.sqrt(np.mean((found.shift - finer.shift) ** 2))
         assert difference < 1e-5

@@ -5,49 +5,45 @@ Checked on any machine in Numba's simulator, and against the host on a device by
 
 from __future__ import annotations
 
-import numpy as np
-
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench_attention.channels.attention.hardmax.kernel import make_kernel, work_rows
+from smimbench_attention.channels.attention.hardmax.kernel import (
+    make_kernel,
+    work_shape,
+)
 from smimbench_attention.channels.cuda import cuda
 
 WORK_BYTES = 1 << 28
-"""Memory for the functions of all samples at work. Doubled: twice as many at once, from 10,000 of three tokens on."""
-MAXIMUM_SITES = 15
+"""Memory for the functions of all samples at work. Doubled: twice as many at once, from 8,000 of three tokens on."""
 
-_integrate_sample = make_kernel(cuda.jit(device=True))
+_kernel = make_kernel(cuda.jit(device=True))
 
 
 @cuda.jit
-def _integrate_samples(means, codes, half_width, tables, work, outputs):
-    """Integrate samples on as many threads as ``work`` (rows, T N, threads) has columns; arguments are those of
-    ``integrate_sample``.
+def _integrate_samples(means, codes, windows, tables, work, outputs):
+    """Integrate samples on as many threads as ``work`` (rows, columns, threads) has room for; arguments are those of
+    ``integrate_samples``.
     """
     thread = cuda.grid(1)
-    if thread < work.shape[2]:
-        mean = cuda.local.array(MAXIMUM_SITES, np.float64)
-        moments = cuda.local.array((3, MAXIMUM_SITES), np.float64)
-        scratch = work[:, :, thread], mean, moments
-        for sample in range(thread, means.shape[0], work.shape[2]):
-            _integrate_sample(
-                sample, means, codes, half_width, tables, scratch, outputs
-            )
+    step = work.shape[2]
+    if thread < step:
+        _kernel(
+            thread, step, means, codes, windows, tables, work[:, :, thread], outputs
+        )
 
 
 def device_moments(
-    means: Array, codes: Array, tables: tuple[Array, ...], half_width: float
+    means: Array, codes: Array, tables: tuple[Array, ...], windows: tuple[float, int]
 ) -> tuple[Array, ...]:
     """Moments as ``kernel.host_moments`` computes them from the same arguments, here CuPy arrays, on their device."""
     xp = namespace(means)
     n, C = means.shape
-    tokens = tables[3].shape[1]
-    work_shape = work_rows(tokens), tokens * tables[6].shape[0]
-    threads = min(n, WORK_BYTES // (8 * work_shape[0] * work_shape[1]))
+    rows, columns = work_shape(tables[3].shape[1], windows[1])
+    threads = min(n, WORK_BYTES // (8 * rows * columns))
     outputs = xp.empty(n), xp.empty((n, C)), xp.empty((n, C))
     if n > 0:
-        work = xp.empty((*work_shape, threads))
+        work = xp.empty((rows, columns, threads))
         _integrate_samples[-(-threads // 64), 64](
-            means, codes, half_width, tables, work, outputs
+            means, codes, windows, tables, work, outputs
         )
     return outputs

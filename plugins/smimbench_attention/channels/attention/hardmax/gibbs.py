@@ -14,9 +14,9 @@ from smimbench.interfaces import Array
 from smimbench.numerics import (
     entry_sites,
     outer_product,
+    put_at_mask,
     site_pairs,
     site_scales,
-    spread_at_mask,
     symmetric,
 )
 from smimbench_attention.channels.attention.hardmax.exact import (
@@ -84,15 +84,13 @@ def truncated_normal(
                 for argument in (low_end, high_end, uniform)
             )
         )
-        moments_at_far = [
-            xp.reshape(spread_at_mask(moment, is_far_flat), is_far.shape)
-            for moment in far_moments
-        ]
+        moments = zip((sample, mean, second_moment), far_moments, strict=True)
         sample, mean, second_moment = (
-            xp.where(is_far, far_value, value)
-            for far_value, value in zip(
-                moments_at_far, (sample, mean, second_moment), strict=True
+            xp.reshape(
+                put_at_mask(xp.reshape(moment, (-1,)), is_far_flat, far_moment),
+                is_far.shape,
             )
+            for moment, far_moment in moments
         )
     sample = clip(sample, low_end, high_end)
     mean = clip(mean, low_end, high_end)
@@ -190,17 +188,16 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     is_maximum = (
         xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
     )  # row a at column b
-    zero_entries = xp.zeros_like(h)
-    maxima = xp.sum(xp.where(is_maximum, h, zero_entries), axis=1)
+    maxima = xp.sum(xp.where(is_maximum, h, 0.0), axis=1)
     maxima_inverse_variance = xp.sum(
-        xp.where(is_maximum, inverse_variance, zero_entries), axis=1
+        xp.where(is_maximum, inverse_variance, 0.0), axis=1
     )
     row_maxima = maxima
     for _ in range(
         tokens
     ):  # Newton on a piecewise linear function: every step settles one entry at least
         weight_above = xp.where(
-            (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, zero_entries
+            (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, 0.0
         )
         row_maxima = (
             maxima * maxima_inverse_variance + xp.sum(weight_above * h, axis=1)
@@ -365,14 +362,10 @@ def chain_moments(
             device=array_api_compat.device(omega),
         )
     )
-    averages = (
-        xp.permute_dims(
-            xp.take(xp.concat(moment_sums, axis=1), site_order, axis=1), (0, 2, 1)
-        )
-        / sweeps
-    )
+    averages = xp.take(xp.concat(moment_sums, axis=1), site_order, axis=1) / sweeps
     shift, square = (
-        xp.reshape(averages[moment, :, :], (chains, n, C)) for moment in range(2)
+        xp.reshape(xp.matrix_transpose(averages[moment, :, :]), (chains, n, C))
+        for moment in range(2)
     )
     return ChainMoments(
         shift,
@@ -426,9 +419,7 @@ def exact_moments(
     # The windows of the integration may miss the posterior of a label that is less likely.
     is_unlikely = ~(log_partition > math.log(1e-8))
     if rng is None:
-        square_error = xp.where(
-            is_unlikely, xp.full_like(shift[:, 0], math.inf), moments.square_error
-        )
+        square_error = xp.where(is_unlikely, math.inf, moments.square_error)
         return moments._replace(square_error=square_error)
     if not bool(xp.any(is_unlikely)):
         return moments

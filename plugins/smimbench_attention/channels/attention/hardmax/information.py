@@ -12,7 +12,6 @@ import json
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -91,12 +90,10 @@ def information_curve(
     ``sqrt(v / (q + v))`` fitted to estimates at nodes, each from so many ``samples``; both are infinite at v = 0.
     """
     variance = q + v
-    root_error_fraction = np.sqrt(
-        np.where(v > 0, v / np.where(variance > 0, variance, 1.0), 1.0)
-    )
-    fitted_mean, fitted_error = _polynomials(tokens, samples)(root_error_fraction)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root_error_fraction = np.sqrt(np.where(v > 0, v / variance, 1.0))
         information_scale = np.where(v > 0, 1 / np.sqrt(v * variance), np.inf)
+    fitted_mean, fitted_error = _polynomials(tokens, samples)(root_error_fraction)
     return fitted_mean * information_scale, fitted_error * information_scale
 
 
@@ -139,7 +136,12 @@ def _without_overlap(tokens: int) -> float:
     labels, class_sizes = label_classes(tokens)
     omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
     posterior = row_posterior(
-        labels, omega, np.asarray(1.0), tokens, node_count=48, window_half_width=9.0
+        labels,
+        omega,
+        np.asarray(1.0),
+        tokens,
+        window_half_width=9.0,
+        panels_per_window=2,
     )
     return float(
         np.sum(
@@ -195,9 +197,9 @@ def _sampled_information(
         np.take_along_axis(logits, largest_two, axis=2)
         for logits in (estimated_logits, true_logits)
     )
-    variance_of_difference = np.take_along_axis(
-        np.broadcast_to(entry_variances, estimated_logits.shape), largest_two, axis=2
-    ).sum(axis=2)
+    variance_of_difference = entry_variances[np.arange(T)[:, None], largest_two].sum(
+        axis=2
+    )
     gap_in_deviations = (
         estimates_of_two[:, :, 1] - estimates_of_two[:, :, 0]
     ) / np.sqrt(error_fraction * variance_of_difference)
@@ -224,14 +226,14 @@ def _gibbs_squares(
     """Unbiased estimates (n,) of ``V sum_c g_c^2``, g the score of a label y (n, T) at omega (n, C): products of the shifts of
     two Gibbs chains that start from the true latents z; ``T`` is the number of tokens.
     """
-    chain_options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
     chunks = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
     shifts = [
         chain_moments(
-            y[chunk], omega[chunk], np.asarray(V), T, start=z[chunk], **chain_options
+            y[chunk], omega[chunk], np.asarray(V), T,
+            sweeps=8, burn_in=8, chains=2, rng=rng, start=z[chunk],
         ).shift
         for chunk in chunks
-    ]
+    ]  # fmt: skip
     return np.concatenate(
         [np.sum(chain_1 * chain_2, axis=1) for chain_1, chain_2 in shifts]
     )

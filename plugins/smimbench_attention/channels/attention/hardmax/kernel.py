@@ -1,6 +1,7 @@
 """Nested integrals over the maxima of the rows of one sample, compiled for the host and for CUDA; see ``exact``.
 
-Functions of a maximum are rows of a work array: their values at N nodes of the panel of every unit, panel after panel.
+Functions of a maximum are rows of a work array: their values at the nodes of all panels, panel after panel. The nodes of a panel
+are pairs on either side of its center, first all on the left, then all on the right.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import numpy as np
 
 from smimbench.interfaces import Host
+from smimbench.numerics import gauss_legendre
 from smimbench_attention.channels.compiling import (
     allocation_free,
     compiled,
@@ -19,87 +21,137 @@ from smimbench_attention.channels.compiling import (
 
 SMALLEST = 1e-300
 """Floor of what is divided by. Where it acts a label is too unlikely for the windows, and the Gibbs sampler is asked."""
+NODE_COUNT = 28
+"""Gauss-Legendre nodes of a panel, even. Doubled: see ``exact.row_posterior``."""
+VECTOR_LENGTH = 16
+"""The pairs of nodes are filled up to a multiple of this with pairs of no weight: loops in steps of 8, the longest vectors of
+processors, then leave no rest. Doubled: more idle pairs.
+"""
 
 
-def work_rows(tokens: int) -> int:
-    """Number of rows of T N numbers that the kernel needs for one sample of T = ``tokens`` tokens."""
-    return 3 * (tokens * (tokens + 1) // 2) + 2 * (1 << tokens) + 4
+def _rule() -> tuple[Host, Host, Host]:
+    """Gauss-Legendre rule on [-1/2, 1/2] by P pairs of nodes: ``offsets`` from the center and ``weights`` (P,), and two matrices
+    (P, P), by which values at the pairs become integrals of the polynomial through the values, from -1/2 to the nodes on the
+    right: sums of pairs that of its even part, less half of its integral over the panel; differences, right less left, that of
+    its odd part.
+    """
+    nodes, weights = (array[NODE_COUNT // 2 :] for array in gauss_legendre(NODE_COUNT))
+    legendre = np.polynomial.legendre
+    degrees = np.arange(NODE_COUNT)  # Legendre polynomials of even degree are even
+    coefficients = (
+        legendre.legvander(nodes, NODE_COUNT - 1) * weights[:, None] * (degrees + 0.5)
+    )
+    primitives = legendre.legval(nodes, legendre.legint(np.eye(NODE_COUNT), lbnd=-1))
+    primitives[0] -= 1  # half of the integral; the other polynomials have none
+    integrals = np.stack(
+        [coefficients[:, parity::2] @ primitives[parity::2] for parity in (0, 1)]
+    )
+    idle = 0, -len(nodes) % VECTOR_LENGTH
+    return (
+        np.pad(nodes / 2, idle),
+        np.pad(weights / 2, idle),
+        np.pad(integrals / 2, ((0, 0), idle, idle)),
+    )
+
+
+# The compiled code has the integrals as constants: it need not check that they do not overlap with what it writes.
+OFFSETS, WEIGHTS, INTEGRALS = _rule()
+
+
+def work_shape(tokens: int, panels_per_window: int) -> tuple[int, int]:
+    """Shape of the work array that the kernel needs for one sample of T = ``tokens`` tokens."""
+    rows = 3 * (tokens * (tokens + 1) // 2) + 2 * (1 << tokens) + 12
+    return rows, 2 * len(WEIGHTS) * tokens * panels_per_window
 
 
 def make_kernel(jit):
-    """Make the function that integrates one sample, compiled by ``jit``. ``tables`` are ``exact.kernel_tables``.
+    """Make the function that integrates samples one by one, compiled by ``jit``. ``tables`` are ``exact.kernel_tables``.
 
     Of each of the C sites ``scores`` are maximum less the logit's mean over its deviation, ``cdfs`` the probabilities that it is
-    below, ``slopes`` its density (where it is a maximum itself) or density over probability; ``upper`` and ``lower`` are
-    integrals over all larger and all smaller maxima, by the set of units that are placed, those with larger ones.
+    below, ``slopes`` its density where it is a maximum itself, else the mean score of an entry that is below; ``upper`` and
+    ``lower`` are integrals over all larger and all smaller maxima, by the set of units that are placed, those with larger ones.
     """
 
     @jit
-    def place_panels(mean, sites, half_width, tables, maxima, node_weights, panels):
-        """Panels that cover windows ``half_width`` deviations around the ``mean`` of the logits at ``sites`` (-1: none) without
-        overlap; where two windows do, the boundary divides the distance of the centers as their widths. Write maxima and weights
-        at their nodes, lengths at odd ``panels``, and return the number of panels.
+    def place_panels(
+        mean, sites, windows, tables, scratch, maxima, node_weights, lengths
+    ):
+        """Write maxima and weights at the nodes and the ``lengths`` of panels that cover windows around the ``mean`` of the
+        logits at ``sites`` without overlap; where two windows do, the boundary divides the distance of the centers as their
+        widths. ``windows`` are the half width in deviations and the number of panels of each.
         """
-        deviations, nodes, weights = tables[0], tables[6], tables[7]
-        node_count, unit_count = nodes.shape[0], 0
-        for unit in range(sites.shape[0]):  # centers and widths, in ascending order
-            if sites[unit] >= 0:
-                center = mean[sites[unit]]
-                place = unit_count
-                while place > 0 and panels[2 * place - 2] > center:
-                    panels[2 * place] = panels[2 * place - 2]
-                    panels[2 * place + 1] = panels[2 * place - 1]
-                    place -= 1
-                panels[2 * place] = center
-                panels[2 * place + 1] = half_width * deviations[sites[unit]]
-                unit_count += 1
-        panel_start = panels[0] - panels[1]
-        for unit in range(unit_count):
-            center, width = panels[2 * unit], panels[2 * unit + 1]
-            panel_end = next_start = center + width
-            if unit + 1 < unit_count:
-                next_center, next_width = panels[2 * unit + 2], panels[2 * unit + 3]
-                width_fraction = width / (width + next_width)
-                boundary = center + width_fraction * (next_center - center)
-                panel_end = min(panel_end, boundary)
-                next_start = max(next_center - next_width, boundary)
-            length = panel_end - panel_start
-            for node in range(node_count):
-                maxima[unit * node_count + node] = panel_start + length * nodes[node]
-                node_weights[unit * node_count + node] = length * weights[node]
-            panels[2 * unit + 1] = length
-            panel_start = next_start
-        return unit_count
+        half_width, panels_per_window = windows
+        deviations, offsets, weights = tables[0], tables[6], tables[7]
+        centers, widths = scratch[0], scratch[1]  # of the windows, in ascending order
+        for unit in range(sites.shape[0]):
+            center, place = mean[sites[unit]], unit
+            while place > 0 and centers[place - 1] > center:
+                centers[place], widths[place] = centers[place - 1], widths[place - 1]
+                place -= 1
+            centers[place] = center
+            widths[place] = half_width * deviations[sites[unit]]
+        pair_count, panel, start = weights.shape[0], 0, centers[0] - widths[0]
+        for unit in range(sites.shape[0]):
+            center, width = centers[unit], widths[unit]
+            end = next_start = center + width
+            if unit + 1 < sites.shape[0]:
+                next_center, next_width = centers[unit + 1], widths[unit + 1]
+                share = min(1.0, (next_center - center) / (width + next_width))
+                end = center + share * width
+                next_start = next_center - share * next_width
+            length = (end - start) / panels_per_window
+            for piece in range(panels_per_window):
+                middle = start + (piece + 0.5) * length
+                left = 2 * panel * pair_count
+                right = left + pair_count
+                for pair in range(pair_count):
+                    offset, weight = length * offsets[pair], length * weights[pair]
+                    maxima[left + pair] = middle - offset
+                    maxima[right + pair] = middle + offset
+                    node_weights[left + pair] = node_weights[right + pair] = weight
+                lengths[panel] = length
+                panel += 1
+            start = next_start
 
     @jit
-    def cumulate(values, is_above, unit_count, tables, panels, buffer):
-        """Replace the ``values`` of a function by its integrals from -infinity to every node, or from there to infinity."""
-        weights, integrals = tables[7], tables[9] if is_above else tables[8]
-        node_count, total = weights.shape[0], 0.0
-        for index in range(unit_count):
-            unit = unit_count - 1 - index if is_above else index
-            panel = values[unit * node_count : (unit + 1) * node_count]
-            length, panel_integral = panels[2 * unit + 1], 0.0
-            for node in range(node_count):
-                buffer[node] = 0.0
-                panel_integral += weights[node] * panel[node]
-            for quarter in range(node_count // 4):  # a fourth of the loads and stores
-                source = (
-                    4 * quarter
-                )  # known to be positive, so that no index is checked
-                value_1, value_2 = panel[source], panel[source + 1]
-                value_3, value_4 = panel[source + 2], panel[source + 3]
-                for node in range(node_count):
-                    buffer[node] += (
-                        integrals[source, node] * value_1
-                        + integrals[source + 1, node] * value_2
-                    ) + (
-                        integrals[source + 2, node] * value_3
-                        + integrals[source + 3, node] * value_4
-                    )
-            for node in range(node_count):
-                panel[node] = total + length * buffer[node]
-            total += length * panel_integral
+    def cumulate(values, is_above, lengths, weights, parts, integrals):
+        """Replace the ``values`` of a function by its integrals from -infinity to every node, or from there to infinity: in each
+        panel the integral to its center, or from there, plus an odd and an even function of the distance from it. They are
+        ``integrals`` of the even and the odd ``parts`` of the values, both scratch of two rows.
+        """
+        pair_count, total = weights.shape[0], 0.0
+        for index in range(lengths.shape[0]):
+            panel = lengths.shape[0] - 1 - index if is_above else index
+            middle = (2 * panel + 1) * pair_count
+            left = values[middle - pair_count : middle]
+            right = values[middle : middle + pair_count]
+            length, half_integral = lengths[panel], 0.0
+            for pair in range(pair_count):
+                parts[0, pair] = right[pair] + left[pair]
+                parts[1, pair] = right[pair] - left[pair]
+                half_integral += weights[pair] * parts[0, pair]
+                integrals[0, pair] = integrals[1, pair] = 0.0
+            half_integral *= length / 2
+            for parity in range(2):
+                # four products at a time: a fourth of the loads and stores
+                for quarter in range(pair_count // 4):
+                    row = 4 * quarter
+                    part_1, part_2 = parts[parity, row], parts[parity, row + 1]
+                    part_3, part_4 = parts[parity, row + 2], parts[parity, row + 3]
+                    for pair in range(pair_count):
+                        integrals[parity, pair] += (
+                            INTEGRALS[parity, row, pair] * part_1
+                            + INTEGRALS[parity, row + 1, pair] * part_2
+                        ) + (
+                            INTEGRALS[parity, row + 2, pair] * part_3
+                            + INTEGRALS[parity, row + 3, pair] * part_4
+                        )
+            signed_length = -length if is_above else length
+            for pair in range(pair_count):
+                center = total + half_integral + signed_length * integrals[1, pair]
+                left[pair] = center - signed_length * integrals[0, pair]
+                right[pair] = center + signed_length * integrals[0, pair]
+            total += 2 * half_integral
 
     @jit
     def fill_density(density, site, bounded, slopes, cdfs, count):
@@ -112,11 +164,11 @@ def make_kernel(jit):
                     density[node] *= cdfs[bounded_site, node]
 
     @jit
-    def integrate(mean, pattern, half_width, tables, work, moments):
+    def integrate(mean, pattern, windows, tables, work, moments):
         """Return the probability of a label of this ``pattern``, for means (C,) of the logits over sqrt(V) at sites named as in
         the pattern; write mass, first and second moments of (z - omega) / sqrt(V) into ``moments`` (3, C).
         """
-        deviations, placements = tables[0], tables[5]
+        deviations, placements, weights = tables[0], tables[5], tables[7]
         sites = tables[3][pattern]
         first_placement, end_placement = tables[4][pattern], tables[4][pattern + 1]
         C, set_count = deviations.shape[0], 1 << sites.shape[0]
@@ -124,38 +176,34 @@ def make_kernel(jit):
         upper = work[3 * C : 3 * C + set_count]
         lower = work[3 * C + set_count : 3 * C + 2 * set_count]
         buffers = work[3 * C + 2 * set_count :]
-        maxima, node_weights, panels, density = (
-            buffers[0],
-            buffers[1],
-            buffers[2],
-            buffers[3],
-        )
-        unit_count = place_panels(
-            mean, sites, half_width, tables, maxima, node_weights, panels
-        )
-        count = unit_count * tables[6].shape[0]
-        is_maximum = 0
-        for unit in range(unit_count):
-            is_maximum |= 1 << sites[unit]
+        maxima, node_weights, density = buffers[0], buffers[1], buffers[2]
+        pair_count = weights.shape[0]
+        parts, integrals = buffers[4:6], buffers[6:8]
+        unit_count = is_maximum = 0
+        for unit in range(sites.shape[0]):
+            if sites[unit] >= 0:
+                is_maximum |= 1 << sites[unit]
+                unit_count += 1
+        sites, lengths = sites[:unit_count], buffers[3, : unit_count * windows[1]]
+        place_panels(mean, sites, windows, tables, parts, maxima, node_weights, lengths)
+        count = 2 * pair_count * lengths.shape[0]
         for site in range(C):
             inverse_deviation = 1.0 / deviations[site]
+            site_is_maximum = is_maximum >> site & 1
+            peak = 0.3989422804014327 * inverse_deviation if site_is_maximum else 1.0
             for node in range(count):
                 score = (maxima[node] - mean[site]) * inverse_deviation
                 scores[site, node] = score
-                slopes[site, node] = exp(-min(score * score / 2, 690.0))
-            if is_maximum >> site & 1:  # its probability to be below is not needed
-                for node in range(count):
-                    slopes[site, node] *= 0.3989422804014327 * inverse_deviation
-            else:
+                slopes[site, node] = peak * exp(-min(score * score / 2, 690.0))
+            if not site_is_maximum:  # else its probability to be below is not needed
                 for node in range(count):
                     gaussian = slopes[site, node]
                     cdf = normal_cdf(scores[site, node], gaussian)
                     cdfs[site, node] = cdf
                     slopes[site, node] = (
-                        0.3989422804014327 * gaussian / max(cdf, SMALLEST)
+                        -0.3989422804014327 * gaussian / max(cdf, SMALLEST)
                     )
             moments[0, site] = moments[1, site] = moments[2, site] = 0.0
-        buffer = maxima  # they are in the scores
         everything = (1 << unit_count) - 1
         for placed in range(everything + 1):
             for node in range(count):
@@ -165,19 +213,19 @@ def make_kernel(jit):
         for placement in range(first_placement, end_placement):
             if placements[placement, 0] != placed:
                 placed = placements[placement, 0]
-                cumulate(upper[placed], True, unit_count, tables, panels, buffer)
+                cumulate(upper[placed], True, lengths, weights, parts, integrals)
             unit, bounded = placements[placement, 1], placements[placement, 2]
             target = placed | 1 << unit
             fill_density(density, sites[unit], bounded, slopes, cdfs, count)
             for node in range(count):
                 upper[target, node] += density[node] * upper[placed, node]
-        probability, is_cumulated = 0.0, 1 << everything
+        probability = 0.0
         for placement in range(end_placement - 1, first_placement - 1, -1):
-            placed, unit = placements[placement, 0], placements[placement, 1]
-            bounded, target = placements[placement, 2], placed | 1 << unit
-            if not is_cumulated >> target & 1:
-                is_cumulated |= 1 << target
-                cumulate(lower[target], False, unit_count, tables, panels, buffer)
+            if placements[placement, 0] != placed:
+                cumulate(lower[placed], False, lengths, weights, parts, integrals)
+                placed = placements[placement, 0]
+            unit, bounded = placements[placement, 1], placements[placement, 2]
+            target = placed | 1 << unit
             fill_density(density, sites[unit], bounded, slopes, cdfs, count)
             mass = 0.0
             for node in range(count):
@@ -188,82 +236,78 @@ def make_kernel(jit):
             if placed == 0:
                 probability += mass
             for site in range(C):
-                shift = square = 0.0
-                if site == sites[unit]:
+                is_bounded = bounded >> site & 1
+                if is_bounded or site == sites[unit]:
+                    site_mean = slopes[site] if is_bounded else scores[site]
+                    shift = square = 0.0
                     for node in range(count):
-                        moment = density[node] * scores[site, node]
+                        moment = density[node] * site_mean[node]
                         shift += moment
                         square += moment * scores[site, node]
-                elif bounded >> site & 1:  # moments of a normal variable below a bound
-                    for node in range(count):
-                        moment = density[node] * slopes[site, node]
-                        shift -= moment
-                        square += density[node] - moment * scores[site, node]
-                else:
-                    continue
-                moments[0, site] += mass
-                moments[1, site] += shift
-                moments[2, site] += square
+                    moments[0, site] += mass
+                    moments[1, site] += shift
+                    moments[2, site] += square + is_bounded * mass
         return probability
 
     @jit
-    def integrate_sample(sample, means, codes, half_width, tables, scratch, outputs):
-        """Write log-probability, first and second moments of a sample of number ``sample`` into ``outputs`` (n,), (n, C), (n, C),
-        NaN if no matrix has its label, given the means (n, C) of logits over sqrt(V) and the ``codes`` (n,) of labels.
-        ``scratch`` are arrays (rows, T N), (C,) and (3, C).
+    def integrate_samples(first, step, means, codes, windows, tables, work, outputs):
+        """Write log-probability, first and second moments of every ``step``-th sample from the ``first`` on into ``outputs``
+        (n,), (n, C), (n, C), NaN if no matrix has its label, given the means (n, C) of logits over sqrt(V) and the ``codes``
+        (n,) of labels. ``work`` is an array of ``work_shape``.
         """
         log_partition, shift, square = outputs
-        work, mean, moments = scratch
-        code = codes[sample]
-        for site in range(shift.shape[1]):
-            shift[sample, site] = square[sample, site] = math.nan
-        log_partition[sample] = math.nan
-        if not 0 <= code < tables[1].shape[0]:  # labels that are no columns
-            return
-        pattern, sites = tables[1][code], tables[2][code]
-        for site in range(sites.shape[0]):
-            mean[site] = means[sample, sites[site]]
-        if pattern >= 0:
-            probability = integrate(mean, pattern, half_width, tables, work, moments)
+        mean, moments = work[-1], work[-4:-1]
+        for sample in range(first, means.shape[0], step):
+            code, pattern = codes[sample], -1
+            if 0 <= code < tables[1].shape[0]:  # else labels that are no columns
+                pattern = tables[1][code]
+            if pattern < 0:
+                log_partition[sample] = math.nan
+                for site in range(shift.shape[1]):
+                    shift[sample, site] = square[sample, site] = math.nan
+                continue
+            sites = tables[2][code]
+            for site in range(sites.shape[0]):
+                mean[site] = means[sample, sites[site]]
+            probability = integrate(mean, pattern, windows, tables, work, moments)
             log_partition[sample] = math.log(max(probability, SMALLEST))
             for site in range(sites.shape[0]):
                 mass = max(moments[0, site], SMALLEST)
                 shift[sample, sites[site]] = moments[1, site] / mass
                 square[sample, sites[site]] = moments[2, site] / mass
 
-    return integrate_sample
+    return integrate_samples
 
 
-_integrate_sample = make_kernel(allocation_free("contract", "reassoc"))
+_kernel = make_kernel(allocation_free("contract", "reassoc", inlined=True))
 
 
-def _integrate_samples(means, codes, half_width, tables, scratch, outputs):
-    """Integrate samples one by one on the host; arguments are those of ``integrate_sample``."""
-    for sample in range(means.shape[0]):
-        _integrate_sample(sample, means, codes, half_width, tables, scratch, outputs)
+def _integrate_samples(means, codes, windows, tables, work, outputs):
+    """Integrate all samples on the host; arguments are those of ``integrate_samples``."""
+    _kernel(0, 1, means, codes, windows, tables, work, outputs)
 
 
 _host_kernel = compiled(_integrate_samples)
 
 
 def host_moments(
-    means: Host, codes: Host, tables: tuple[Host, ...], half_width: float
+    means: Host, codes: Host, tables: tuple[Host, ...], windows: tuple[float, int]
 ) -> tuple[Host, ...]:
     """Log-probabilities (n,) of labels of the given ``codes`` (n,), and first and second moments (n, C) of (z - omega) / sqrt(V),
-    for means (n, C) of logits over sqrt(V), by ``exact.kernel_tables``, with windows of this ``half_width`` in deviations.
+    for means (n, C) of logits over sqrt(V), by ``exact.kernel_tables``, with ``windows`` of this half width in deviations and
+    number of panels.
     """
     n, C = means.shape
-    tokens, node_count = tables[3].shape[1], len(tables[6])
-    scratch = (
-        np.empty((work_rows(tokens), tokens * node_count)),
-        np.empty(C),
-        np.empty((3, C)),
-    )
+    rows, columns = work_shape(tables[3].shape[1], windows[1])
+    # from the start of a cache line on: vectors that lie in two of them take twice as long
+    memory = np.empty(rows * columns + 7)
+    first = -memory.ctypes.data % 64 // 8
+    work = memory[first : first + rows * columns].reshape(rows, columns)
     outputs = np.empty(n), np.empty((n, C)), np.empty((n, C))
     # One memory layout only: any other would be compiled separately.
     means, codes = (
         np.require(means, np.float64, ["C", "W"]),
         np.require(codes, np.int64, ["C", "W"]),
     )
-    _host_kernel(means, codes, float(half_width), tables, scratch, outputs)
+    _host_kernel(means, codes, windows, tables, work, outputs)
     return outputs

@@ -42,20 +42,13 @@ def _margins(
     flat_omega = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
     margin_deviation = xp.sqrt(3 * variance)
-    signs = []
-    margins = []
-    for row, site in ((0, 0), (1, 2)):
-        sign = xp.where(
-            y[..., row] == row,
-            xp.ones_like(flat_omega[..., 0]),
-            -xp.ones_like(flat_omega[..., 0]),
-        )
-        signs.append(sign)
-        margins.append(
-            sign
-            * (ROOT2 * flat_omega[..., site] - flat_omega[..., 1])
-            / margin_deviation
-        )
+    signs = [2 * xp.astype(y[..., row] == row, xp.float64) - 1 for row in (0, 1)]
+    margins = [
+        sign
+        * (ROOT2 * flat_omega[..., 2 * row] - flat_omega[..., 1])
+        / margin_deviation
+        for row, sign in enumerate(signs)
+    ]
     return signs, margins, variance
 
 
@@ -149,26 +142,15 @@ def _margin_grid(count: int) -> tuple[Array, Array, Array]:
     and weights of one margin.
     """
     nodes, weights = gauss_legendre(count, -GRID_HALF_WIDTH, GRID_HALF_WIDTH)
-    i, j = np.triu_indices(
-        count
-    )  # the gain does not change when the two rows change places
+    # the gain does not change when the two rows change places
+    i, j = np.triu_indices(count)
     pair_weights = weights[i] * weights[j] * np.where(i == j, 1.0, 2.0)
-    quadratic_forms = []
-    weighted_gains = []
-    for label_sign in (1, -1):
-        correlation = label_sign * MARGIN_CORRELATION
-        quadratic_forms.append(
-            (nodes[i] ** 2 + nodes[j] ** 2 - 2 * correlation * nodes[i] * nodes[j])
-            / (2 * (1 - correlation * correlation))
-        )
-        weighted_gains.append(
-            pair_weights * _information_density(nodes[i], nodes[j], label_sign)
-        )
-    return (
-        np.stack(quadratic_forms),
-        np.stack(weighted_gains),
-        np.stack([nodes, weights]),
-    )
+    correlation = np.array([[MARGIN_CORRELATION], [-MARGIN_CORRELATION]])
+    quadratic_forms = (
+        nodes[i] ** 2 + nodes[j] ** 2 - 2 * correlation * nodes[i] * nodes[j]
+    ) / (2 * (1 - correlation * correlation))
+    gains = [_information_density(nodes[i], nodes[j], sign) for sign in (1, -1)]
+    return quadratic_forms, pair_weights * np.stack(gains), np.stack([nodes, weights])
 
 
 def _information_by_grid(ratio: Array, node_count: int) -> Array:
@@ -181,8 +163,7 @@ def _information_by_grid(ratio: Array, node_count: int) -> Array:
     quadratic_forms, weighted_gains, (nodes, weights) = _margin_grid(node_count)
     determinant_root = math.sqrt(1 - MARGIN_CORRELATION**2)
     information = np.zeros_like(ratio)
-    normal_density_at_nodes = normal_density(nodes)
-    edge_weights = weights * 3 * normal_density_at_nodes**2 / ndtr(nodes)
+    edge_weights = weights * 3 * normal_density(nodes) ** 2 / ndtr(nodes)
     margin_density = np.exp(-nodes * nodes / (2 * ratio[:, None])) / np.sqrt(
         2 * math.pi * ratio[:, None]
     )
@@ -240,8 +221,8 @@ def two_token_information(q: Array, v: Array) -> tuple[Array, Array]:
     otherwise Gauss-Legendre on a fixed square, plus the analytic rest where one row is certain. The error is
     the difference to a rule with a quarter fewer nodes.
     """
-    with np.errstate(divide="ignore", over="ignore"):
-        overlap_ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        overlap_ratio = np.where(v > 0, q / v, np.inf)
     information = np.full(q.shape, np.inf)
     numerical_error = np.full(q.shape, np.inf)
     is_large = (overlap_ratio >= LEAST_GRID_RATIO) & np.isfinite(overlap_ratio)
