@@ -255,7 +255,6 @@ class Descent(Algorithm):
             )
             mean_square = xp.reshape(mean_square, (-1, *[1] * len(component_axes)))
         targets = observable(problem.channel, data.labels)
-        targets = entry_by_entry(targets)
         signal = factorization.compose(factor)
         return DescentState(
             factor,
@@ -312,10 +311,9 @@ class Descent(Algorithm):
                 joint_inputs = xp.stack([data.inputs for data in data_of_runs])
                 arrays_of_runs = zip(*(state.arrays for state in states))
                 joint_state = states[0].with_arrays(*map(xp.stack, arrays_of_runs))
-                shape = joint_state.targets.shape
-                targets = xp.reshape(joint_state.targets, (-1, *shape[2:]))
-                targets = xp.reshape(entry_by_entry(targets), shape)
-                joint_state = joint_state._replace(targets=targets)
+                if problem.model.forward_gram is not None:
+                    targets = entry_by_entry(joint_state.targets)
+                    joint_state = joint_state._replace(targets=targets)
             joint_state, info = self._descend(
                 problem, data_of_runs[0], joint_state, joint_inputs, joint_state.targets
             )

@@ -76,13 +76,14 @@ class DescentState(NamedTuple):
 
 
 def entry_by_entry(targets: Array) -> Array:
-    """Targets (n, ...) of n samples stored an entry of all samples after the other: operations on the few entries of every sample
-    take several times as long.
+    """Targets (students, n, ...) stored an entry of all samples after the other, as ``forward_gram`` stores its latents:
+    operations on the few entries of every sample take several times as long.
     """
     xp = namespace(targets)
-    entries = xp.moveaxis(targets, 0, -1)
+    entries = xp.permute_dims(targets, (*range(2, targets.ndim), 0, 1))
     flat_entries = xp.reshape(entries, (-1,))
-    return xp.moveaxis(xp.reshape(flat_entries, entries.shape), -1, 0)
+    entries = xp.reshape(flat_entries, entries.shape)
+    return xp.permute_dims(entries, (-2, -1, *range(targets.ndim - 2)))
 
 
 def with_mean_square(signal: Array, mean_square: Array | None) -> Array:
