@@ -17,6 +17,7 @@ from smimbench.run.processes import ClaimFiles, run_in_processes
 from smimbench.run.store import Store
 from tests.helpers import call, loaded
 from tests.records import numbers
+from tests.report.test_rows_metrics import METRIC
 
 PROBLEMS = {
     "softmax": """
@@ -151,6 +152,16 @@ def test_which_cells_run_together(tmp_path):
     inputs = 8 * round(0.7 * 60**2) * 2 * 60
     assert 2 * inputs > BATCH_BYTES
     assert [len(batch) for batch in batches(large, 1, single=False)] == [1] * 4
+
+
+def test_cells_with_a_trajectory_metric_of_somebody_else_run_alone(tmp_path):
+    text = METRIC.replace("VERSION", "1").replace(
+        "    def measure", "    in_trajectory = True\n\n    def measure"
+    )
+    (tmp_path / "share.py").write_text(text)
+    set_registry(Registry([str(tmp_path / "share.py")]))
+    cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "adam"')
+    assert [len(batch) for batch in batches(cells, 1, single=False)] == [1] * 4
 
 
 KILLER = '''
