@@ -334,9 +334,10 @@ def _disagreement_by_quadrature(tokens: int, angle: float, node_count: int) -> f
     cos(2 ``angle``), by ``node_count`` nodes along each axis of a Gauss-Hermite rule for mean and difference of the two copies'
     largest logits.
     """
+    # the two copies may be exchanged
     (mean_coordinate, difference_coordinate), quadrature_weights = half_plane_hermite(
         node_count
-    )  # the two copies may be exchanged
+    )
     if angle == 0:
         return 0.0
     probability_both_below = [

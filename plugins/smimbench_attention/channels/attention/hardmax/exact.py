@@ -93,11 +93,9 @@ def patterns(tokens: int) -> Patterns:
         if pattern_of_label[code] >= 0 or not is_possible_label[code]:
             continue
         # row p(a) of the renamed label points at p(label(a))
-        permuted_labels = np.empty_like(permuted_tokens)
-        np.put_along_axis(
-            permuted_labels, permuted_tokens, permuted_tokens[:, label], axis=1
+        permuted_codes = np.sum(
+            permuted_tokens[:, label] * powers_of_T[permuted_tokens], axis=1
         )
-        permuted_codes = permuted_labels @ powers_of_T
         pattern_of_label[permuted_codes] = len(distinct_patterns)
         sites[permuted_codes] = permuted_sites
         distinct_patterns.append(_pattern(label.tolist()))
@@ -141,7 +139,7 @@ def _pattern(label: list[int]) -> tuple[list[int], list[tuple[int, int, int]]]:
         for index, unit in enumerate(units):
             larger_rows = placed_rows | unit
             if unit <= placed_rows or label[min(unit)] not in larger_rows:
-                continue
+                continue  # placed already, or not to be placed yet
             bounded_sites = {entry_site[a * T + b] for a in unit for b in larger_rows}
             bounded_sites.discard(maximum_sites[index])
             placements.append(

@@ -60,9 +60,8 @@ def truncated_normal(
     is_mirrored = low + high > 0
     low_end = xp.where(is_mirrored, -high, low)
     high_end = xp.where(is_mirrored, -low, high)
-    low_end = xp.maximum(
-        low_end, clip(high_end, None, 0.0) - 40
-    )  # there the density is 0 in double precision
+    # at a distance of 40 the density is 0 in double precision
+    low_end = xp.maximum(low_end, clip(high_end, None, 0.0) - 40)
     near_high = clip(high_end, _FAR_TAIL, 40)
     p_low = special(xp).ndtr(xp.minimum(low_end, near_high))
     p_high = special(xp).ndtr(near_high)
@@ -185,17 +184,15 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
         1 / xp.asarray(site_scales(tokens), **matching(mean))[None, :] ** 2, tokens
     )
     columns = xp.arange(tokens, **matching(y))
-    is_maximum = (
-        xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
-    )  # row a at column b
+    # row a at column b
+    is_maximum = xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
     maxima = xp.sum(xp.where(is_maximum, h, 0.0), axis=1)
     maxima_inverse_variance = xp.sum(
         xp.where(is_maximum, inverse_variance, 0.0), axis=1
     )
     row_maxima = maxima
-    for _ in range(
-        tokens
-    ):  # Newton on a piecewise linear function: every step settles one entry at least
+    # Newton on a piecewise linear function: every step settles one entry at least
+    for _ in range(tokens):
         weight_above = xp.where(
             (h > row_maxima[:, None, :]) & ~is_maximum, inverse_variance, 0.0
         )
@@ -383,13 +380,9 @@ class MatrixMoments(NamedTuple):
     """
 
     shift: Array  # (n, C) E[z - omega] / sqrt(V)
-    variance: (
-        Array  # (n, C) Var(z) / V; without bias, so that single values may be negative
-    )
+    variance: Array  # (n, C) Var(z) / V; without bias: single values may be negative
     outer: Array | None  # (n, C, C) E[(z - omega)(z - omega)^T] / V
-    square_error: (
-        Array  # (n,) mean over sites of the squared numerical error of `shift`
-    )
+    square_error: Array  # (n,) mean over sites of squared numerical errors of `shift`
 
 
 def exact_moments(
@@ -450,26 +443,21 @@ def _covariance_by_response(
     """
     xp = namespace(omega)
     identity = identity_like(omega.shape[1], omega)
-    step_in_deviations, prior_deviation = (
-        0.05,
-        xp.sqrt(V),
-    )  # in prior widths; the error is of order 4
+    step_in_deviations = 0.05  # the error is of order 4
+    prior_deviation = xp.sqrt(V)
     response_rows = []
     for site in range(omega.shape[1]):
         derivative: Array = 0.0
-        for step_multiple, stencil_weight in ((1, 2 / 3), (2, -1 / 12)):
-            for sign in (1, -1):
-                shifted_omega = (
-                    omega
-                    + (sign * step_multiple * step_in_deviations)
-                    * prior_deviation
-                    * identity[site, :][None, :]
-                )
-                derivative = (
-                    derivative
-                    + (sign * stencil_weight / step_in_deviations)
-                    * row_posterior(y, shifted_omega, V, tokens).shift
-                )
+        stencil = ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12))
+        for steps, stencil_weight in stencil:
+            change = steps * step_in_deviations * prior_deviation
+            shifted_omega = omega + change * identity[site, :][None, :]
+            derivative = (
+                derivative
+                + stencil_weight
+                / step_in_deviations
+                * row_posterior(y, shifted_omega, V, tokens).shift
+            )
         response_rows.append(derivative)
     response = xp.stack(response_rows, axis=1)
     response = symmetric(response) + identity[None, :, :]
@@ -495,29 +483,25 @@ def gibbs_moments(
     )
     batches = []
     for rows in blocks(y.shape[0], batch_size):
-        burn_in = max(16, sweeps // 4)
         chains = chain_moments(
             y[rows, :],
             omega[rows, :],
             V,
             tokens,
             sweeps=sweeps,
-            burn_in=burn_in,
+            burn_in=max(16, sweeps // 4),
             chains=2,
             rng=rng,
             second_moments=second_moments,
         )
-        chain_1 = chains.shift[0, ...]
-        chain_2 = chains.shift[1, ...]
-        mean_shift = (chain_1 + chain_2) / 2
-        mean_square = (chains.square[0, ...] + chains.square[1, ...]) / 2
+        chain_1, chain_2 = chains.shift[0, ...], chains.shift[1, ...]
+        mean_shift = xp.mean(chains.shift, axis=0)
+        mean_square = xp.mean(chains.square, axis=0)
         second_moment = None
         if chains.outer is not None:
             is_diagonal = identity_like(mean_shift.shape[1], mean_shift)[None, :, :] > 0
             second_moment = xp.where(
-                is_diagonal,
-                mean_square[:, :, None],
-                (chains.outer[0, ...] + chains.outer[1, ...]) / 2,
+                is_diagonal, mean_square[:, :, None], xp.mean(chains.outer, axis=0)
             )
         batches.append(
             MatrixMoments(
