@@ -193,17 +193,13 @@ def _sampled_information(
     if error_fraction == 1.0:  # no estimate, no ties
         return gradient_squares.reshape(SCRAMBLES, -1).mean(axis=1)
     largest_two = np.argsort(estimated_logits, axis=2)[:, :, -2:]
-    estimates_of_two, truths_of_two = (
-        np.take_along_axis(logits, largest_two, axis=2)
+    estimated_gap, true_gap = (
+        np.diff(np.take_along_axis(logits, largest_two, axis=2), axis=2)[:, :, 0]
         for logits in (estimated_logits, true_logits)
     )
-    variance_of_difference = entry_variances[np.arange(T)[:, None], largest_two].sum(
-        axis=2
-    )
-    gap_in_deviations = (
-        estimates_of_two[:, :, 1] - estimates_of_two[:, :, 0]
-    ) / np.sqrt(error_fraction * variance_of_difference)
-    order_sign = np.where(truths_of_two[:, :, 1] > truths_of_two[:, :, 0], 1, -1)
+    gap_variance = entry_variances[np.arange(T)[:, None], largest_two].sum(axis=2)
+    gap_in_deviations = estimated_gap / np.sqrt(error_fraction * gap_variance)
+    order_sign = np.where(true_gap > 0, 1, -1)
     control_variates = np.stack(
         [
             _hazard_square(order_sign * gap_in_deviations).sum(axis=1),
@@ -279,9 +275,8 @@ def _mean_tie_information(tokens: int, V: float) -> float:
         (1.0, 2.0, off_diagonal_count),
         (1.0, 1.0, off_diagonal_count * (tokens - 2)),
     ]
-    for upper_variance, lower_variance, pair_count in variance_cases[
-        : off_diagonal_count + 1
-    ]:
+    # of two tokens a row has one entry off the diagonal, hence no pair of those
+    for upper_variance, lower_variance, pair_count in variance_cases[:tokens]:
         total_variance = upper_variance + lower_variance
         scaled_gap = distances * math.sqrt(V * total_variance)
         gap_density = np.exp(

@@ -78,7 +78,7 @@ def make_kernel(jit):
     ):
         """Write maxima and weights at the nodes and the ``lengths`` of panels that cover windows around the ``mean`` of the
         logits at ``sites`` without overlap; where two windows do, the boundary divides the distance of the centers as their
-        widths. ``windows`` are the half width in deviations and the number of panels of each.
+        widths. ``windows`` are the half width in deviations and the number of panels of each, ``scratch`` two rows.
         """
         half_width, panels_per_window = windows
         deviations, offsets, weights = tables[0], tables[6], tables[7]
