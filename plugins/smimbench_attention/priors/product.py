@@ -274,7 +274,8 @@ def noise_of_components(Qhat: Host) -> Host:
     Qhat = np.asarray(Qhat, dtype=np.float64)
     Qhat_diagonal = Qhat.diagonal(axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
-        noise = 1 / np.where(Qhat_diagonal < 0, np.nan, Qhat_diagonal)
+        noise = 1 / Qhat_diagonal
+    noise[Qhat_diagonal < 0] = np.nan
     if Qhat.shape[-1] == 1:
         return noise
     identity = np.eye(Qhat.shape[-1], dtype=bool)

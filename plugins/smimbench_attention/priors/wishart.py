@@ -379,16 +379,12 @@ def continued_map(
         )
     distance_outside = eigenvalues - clipped_eigenvalues
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
-    denoised = np.where(
-        distance_outside > 0,
-        right_edge.xi + right_edge.slope * distance_outside,
-        denoised,
-    )
-    return np.where(
-        distance_outside < 0,
-        left_edge.xi + left_edge.slope * distance_outside,
-        denoised,
-    )
+    for edge, is_outside in (
+        (right_edge, distance_outside > 0),
+        (left_edge, distance_outside < 0),
+    ):
+        denoised[is_outside] = edge.xi + edge.slope * distance_outside[is_outside]
+    return denoised
 
 
 @lru_cache(maxsize=32)
@@ -516,12 +512,12 @@ def _real_root(ell: Host, noise: float, rho: float) -> Host:
     radicand = np.abs(h) + np.sqrt(np.maximum(h * h + p * p * p, 0.0))
     u = radicand ** (1 / 3)
     v = np.divide(p, u, out=np.zeros_like(p), where=radicand > 0)
-    shifted_root = np.where(h > 0, v - u, u - v)
+    shifted_root = np.copysign(u - v, -h)
     root = shifted_root - b
-    is_accurate = root > noise ** (1 / 3)
     # A root far below the pair has lost its digits in the sum; the pair has not, and their product is Delta.
     pair_product = (shifted_root / 2 + b) ** 2 + 0.75 * (u + v) ** 2
-    return np.where(is_accurate, root, noise / np.where(is_accurate, 1.0, pair_product))
+    np.divide(noise, pair_product, out=root, where=root <= noise ** (1 / 3))
+    return root
 
 
 __all__ = ["Wishart", "continued_map", "eigenvalue_map", "mmse", "observed_law"]
