@@ -68,12 +68,10 @@ def exp(x):
         1.0,
     ):
         polynomial = polynomial * remainder + coefficient
-    biased_exponent = (
-        np.float64(shifted_exponent).view(np.int64)
-        - np.int64(0x4338000000000000)
-        + 1023
-    )
-    return polynomial * np.int64(biased_exponent << 52).view(np.float64)
+    # the exponent stands in the last bits of the shifted one, and is added to that of the polynomial
+    added_exponent = np.float64(shifted_exponent).view(np.int64) << 52
+    bits = np.float64(polynomial).view(np.int64) + added_exponent
+    return np.int64(bits).view(np.float64)
 
 
 @inline

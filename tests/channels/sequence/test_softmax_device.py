@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from smimbench_attention.channels.sequence.softmax import two_layers
-from smimbench_attention.channels.sequence.softmax.two_layers import IntegrationRule
+from smimbench_attention.channels.sequence.softmax.two_layers import (
+    IntegrationRule,
+    kernel,
+)
 from smimbench_attention.channels.sequence.softmax.two_layers.kernel import (
     TABLE_ROWS,
     host_sums,
@@ -48,26 +52,45 @@ def assert_same(found, expected):
     assert_allclose(error, other_error, rtol=1e-6)
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(("skip", "V"), CASES)
-def test_one_column_at_a_time_in_plain_python(skip, V, full):
+def plain_sums(u, omega, rule, reach, level):
+    """``host_sums`` by the kernel in plain Python, one column at a time."""
+
     def plain(function):
         return function
 
     integrate = make_kernel(plain, plain, 1, 1)
-    u, omega, rule, reach, level = block(skip, V, full, 2)
-    sums = np.empty((rule.moment_count, 2))
-    error = np.empty(2)
+    sums = np.empty((rule.moment_count, len(u)))
+    error = np.empty(len(u))
     scratch = (
         np.zeros(TABLE_ROWS),
         np.empty((8, 4)),
         np.empty((8, 16)),
         np.empty((4, 4)),
     )
-    for row in range(2):
+    for row in range(len(u)):
         sample = u[row], omega[row], reach[row], level[row]
         error[row] = integrate(sample, rule.arguments, scratch, sums[:, row])
-    assert_same((sums, error), host_sums(u, omega, rule, reach, level))
+    return sums, error
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("skip", "V"), CASES)
+def test_one_column_at_a_time_in_plain_python(skip, V, full):
+    arguments = block(skip, V, full, 2)
+    assert_same(plain_sums(*arguments), host_sums(*arguments))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("skip", [0.0, 0.2])
+def test_folded_integrals_are_those_over_all_intervals(monkeypatch, skip, full):
+    """Of layers that are correlated, little known, and not equally well."""
+    u, omega, rule, reach, level = block(skip, (0.9, 0.05, 0.8), full, 2)
+    rule = replace(rule, accuracy=1e-5)
+    folded, error = plain_sums(u, omega, rule, reach, level)
+    assert_same((folded, error), host_sums(u, omega, rule, reach, level))
+    monkeypatch.setattr(kernel, "FOLDED_DISTANCE", 0.0)
+    sums, _ = plain_sums(u, omega, rule, reach, level)
+    assert_allclose(folded / sums[0], sums / sums[0], rtol=0, atol=5e-5)
 
 
 @pytest.mark.slow

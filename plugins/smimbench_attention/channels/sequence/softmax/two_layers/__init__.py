@@ -40,7 +40,6 @@ class IntegrationRule:
     skip: float  # c >= 0
     accuracy: float  # target for the relative error of every sample; doubled: less time, twice the error
     full: bool  # all second moments instead of their three traces over tokens
-    # Columns of an interval, and points of a column, to begin with; even. Doubled: twice the time, up to half the error.
     points: int  # of a column, and columns of an interval, at first
     rounds: int = 9  # largest number of doublings of points and columns
 
@@ -94,7 +93,7 @@ def integrate(
         skip,
         accuracy,
         full_second_moment,
-        _even(points * column_growth),
+        math.ceil(points * column_growth),
     )
     xp = namespace(u, omega)
     box_energy = math.log(1.0 / accuracy) + SPARE_ENERGY
@@ -117,11 +116,6 @@ def integrate(
         is_truncated,
         LayerMoments(*(array_like(far_moment, u) for far_moment in far_moments)),
     )
-
-
-def _even(number: float) -> int:
-    """Round a number up to an even one, because points are summed in pairs."""
-    return 2 * math.ceil(number / 2)
 
 
 def _integrate_box(
@@ -232,7 +226,7 @@ def _integrate_far_labels(
         energy_offset = energy[is_integrable]
         wide_rule = replace(
             rule,
-            points=_even(
+            points=math.ceil(
                 rule.points * math.sqrt(1.0 + float(np.max(energy_offset)) / box_energy)
             ),
         )

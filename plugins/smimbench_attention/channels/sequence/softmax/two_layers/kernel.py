@@ -13,6 +13,10 @@ constant ``d``, uniform in ``asinh(d / d_0)``, with points uniform in ``m``: two
 exponentially because the integrand has decayed at every end. Columns, and intervals, double their points until two interleaved
 halves agree. The cost hardly depends on ``V``.
 
+A label does not tell the signs of the layers. Where ``omega`` is small against ``sqrt(V)``, a box around 0 that holds that around
+``omega`` and its mirror images is little larger: the integral is then folded onto ``d > 0`` and one sign of ``u``, where a point
+stands for its four images ``(+-z_1, +-z_2)``, which have all in common but their prior.
+
 Inner loops run over columns, without branches and with an exponential of their own, so that the compiler for the host turns
 them into vector instructions. On a device every thread has a sample, and columns one at a time. All of it is one file because
 Numba keeps machine code until the file of the outermost function changes: a helper elsewhere would go stale.
@@ -72,74 +76,54 @@ def _token_difference(x, y, c):
     return math.sqrt(max(squared_difference, 0.0))
 
 
-@inline
-def _integrand(column, kE, k_E, position, constants):
-    """Weight of one point (m, d), mean and difference of the first layer's two tokens, with ``z_1 - omega_1`` = (a1, a2) and
-    ``z_2 - omega_2`` = (e1, e2). ``column`` holds what depends on d, as k2 = k^2; kE = k E, k_E = k / E for k = exp(-d^2 / 2), E
-    = exp(m d), and fractions are divided by E; ``position`` counts steps in m; ``constants`` are the prior's and the skip weight
-    c, residuals those of z_2 given z_1.
+# Zeros without sign need not be added: the first term of a sum is the sum.
+@njit(fastmath={"contract", "nsz"}, forceinline=True, error_model="numpy")
+def _sums_over_signs(point, sign_1, signs, law):
+    """Sum over the images of a ``point`` in which z_1 has sign ``sign_1``, and z_2 each of the ``signs``: the weight, ``z_1 -
+    omega_1`` = (a1, a2), which they share, and the weight times ``z_2 - omega_2`` = (e1, e2) and times their products. Residuals
+    are those of z_2 given z_1; ``law`` has omega and the constants of the prior.
     """
-    k2, one_minus_k2, output_gap, offset_1, offset_2, first_m, step_m, half_gap = column
-    slope, c, prior_factor, likelihood_factor, log_unit, _, _ = constants
-    scaled_numerator = 1.0 + k2 + (kE + k_E)
-    inverse_denominator = 1.0 / (c * scaled_numerator + one_minus_k2)
-    gap_over_denominator = output_gap * inverse_denominator
-    e1 = offset_1 + (k_E + k2) * gap_over_denominator
-    e2 = offset_2 - (kE + k2) * gap_over_denominator
-    m = first_m + position * step_m
-    a1, a2 = m + half_gap, m - half_gap
-    residual_1, residual_2 = e1 - slope * a1, e2 - slope * a2
-    log_weight = (
-        prior_factor * (a1 * a1 + a2 * a2)
-        + likelihood_factor * (residual_1 * residual_1 + residual_2 * residual_2)
-        - log_unit
-    )
+    jacobian, z11, z12, z21, z22 = point
+    w11, w12, w21, w22, slope, prior_factor, likelihood_factor, log_unit = law
+    a1, a2 = sign_1 * z11 - w11, sign_1 * z12 - w12
+    log_prior = prior_factor * (a1 * a1 + a2 * a2) - log_unit
+    w = we1 = we2 = we11 = we12 = we22 = 0.0
+    for sign_2 in signs:
+        e1, e2 = sign_2 * z21 - w21, sign_2 * z22 - w22
+        residual_1, residual_2 = e1 - slope * a1, e2 - slope * a2
+        log_weight = log_prior + likelihood_factor * (
+            residual_1 * residual_1 + residual_2 * residual_2
+        )
+        # units are chosen such that no weight is too large for exp
+        weight = jacobian * exp(max(log_weight, -_LARGEST_LOG))
+        w1, w2 = weight * e1, weight * e2
+        w, we1, we2 = w + weight, we1 + w1, we2 + w2
+        we11, we12, we22 = we11 + w1 * e1, we12 + w1 * e2, we22 + w2 * e2
+    return w, a1, a2, we1, we2, we11, we12, we22
+
+
+@inline
+def _traces(w, a1, a2, we1, we2, we11, _, we22):
+    """Weight, first moments, and traces over tokens of second moments, from what ``_sums_over_signs`` returns."""
     return (
-        exp(min(max(log_weight, -_LARGEST_LOG), _LARGEST_LOG))
-        * (scaled_numerator * inverse_denominator),
-        a1,
-        a2,
-        e1,
-        e2,
+        w,
+        w * a1,
+        w * a2,
+        we1,
+        we2,
+        w * (a1 * a1 + a2 * a2),
+        a1 * we1 + a2 * we2,
+        we11 + we22,
     )
 
 
 @inline
-def _add_traces(sums, point):
-    """Add a point, weight w, (a1, a2) = z_1 - omega_1, (e1, e2) = z_2 - omega_2, to ``sums``: w, moments w1 to w4, traces."""
-    w, a1, a2, e1, e2 = point
-    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
-    traces = (
-        sums[5] + (w1 * a1 + w2 * a2),
-        sums[6] + (w1 * e1 + w2 * e2),
-        sums[7] + (w3 * e1 + w4 * e2),
-    )
-    return sums[0] + w, sums[1] + w1, sums[2] + w2, sums[3] + w3, sums[4] + w4, *traces
-
-
-@inline
-def _add_products(sums, point):
-    """Add a point, weight w, (a1, a2) = z_1 - omega_1, (e1, e2) = z_2 - omega_2, to ``sums``: w, moments w1 to w4, products."""
-    w, a1, a2, e1, e2 = point
-    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
-    products_of_a1 = (
-        sums[5] + w1 * a1,
-        sums[6] + w1 * a2,
-        sums[7] + w1 * e1,
-        sums[8] + w1 * e2,
-    )
-    products_of_a2 = sums[9] + w2 * a2, sums[10] + w2 * e1, sums[11] + w2 * e2
-    products_of_e = sums[12] + w3 * e1, sums[13] + w3 * e2, sums[14] + w4 * e2
-    return (
-        sums[0] + w,
-        sums[1] + w1,
-        sums[2] + w2,
-        sums[3] + w3,
-        sums[4] + w4,
-        *products_of_a1,
-        *products_of_a2,
-        *products_of_e,
-    )
+def _products(w, a1, a2, we1, we2, we11, we12, we22):
+    """Weight, first moments and all second moments, from what ``_sums_over_signs`` returns."""
+    wa1, wa2 = w * a1, w * a2
+    products_of_a1 = wa1 * a1, wa1 * a2, a1 * we1, a1 * we2
+    products_of_a2 = wa2 * a2, a2 * we1, a2 * we2
+    return (w, wa1, wa2, we1, we2, *products_of_a1, *products_of_a2, we11, we12, we22)
 
 
 @inline
@@ -173,7 +157,9 @@ def _expected_error(half_difference):
     return half_difference * half_difference * math.sqrt(math.sqrt(half_difference))
 
 
-TABLE_ROWS = 46  # rows of a kernel's table, one array: the compiler sees that they do not overlap
+TABLE_ROWS = 45  # rows of a kernel's table, one array: the compiler sees that they do not overlap
+FOLDED_DISTANCE = 0.25  # largest one of omega from 0, in half-widths of its box, of a folded integral; doubled: a tenth slower
+FOLDED_ACCURACY = 1e-5  # best one of a folded integral, which two thirds of the points in a column reach
 NEGLIGIBLE_SHARE = 1e-4  # columns and intervals below this times the accuracy of the whole are not refined
 COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
 
@@ -181,35 +167,28 @@ COLUMN_ERROR_SHARE = 0.2  # part of the error that columns may have; doubled: th
 def make_kernel(jit, inline, width, stride):
     """Make the function that integrates one sample, compiled by ``jit``, and its small parts by ``inline``, for ``width`` columns
     at a time. A column j is a set of points of equal d = z_11 - z_12; capitals say where in a table t the rows, ``stride`` apart,
-    begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, half its gap d, offsets of z_2 from its mean, powers of k
-    = exp(-d^2 / 2) and E = exp(m d), and sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit); x, y are
-    entries of the inverse attention matrix, c is the skip weight.
+    begin that hold its d, lower end and step in m = (z_11 + z_12) / 2, outputs, powers of k = exp(-d^2 / 2) and E = exp(m d), and
+    sums. A sample is (u, omega, half-width of its box in sqrt(V), log-unit), a box (u, its center, its half-width, whether the
+    integral is folded); x, y are entries of the inverse attention matrix, c is the skip weight.
     """
-    (
-        D_ROW,
-        LOWER_M,
-        STEP_M,
-        OFFSET_1,
-        OFFSET_2,
-        OUTPUT_GAP,
-        K2,
-        ONE_MINUS_K2,
-        D_WEIGHT,
-        INTERVAL,
-    ) = (row * stride for row in range(10))
-    K_E, K_PER_E, E_GROWTH, E_DECAY, HALF_GAP, FIRST_M = (
-        row * stride for row in range(10, 16)
+    D_ROW, LOWER_M, STEP_M, OUTPUT_1, OUTPUT_2, OUTPUT_GAP, K2, ONE_MINUS_K2 = (
+        row * stride for row in range(8)
     )
-    COLUMN_SUMS, ROUND_SUMS = 16 * stride, 31 * stride
+    D_WEIGHT, INTERVAL, K_E, K_PER_E, E_GROWTH, E_DECAY, M_ROW = (
+        row * stride for row in range(8, 15)
+    )
+    COLUMN_SUMS, ROUND_SUMS = 15 * stride, 30 * stride
     ASINH_D, D_SCALE, X_MIN, X_MAX, Y_MIN, Y_MAX, UPPER_M = (
-        row * stride for row in range(16, 23)
+        row * stride for row in range(15, 22)
     )  # while there are no sums yet
     INTERVAL_ERROR, HALF_DIFFERENCE, UNFINISHED_INTERVALS = range(3)
 
     @inline
     def padded_count(column_count):
-        """Number ``column_count`` of columns rounded up to whole vectors: entries beyond repeat the last and are not read."""
-        return 1 if stride == 1 else (column_count + 7) // 8 * 8
+        """Number ``column_count`` of columns rounded up to whole vectors: entries beyond repeat the last and are not read. It is
+        bounded, so that the compiler knows that no index of the table is negative.
+        """
+        return min((column_count + 7) // 8 * 8, stride)
 
     @inline
     def nonnegative_range(center, width, divisor):
@@ -225,18 +204,18 @@ def make_kernel(jit, inline, width, stride):
                 t[row * stride + target] = t[row * stride + source]
 
     @jit
-    def find_intervals(sample, prior, intervals):
-        """Find the intervals of d = z_11 - z_12 that the box ``|z - omega| <= half_width sqrt(V)`` of a ``sample`` allows, for
-        either sign of outputs u and of d; return their number. Columns of ``intervals`` get lower and upper asinh(d / d_0), d_0,
-        sign of u, and ranges of the entries x, y of the inverse attention matrix. ``prior`` has V, the variance of z_2 given z_1
-        and the skip weight c; a gap is a difference of tokens.
+    def find_intervals(box, prior, intervals):
+        """Find the intervals of d = z_11 - z_12 that the ``box`` ``|z - center| <= half_width sqrt(V)`` allows, for each sign of
+        outputs u and of d, or one if it is folded; return their number. Columns of ``intervals`` get lower and upper asinh(d /
+        d_0), d_0, sign of u, and ranges of the entries x, y of the inverse attention matrix. ``prior`` has V, the variance of z_2
+        given z_1 and the skip weight c; a gap is a difference of tokens.
         """
-        u, omega, half_width, _ = sample
+        u, center, half_width, is_folded = box
         v11, v22, _, variance_2, c = prior[:5]
         u_1, u_2 = u[0] / (1.0 + c), u[1] / (1.0 + c)
         output_gap = u_1 - u_2
-        mean_gap = omega[0, 0] - omega[0, 1]
-        last_mean_gap = abs(omega[1, 0] - omega[1, 1])
+        center_gap = center[0] - center[1]
+        last_center_gap = abs(center[2] - center[3])
         half_width_2 = half_width * math.sqrt(v22)
         half_width_d = math.sqrt(2.0) * math.sqrt(v11) * half_width
         largest_x_plus_y = 1.0 / c if c > 0.0 else math.inf
@@ -244,17 +223,17 @@ def make_kernel(jit, inline, width, stride):
         safe_divisor = output_gap if abs(output_gap) >= 1e-150 else 1e-150
         d_0 = math.sqrt(
             4.0 * c
-            + 0.3 * abs(u[0] - u[1]) / (last_mean_gap + 3.0 * math.sqrt(variance_2))
+            + 0.3 * abs(u[0] - u[1]) / (last_center_gap + 3.0 * math.sqrt(variance_2))
             + 1e-12
         )
         interval_count = 0
-        for sign_pair in range(4):  # the sign of u, then the sign of d
+        for sign_pair in range(1 if is_folded else 4):  # signs of u, then of d
             sign_of_u = 1.0 if sign_pair < 2 else -1.0
             x_min, x_max = nonnegative_range(
-                sign_of_u * omega[1, 0] - u_1, half_width_2, safe_divisor
+                sign_of_u * center[2] - u_1, half_width_2, safe_divisor
             )
             y_min, y_max = nonnegative_range(
-                u_2 - sign_of_u * omega[1, 1], half_width_2, safe_divisor
+                u_2 - sign_of_u * center[3], half_width_2, safe_divisor
             )
             if x_max <= 0.0 or y_max <= 0.0 or x_min + y_min >= finite_limit:
                 continue
@@ -271,8 +250,8 @@ def make_kernel(jit, inline, width, stride):
             )
             lower_d = -greatest_d if has_both_signs or sign_pair % 2 == 1 else least_d
             upper_d = -least_d if sign_pair % 2 == 1 else greatest_d
-            lower_d = max(lower_d, mean_gap - half_width_d)
-            upper_d = min(upper_d, mean_gap + half_width_d)
+            lower_d = max(lower_d, center_gap - half_width_d)
+            upper_d = min(upper_d, center_gap + half_width_d)
             if upper_d > lower_d:
                 asinh_ends = math.asinh(lower_d / d_0), math.asinh(upper_d / d_0)
                 interval = *asinh_ends, d_0, sign_of_u, x_min, x_max, y_min, y_max
@@ -282,14 +261,14 @@ def make_kernel(jit, inline, width, stride):
         return interval_count
 
     @jit
-    def compute_column_ranges(t, column_count, sample, prior):
+    def compute_column_ranges(t, column_count, box, prior):
         """Compute d = d_0 sinh(xi) = z_11 - z_12 of each column j of table t, xi given, k = exp(-d^2 / 2), and the range of m =
         (z_11 + z_12) / 2 in the box where x and y, functions of E = exp(m d), are in their ranges; if it is empty the upper end
         is not above the lower one. ``prior`` has V and the skip weight c.
         """
-        _, omega, half_width, _ = sample
+        _, center, half_width, _ = box
         v11, _, _, _, c = prior[:5]
-        mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
+        center_m, center_gap = 0.5 * (center[0] + center[1]), center[0] - center[1]
         for j in range(padded_count(column_count)):
             exp_xi = exp(t[ASINH_D + j])
             exp_minus_xi = 1.0 / exp_xi
@@ -297,7 +276,8 @@ def make_kernel(jit, inline, width, stride):
             d = half_d_0 * (exp_xi - exp_minus_xi)
             d = 1e-12 if abs(d) < 1e-12 else d
             squared_half_range = 0.5 * (
-                half_width * half_width * v11 - 0.5 * (d - mean_gap) * (d - mean_gap)
+                half_width * half_width * v11
+                - 0.5 * (d - center_gap) * (d - center_gap)
             )
             half_square = 0.5 * d * d
             k = exp(max(-half_square, -_LARGEST_LOG))
@@ -320,12 +300,12 @@ def make_kernel(jit, inline, width, stride):
             largest_m = 300.0 * abs(inverse_d)
             lower_m = max(
                 min(log_E_min * inverse_d, log_E_max * inverse_d),
-                mean_m - half_range,
+                center_m - half_range,
                 -largest_m,
             )
             upper_m = min(
                 max(log_E_min * inverse_d, log_E_max * inverse_d),
-                mean_m + half_range,
+                center_m + half_range,
                 largest_m,
             )
             t[D_ROW + j], t[LOWER_M + j] = d, lower_m
@@ -341,14 +321,14 @@ def make_kernel(jit, inline, width, stride):
             t[D_WEIGHT + j] *= half_d_0 * (exp_xi + exp_minus_xi)
 
     @jit
-    def fill_columns(t, columns, offset, sample, rule, intervals, state):
+    def fill_columns(t, columns, offset, box, rule, intervals, state):
         """Fill table t with the nonempty ones of ``columns`` (start, end, number in an interval) of the intervals that ``state``
         lists as unfinished; return how many. A column j has constant d = z_11 - z_12; they are equidistant in asinh(d / d_0), the
         first ``offset`` steps from the interval's start; ``rule`` has the prior, with the skip weight c, and u_1, u_2 are outputs
-        over 1 + c.
+        over 1 + c. If the ``box`` is folded, columns of d < 0 are images of others and left out, and one of d = 0 counts half.
         """
         start, end, interval_size = columns
-        u, omega, _, _ = sample
+        u, _, _, is_folded = box
         prior, stopping, _ = rule
         u_1, u_2 = u[0] / (1.0 + prior[4]), u[1] / (1.0 + prior[4])
         unfinished_index, column_in_interval = (
@@ -358,13 +338,14 @@ def make_kernel(jit, inline, width, stride):
         for j in range(padded_count(end - start)):
             interval = int(state[UNFINISHED_INTERVALS, unfinished_index])
             step = (intervals[1, interval] - intervals[0, interval]) / interval_size
-            t[INTERVAL + j], t[D_WEIGHT + j] = interval, step
-            t[ASINH_D + j] = (
-                intervals[0, interval] + (column_in_interval + offset) * step
-            )
+            asinh_d = intervals[0, interval] + (column_in_interval + offset) * step
+            t[INTERVAL + j], t[ASINH_D + j] = interval, asinh_d
+            t[D_WEIGHT + j] = step
+            if is_folded:
+                t[D_WEIGHT + j] = min(max(asinh_d + 0.5 * step, 0.0), step)
             t[D_SCALE + j] = intervals[2, interval]
-            t[OFFSET_1 + j] = intervals[3, interval] * u_1 - omega[1, 0]
-            t[OFFSET_2 + j] = intervals[3, interval] * u_2 - omega[1, 1]
+            t[OUTPUT_1 + j] = intervals[3, interval] * u_1
+            t[OUTPUT_2 + j] = intervals[3, interval] * u_2
             t[OUTPUT_GAP + j] = intervals[3, interval] * (u_1 - u_2)
             for row in range(4):
                 t[X_MIN + row * stride + j] = intervals[4 + row, interval]
@@ -372,42 +353,39 @@ def make_kernel(jit, inline, width, stride):
                 column_in_interval += 1
                 if column_in_interval == interval_size:
                     unfinished_index, column_in_interval = unfinished_index + 1, 0
-        compute_column_ranges(t, end - start, sample, prior)
+        compute_column_ranges(t, end - start, box, prior)
         kept_count = 0
         for j in range(end - start):
             t[STEP_M + j] = (t[UPPER_M + j] - t[LOWER_M + j]) / stopping[0]
         for j in range(end - start):
-            if t[UPPER_M + j] > t[LOWER_M + j]:
+            if t[UPPER_M + j] > t[LOWER_M + j] and t[D_WEIGHT + j] > 0.0:
                 move_column(t, j, kept_count)
                 kept_count += 1
         return kept_count
 
     @inline
-    def two_integrands(t, j, position, constants):
-        """Integrand at two neighboring points m of column j of table t, from step ``position`` on; kE = k E and k_E = k / E, for
-        k = exp(-d^2 / 2) and E = exp(m d), go on by the factors ``growth`` and ``decay``.
+    def next_point(t, j, c):
+        """Jacobian, ``z_1`` and ``z_2`` of the next point m of column j of table t, which moves on by a step in m, and by factors
+        in kE = k E and k_E = k / E, for k = exp(-d^2 / 2) and E = exp(m d). Fractions are divided by E; c is the skip weight.
         """
-        constants_of_column = (
-            t[K2 + j],
-            t[ONE_MINUS_K2 + j],
-            t[OUTPUT_GAP + j],
-            t[OFFSET_1 + j],
-            t[OFFSET_2 + j],
-        )
-        column = *constants_of_column, t[FIRST_M + j], t[STEP_M + j], t[HALF_GAP + j]
-        kE = t[K_E + j]
-        k_E = t[K_PER_E + j]
-        growth = t[E_GROWTH + j]
-        decay = t[E_DECAY + j]
-        t[K_E + j], t[K_PER_E + j] = (kE * (growth * growth), k_E * (decay * decay))
-        point = _integrand(column, kE, k_E, position, constants)
-        return point, _integrand(
-            column, kE * growth, k_E * decay, position + 1.0, constants
+        k2, d, m = t[K2 + j], t[D_ROW + j], t[M_ROW + j]
+        kE, k_E = t[K_E + j], t[K_PER_E + j]
+        t[M_ROW + j] = m + t[STEP_M + j]
+        t[K_E + j], t[K_PER_E + j] = kE * t[E_GROWTH + j], k_E * t[E_DECAY + j]
+        scaled_numerator = 1.0 + k2 + (kE + k_E)
+        inverse_denominator = 1.0 / (c * scaled_numerator + t[ONE_MINUS_K2 + j])
+        gap_over_denominator = t[OUTPUT_GAP + j] * inverse_denominator
+        return (
+            scaled_numerator * inverse_denominator,
+            m + 0.5 * d,
+            m - 0.5 * d,
+            t[OUTPUT_1 + j] + (k_E + k2) * gap_over_denominator,
+            t[OUTPUT_2 + j] - (kE + k2) * gap_over_denominator,
         )
 
     @inline
     def read_five(t, i):
-        """Read five rows of the table t at entry i, a column or an offset plus a column."""
+        """Read five rows of the table t at entry i, a row plus a column."""
         return (
             t[i],
             t[i + stride],
@@ -417,33 +395,53 @@ def make_kernel(jit, inline, width, stride):
         )
 
     @inline
-    def write_five(t, i, sums):
-        """Write five ``sums`` into rows of the table t at entry i, a column or an offset plus a column."""
-        t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = (
-            sums
-        )
+    def add_to_rows(t, i, values):
+        """Add ``values`` to as many rows of the table t at entry i, a row plus a column."""
+        for row, value in enumerate(values):
+            t[i + row * stride] += value
+
+    @inline
+    def add_traces(t, j, c, signs, law):
+        """Add the images, with these ``signs`` of z_1 and of z_2, of the next point of column j to its sums and traces in table t
+        (in a function of its own: of a loop directly inside that over columns the compiler would peel off the first column).
+        """
+        point = next_point(t, j, c)
+        for sign in signs:
+            sums = _sums_over_signs(point, sign, signs, law)
+            add_to_rows(t, ROUND_SUMS + j, _traces(*sums))
+
+    @inline
+    def add_products(t, j, c, signs, law):
+        """Add the images of the next point of column j to its sums and products, as ``add_traces``."""
+        point = next_point(t, j, c)
+        for sign in signs:
+            sums = _sums_over_signs(point, sign, signs, law)
+            add_to_rows(t, ROUND_SUMS + j, _products(*sums))
+
+    @inline
+    def sum_points(t, column_count, point_count, constants, moment_count, signs):
+        """Add the images of ``point_count`` points of each column j to its sums in table t: one point of all columns at a time,
+        in vectors of columns. It is compiled for one sign and for both, so that the loops have no branches.
+        """
+        c, law = constants[:2]
+        for _ in range(point_count):
+            if moment_count == 15:
+                for j in range(column_count):
+                    add_products(t, j, c, signs, law)
+            else:
+                for j in range(column_count):
+                    add_traces(t, j, c, signs, law)
 
     @jit
     def sum_columns(t, column_count, point_count, offset, constants, moment_count):
         """Sum the integrand and its moments (``moment_count``) over ``point_count`` points m of each column j of table t, the
-        first ``offset`` steps from its lower end, into the rows from ROUND_SUMS on: entries i, k and m are those of the first,
-        the sixth and the eleventh sum. ``constants`` are those of ``_integrand``; E = exp(m d) is geometric along a column, with
-        the factor ``growth``.
+        first ``offset`` steps from its lower end, into the rows from ROUND_SUMS on. ``constants`` are the skip weight, the law of
+        latents, and whether the integral is folded; E = exp(m d) is geometric along a column, with the factor ``growth``.
         """
-        mean_m, mean_gap = constants[5], constants[6]
         padded_columns = padded_count(column_count)
         for j in range(column_count, padded_columns):
-            for row in (
-                D_ROW,
-                LOWER_M,
-                STEP_M,
-                OFFSET_1,
-                OFFSET_2,
-                OUTPUT_GAP,
-                K2,
-                ONE_MINUS_K2,
-            ):
-                t[row + j] = t[row + column_count - 1]
+            for row in range(8):
+                t[row * stride + j] = t[row * stride + column_count - 1]
         for j in range(padded_columns):
             d, step = t[D_ROW + j], t[STEP_M + j]
             first_m = t[LOWER_M + j] + offset * step
@@ -453,40 +451,16 @@ def make_kernel(jit, inline, width, stride):
             t[K_PER_E + j] = exp(-first_m * d - half_square)
             growth = exp(step * d)
             t[E_GROWTH + j], t[E_DECAY + j] = growth, 1.0 / growth
-            t[HALF_GAP + j] = 0.5 * (d - mean_gap)
-            t[FIRST_M + j] = first_m - mean_m
+            t[M_ROW + j] = first_m
         for moment in range(moment_count):
             for j in range(padded_columns):
                 t[ROUND_SUMS + moment * stride + j] = 0.0
-        # Two points of all columns at a time: whole vectors of columns, with half as many loads and stores of the sums.
-        for point_pair in range(point_count // 2):
-            position = 2.0 * point_pair
-            if moment_count == 15:
-                for j in range(padded_columns):
-                    point_1, point_2 = two_integrands(t, j, position, constants)
-                    i = ROUND_SUMS + j
-                    k = ROUND_SUMS + 5 * stride + j
-                    m = ROUND_SUMS + 10 * stride + j
-                    sums = _add_products(
-                        _add_products(
-                            (*read_five(t, i), *read_five(t, k), *read_five(t, m)),
-                            point_1,
-                        ),
-                        point_2,
-                    )
-                    write_five(t, i, sums[:5])
-                    write_five(t, k, sums[5:10])
-                    write_five(t, m, sums[10:])
-            else:
-                for j in range(padded_columns):
-                    point_1, point_2 = two_integrands(t, j, position, constants)
-                    i = ROUND_SUMS + j
-                    traces = t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]
-                    sums = _add_traces(
-                        _add_traces((*read_five(t, i), *traces), point_1), point_2
-                    )
-                    write_five(t, i, sums[:5])
-                    (t[i + 5 * stride], t[i + 6 * stride], t[i + 7 * stride]) = sums[5:]
+        if constants[2]:
+            sum_points(
+                t, padded_columns, point_count, constants, moment_count, (1.0, -1.0)
+            )
+        else:
+            sum_points(t, padded_columns, point_count, constants, moment_count, (1.0,))
         for moment in range(moment_count):
             for j in range(padded_columns):
                 t[ROUND_SUMS + moment * stride + j] *= t[STEP_M + j] * t[D_WEIGHT + j]
@@ -495,7 +469,7 @@ def make_kernel(jit, inline, width, stride):
     def refine_columns(t, column_count, constants, rule, partition, sums):
         """Double the points of columns j of table t until two interleaved halves agree, as ``rule`` asks; add each finished
         column to ``sums``, to its interval's row. ``partition`` is the whole integral so far: what is negligible against it is
-        not refined; ``constants`` are those of ``_integrand``.
+        not refined; ``constants`` are those of ``sum_columns``.
         """
         prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
@@ -547,21 +521,37 @@ def make_kernel(jit, inline, width, stride):
         """Integrate one ``sample`` by ``rule`` (prior with skip weight c, when to stop, number of moments): write its moments to
         ``totals``, return the relative error. ``scratch`` are work arrays: table t, intervals, ``sums`` with rows for four
         intervals and what a round adds to them, and their state. Each round doubles the columns j of unfinished intervals, taken
-        ``width`` at a time from ``start`` on; ``partition`` is the whole integral so far.
+        ``width`` at a time from ``start`` on; ``partition`` is the whole integral so far, ``distance`` that of omega from 0 in
+        sqrt(V).
         """
         t, intervals, sums, state = scratch
         prior, stopping, moment_count = rule
         first_point_count, most_rounds, accuracy = stopping
-        _, omega, _, log_unit = sample
-        v11, _, slope, variance_2, c = prior[:5]
-        mean_m, mean_gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
-        constants = slope, c, -0.5 / v11, -0.5 / variance_2, log_unit, mean_m, mean_gap
-        interval_count = find_intervals(sample, prior, intervals)
+        u, omega, half_width, log_unit = sample
+        v11, _, slope, variance_2, c, inverse_root_1, inverse_root_2 = prior
+        center = omega[0, 0], omega[0, 1], omega[1, 0], omega[1, 1]
+        law = *center, slope, -0.5 / v11, -0.5 / variance_2, log_unit
+        distance = max(
+            math.hypot(center[0], center[1]) * inverse_root_1,
+            math.hypot(center[2], center[3]) * inverse_root_2,
+        )
+        is_folded = (
+            distance < FOLDED_DISTANCE * half_width and accuracy >= FOLDED_ACCURACY
+        )
+        columns_per_interval = first_point_count
+        if is_folded:
+            center, half_width = (0.0, 0.0, 0.0, 0.0), half_width + distance
+            # as many columns as whole vectors have take no longer
+            columns_per_interval = (columns_per_interval + 7) // 8 * 8
+            first_point_count = 2 * first_point_count // 3
+            rule = prior, (first_point_count, most_rounds, accuracy), moment_count
+        box = u, center, half_width, is_folded
+        constants = c, law, is_folded
+        interval_count = find_intervals(box, prior, intervals)
         sums[:] = 0.0
         for interval in range(interval_count):
             state[UNFINISHED_INTERVALS, interval] = interval
         partition = 0.0
-        columns_per_interval = first_point_count
         column_count = 0
         unfinished_count = interval_count
         for round_ in range(most_rounds):
@@ -581,7 +571,7 @@ def make_kernel(jit, inline, width, stride):
                             t,
                             columns,
                             0.5 if round_ > 0 else 0.0,
-                            sample,
+                            box,
                             rule,
                             intervals,
                             state,
