@@ -368,9 +368,11 @@ class AttentionIndexed(TokenModel):
                     adjoint_matrix += xp.matmul(token_columns, weighted_tokens)
                     continue
                 for band in bands:
-                    adjoint_matrix[band.start :, band] += xp.matmul(
-                        token_columns[band.start :, :], weighted_tokens[:, band]
-                    )
+                    factors = token_columns[band.start :, :], weighted_tokens[:, band]
+                    if xp is NUMPY and sample_slice.start == 0:  # no copy
+                        xp.matmul(*factors, out=adjoint_matrix[band.start :, band])
+                    else:
+                        adjoint_matrix[band.start :, band] += xp.matmul(*factors)
             for band in bands[1:]:
                 adjoint_matrix[: band.start, band] = xp.matrix_transpose(
                     adjoint_matrix[band, : band.start]
