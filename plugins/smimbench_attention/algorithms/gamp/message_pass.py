@@ -364,7 +364,8 @@ def mean_slope(V: Host, Qhat: Host) -> float:
     """Mean slope ``V_pp Qhat_pp`` of the denoiser, smallest over the components p and at most 1, from error V and information
     Qhat (P, P).
     """
-    return min(1.0, float((V.diagonal() * Qhat.diagonal()).min()))
+    slopes: list[float] = (V.diagonal() * Qhat.diagonal()).tolist()
+    return min(1.0, *slopes)
 
 
 def sample_strengths(problem: Problem, data: Data) -> Array | None:
