@@ -465,14 +465,14 @@ class Readings:
         """
         reported = {
             reading_name: array
-            for reading_name in ("residual", *READINGS)
+            for reading_name in READINGS
             if (array := getattr(info, reading_name)) is not None
         }
-        readings = dict(zip(reported, read_together(*reported.values())))
-        residual = float(np.asarray(readings.pop("residual")).item())
+        residual, *arrays = read_together(info.residual, *reported.values())
+        residual = float(np.asarray(residual).item())
         host_readings = {
             reading_name: np.asarray(array, dtype=np.float64).ravel()
-            for reading_name, array in readings.items()
+            for reading_name, array in zip(reported, arrays)
         }
         self.latest = Info(
             residual,
