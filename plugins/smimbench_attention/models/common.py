@@ -126,8 +126,9 @@ class TokenModel(Model):
         dimensions, summed over all entries.
         """
         xp = namespace(signal, estimate)
-        difference = signal - estimate
-        return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
+        squared_difference = signal - estimate
+        squared_difference *= squared_difference
+        return xp.sum(squared_difference, axis=self._axes) / signal.shape[-1]
 
     def _unit(self, dimension: int) -> int:
         """Number of samples that corresponds to a sample ratio of 1 in ``dimension`` d; each subclass with another unit than d
