@@ -297,8 +297,8 @@ class Algorithm(Item):
         its steps alone.
 
         ``joint_step(problem)(data, states)`` lists, of the data and the state of each run, what ``step`` returns, in the same
-        bits. States are not changed in place. Where anything fails or warns, every run begins again, alone. Without it: every run
-        is alone.
+        bits. It changes no state in place, and uses no numbers that ``init`` stored in the algorithm, which is that of one of the
+        runs. Where anything fails or warns, every run begins again, alone. Without it: every run is alone.
         """
         return None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from smimbench.files import attempt
+from smimbench.interfaces import Model
 from smimbench.interfaces.algorithm import refusal
 from smimbench.problem.instance import joint_metrics
 from smimbench.registry.registry import get_registry
@@ -45,37 +46,43 @@ def batches(cells: Sequence[Cell], workers: int, *, single: bool) -> list[list[C
 
 def _largest_batch(cell: Cell) -> int:
     """Largest number of cells like this one to run together: 1 unless its algorithm makes joint steps, on the host in double
-    precision, without code of third parties besides its own, and without a time limit.
+    precision, without code of third parties besides its own, and without a time limit. The model has to ship, too: metrics
+    of several runs are computed on arrays with one more axis in front.
     """
     options = cell.run
     settings = cell.backend, options.dtype, options.start, options.timeout
     is_usual = settings == ("numpy", "float64", "uninformed", None)
-    if not is_usual or cell.distributions() - {cell.algorithm.get("distribution")}:
+    if (
+        not is_usual
+        or "distribution" in cell.problem["model"]
+        or cell.distributions() - {cell.algorithm.get("distribution")}
+    ):
         return 1
-    rebuilt, error = attempt(cell.rebuild)
-    if error is not None:  # the record of each cell says so
-        return 1
-    problem, algorithm = rebuilt
     measures_other_metrics = any(
         entry.source is not None and entry.item.in_trajectory
         for entry in get_registry().entries("metric")
     )
-    if (
-        measures_other_metrics
-        or refusal(algorithm, problem)
-        or algorithm.joint_step(problem) is None
-    ):
+    # What raises an error here does so again in each cell, whose record says so.
+    model, error = attempt(_model_of_joint_steps, cell)
+    if error is not None or model is None or measures_other_metrics:
         return 1
-    model = problem.model
     sample_count = model.sample_count(cell.alpha, cell.dimension)
     input_bytes: int = 8 * sample_count * model.tokens * cell.dimension
     return max(1, BATCH_BYTES // input_bytes)
 
 
+def _model_of_joint_steps(cell: Cell) -> Model | None:
+    """Model of a cell whose algorithm makes joint steps on its problem; None for any other."""
+    problem, algorithm = cell.rebuild()
+    if refusal(algorithm, problem) or algorithm.joint_step(problem) is None:
+        return None
+    model: Model = problem.model
+    return model
+
+
 def step_together(runs: Sequence[LoopRun], caught_warnings: Sequence[object]) -> None:
     """Make the steps of several runs together until all of them are over or one has warned."""
-    algorithm = runs[0].algorithm
-    joint_step: Any = algorithm.joint_step(runs[0].problem)
+    joint_step: Any = runs[0].algorithm.joint_step(runs[0].problem)
     while runs := [run for run in runs if not run.is_over]:
         measure = joint_metrics([run.instance for run in runs])
         while not any(run.is_over for run in runs):
@@ -83,15 +90,17 @@ def step_together(runs: Sequence[LoopRun], caught_warnings: Sequence[object]) ->
             steps = joint_step([run.data for run in runs], [run.state for run in runs])
             estimates: list[Any] = []
             if runs[0].records(runs[0].iterations + 1):  # all are at the same iteration
-                estimates = [algorithm.estimate(state) for state, _ in steps]
+                estimates = [
+                    run.algorithm.estimate(state)
+                    for run, (state, _) in zip(runs, steps)
+                ]
             seconds = (time.perf_counter() - timer_start) / len(runs)
             cpu_seconds = (time.thread_time() - cpu_start) / len(runs)
             measured: Any = [None] * len(runs)
             if estimates:
                 measured = zip(estimates, measure(estimates))
             for run, (state, info), estimate_and_metrics in zip(runs, steps, measured):
-                run.measured = estimate_and_metrics
                 run.clock.add(seconds, cpu_seconds)
-                run.accept_step(state, run.read(info))
+                run.accept_step(state, run.read(info), estimate_and_metrics)
             if caught_warnings:
                 return

@@ -8,9 +8,9 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -144,7 +144,7 @@ def run_together(
 
 
 def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record]:
-    """Records of cells whose steps are made together; an error where something warned or went on with another algorithm."""
+    """Records of cells whose steps are made together; an error where something warned, or a run made a second attempt."""
     start_date, timer_start = time.time(), time.perf_counter()
     machine.reset_peak_memory()
     with (
@@ -152,14 +152,15 @@ def _joint_records(cells: Sequence[Cell], threads: int) -> list[Record]:
         machine.blas_threads(threads),
     ):
         warnings.simplefilter("always")
-        problem, algorithm = cells[0].rebuild()
-        streams = [_run_and_outcome(cell, problem, algorithm, False) for cell in cells]
-        runs = [next(stream) for stream in streams]
-        step_together(runs, caught_warnings)
-        is_resumed = any(run.restarts for run in runs)
-        if not (is_resumed or caught_warnings):
-            outcomes = [next(stream) for stream in streams]
-    if is_resumed or caught_warnings:
+        problem, _ = cells[0].rebuild()
+        runs_and_finishers = [
+            # An algorithm may keep numbers of its data.
+            _begin_run(cell, problem, build_algorithm(cell.algorithm, problem), False)
+            for cell in cells
+        ]
+        step_together([run for run, _ in runs_and_finishers], caught_warnings)
+        outcomes = [] if caught_warnings else [end() for _, end in runs_and_finishers]
+    if caught_warnings or any(outcome["restarts"] for outcome in outcomes):
         raise RuntimeError("some run has to stand alone")
     seconds = (time.perf_counter() - timer_start) / len(cells)
     return [
@@ -244,17 +245,16 @@ def _outcome(cell: Cell, timing: bool) -> JsonObject:
     problem, algorithm = cell.rebuild()
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
-    run_and_outcome = _run_and_outcome(cell, problem, algorithm, timing)
-    next(run_and_outcome).step_to_end()
-    outcome: JsonObject = next(run_and_outcome)
-    return outcome
+    run, finish = _begin_run(cell, problem, algorithm, timing)
+    run.step_to_end()
+    return finish()
 
 
-def _run_and_outcome(
+def _begin_run(
     cell: Cell, problem: Problem, algorithm: Algorithm, timing: bool
-) -> Iterator[Any]:
-    """Yield the run of the ``algorithm`` of a cell on its ``problem``, whose steps the caller has it make until it is over, and
-    then the fields of the record. With ``timing`` there is a warm-up.
+) -> tuple[LoopRun, Callable[[], JsonObject]]:
+    """Begin the run of the ``algorithm`` of a cell on its ``problem``, and return it with a function that, once its steps are
+    made, finishes it and returns the fields of the record. With ``timing`` there is a warm-up.
     """
     backend = _open_backend(cell)
     active_threads = threading.active_count()
@@ -274,7 +274,7 @@ def _run_and_outcome(
         )
     else:
         initial_estimate = _initial_estimate(cell, instance, backend)
-    cpu_seconds = clock.cpu_seconds()
+    cpu_seconds_of_start = clock.cpu_seconds()
     backend.release()
     data = counting_fresh_samples(instance.data(backend, initial_estimate))
 
@@ -284,67 +284,72 @@ def _run_and_outcome(
             cell, problem, canonical_json(cell.algorithm), str(attempt)
         )
 
-    run = LoopRun(
+    first_run = LoopRun(
         problem, instance, data, algorithm, make_rng, cell.run, backend, clock.seconds
     )
-    yield run
-    run = run.finished()
-    del warm_up_data
-    cpu_seconds += run.cpu_seconds
-    cpu_seconds += machine.wait_for_threads(active_threads) if timing else 0.0
-    cpu_seconds += machine.seconds_of_children() - child_cpu_seconds
-    if run.status is not Status.DIVERGED:
-        _measure(cell, problem, instance, run)
-    if instance.checksum() != checksum:
-        raise RuntimeError(
-            "the algorithm wrote into the data that all algorithms share, so its result is discarded; "
-            "it must copy inputs and labels before changing them"
-        )
-    fresh_samples = cast("FreshSamples", data.fresh)
-    data_samples = int(instance.inputs.shape[0])
-    # An algorithm that plans to draw fresh samples sees none of the data set, unless a start was computed from it.
-    sees_data = start_is_computed or not run.plan.draws_fresh
-    samples_used = fresh_samples.count + (data_samples if sees_data else 0)
-    draws_on_device = cell.run.draw == "device" and backend.accelerated
-    iteration_cost = run.plan.cost(problem, data) if run.plan.cost else None
-    yield {
-        "status": run.status.value,
-        "reason": run.reason,
-        "metrics": run.metrics,
-        **({"blank": run.blank} if run.blank else {}),
-        "sample_ratio": problem.model.sample_ratio(
-            max(1, samples_used), instance.dimension
-        ),
-        "samples": data_samples,
-        "fresh_samples": fresh_samples.count,
-        "placement": {
-            "drawn": "device" if draws_on_device else "host",
-            "inputs": _placement_of_inputs(data.inputs),
-        },
-        "iterations": run.iterations,
-        "restarts": run.restarts,
-        "restart_reason": run.restart_reason,
-        "start": run.start,
-        "final": run.final,
-        "warnings": _without_repeats(run.warnings),
-        "trajectory": run.trajectory,
-        "timing": {
-            "seconds": run.clock.seconds,
-            "lost_seconds": run.lost_seconds,
-            "cpu_seconds": cpu_seconds,
-            "cost": iteration_cost
-            and {
-                "flops": float(iteration_cost.flops),
-                "bytes": float(iteration_cost.bytes),
+
+    def finish() -> JsonObject:
+        """Finish the run and return the fields of the record."""
+        nonlocal warm_up_data
+        run = first_run.finished()
+        warm_up_data = None  # see ``_warm_up``
+        cpu_seconds = cpu_seconds_of_start + run.cpu_seconds
+        cpu_seconds += machine.wait_for_threads(active_threads) if timing else 0.0
+        cpu_seconds += machine.seconds_of_children() - child_cpu_seconds
+        if run.status is not Status.DIVERGED:
+            _measure(cell, problem, instance, run)
+        if instance.checksum() != checksum:
+            raise RuntimeError(
+                "the algorithm wrote into the data that all algorithms share, so its result is discarded; "
+                "it must copy inputs and labels before changing them"
+            )
+        fresh_samples = cast("FreshSamples", data.fresh)
+        data_samples = int(instance.inputs.shape[0])
+        # An algorithm that plans to draw fresh samples sees none of the data set, unless a start was computed from it.
+        sees_data = start_is_computed or not run.plan.draws_fresh
+        samples_used = fresh_samples.count + (data_samples if sees_data else 0)
+        draws_on_device = cell.run.draw == "device" and backend.accelerated
+        iteration_cost = run.plan.cost(problem, data) if run.plan.cost else None
+        return {
+            "status": run.status.value,
+            "reason": run.reason,
+            "metrics": run.metrics,
+            **({"blank": run.blank} if run.blank else {}),
+            "sample_ratio": problem.model.sample_ratio(
+                max(1, samples_used), instance.dimension
+            ),
+            "samples": data_samples,
+            "fresh_samples": fresh_samples.count,
+            "placement": {
+                "drawn": "device" if draws_on_device else "host",
+                "inputs": _placement_of_inputs(data.inputs),
             },
-            "device_seconds": run.clock.device_seconds,
-            "device_peak_memory": backend.peak_memory(),
-            "first_iteration": run.durations[0] if run.durations else None,
-            "per_iteration": float(np.median(run.durations[1:]))
-            if len(run.durations) > 1
-            else None,
-        },
-    }
+            "iterations": run.iterations,
+            "restarts": run.restarts,
+            "restart_reason": run.restart_reason,
+            "start": run.start,
+            "final": run.final,
+            "warnings": _without_repeats(run.warnings),
+            "trajectory": run.trajectory,
+            "timing": {
+                "seconds": run.clock.seconds,
+                "lost_seconds": run.lost_seconds,
+                "cpu_seconds": cpu_seconds,
+                "cost": iteration_cost
+                and {
+                    "flops": float(iteration_cost.flops),
+                    "bytes": float(iteration_cost.bytes),
+                },
+                "device_seconds": run.clock.device_seconds,
+                "device_peak_memory": backend.peak_memory(),
+                "first_iteration": run.durations[0] if run.durations else None,
+                "per_iteration": float(np.median(run.durations[1:]))
+                if len(run.durations) > 1
+                else None,
+            },
+        }
+
+    return first_run, finish
 
 
 def _measure(cell: Cell, problem: Problem, instance: Instance, run: LoopRun) -> None:

@@ -152,7 +152,7 @@ def _blank_data(data: Data) -> Data:
 
 
 class LoopRun:
-    """Run of an algorithm in the loop, begun by the constructor; after ``finished`` the attributes hold its outcome.
+    """Run of an algorithm in the loop, begun by the constructor; the run that ``finished`` returns holds the outcome.
 
     Attributes
     ----------
@@ -172,8 +172,6 @@ class LoopRun:
         Seconds of each iteration, with those of its estimate where that was measured.
     metrics, blank, trajectory : dict
         Of the last estimate; metrics that raised, and what; what was measured on the way.
-    measured : tuple or None
-        Estimate after the next step and its metrics, where they were measured together with those of other runs.
     start, final : dict
         Overlaps of the first estimate; what the last step reported, and findings.
     estimate, V : ndarray
@@ -240,8 +238,7 @@ class LoopRun:
         self.state = self.clock.time(
             lambda: algorithm.init(problem, data, make_rng(attempt)), backend
         )
-        self.measured: tuple[Array, MetricValues] | None = None
-        self._record_estimate(self._with_sample_count(self._readings.latest))
+        self._record_estimate(self._with_sample_count(self._readings.latest), None)
         self.start = {
             overlap_name: matrix.tolist()
             for overlap_name, matrix in instance.overlaps(self.estimate)
@@ -273,17 +270,18 @@ class LoopRun:
         recording_interval: int = 2 ** max(0, int(math.log2(iteration / 50)))
         return iteration % recording_interval == 0
 
-    def _record_estimate(self, info: Info) -> None:
-        """Compute the estimate on the algorithm's clock, and record its metrics, with the report of the step (``info``), off the
-        clock, unless both were ``measured`` together with those of other runs.
+    def _record_estimate(
+        self, info: Info, measured: tuple[Array, MetricValues] | None
+    ) -> None:
+        """Record the metrics of the estimate, and the report of the step (``info``). Unless they were ``measured`` together with
+        those of other runs, the estimate is computed on the algorithm's clock, and its metrics off the clock.
         """
-        if self.measured is None:
+        if measured is None:
             estimate = self.clock.time(
                 lambda: self.algorithm.estimate(self.state), self._backend
             )
-            self.measured = estimate, self._trajectory.measure(estimate)
-        self.estimate, metrics = self.measured
-        self.measured = None
+            measured = estimate, self._trajectory.measure(estimate)
+        self.estimate, metrics = measured
         self._trajectory.record(metrics, self.iterations, self.clock.seconds, info)
 
     def _with_sample_count(self, info: Info) -> Info:
@@ -291,8 +289,15 @@ class LoopRun:
         fresh: Any = self.data.fresh
         return info._replace(samples=fresh.count) if fresh.declared else info
 
-    def accept_step(self, state: object, info: Info) -> None:
-        """Accept a step that was made: the new state and the report that was read (``info``)."""
+    def accept_step(
+        self,
+        state: object,
+        info: Info,
+        measured: tuple[Array, MetricValues] | None = None,
+    ) -> None:
+        """Accept a step that was made: the new state and the report that was read (``info``), with the estimate and its metrics
+        where these were ``measured`` together with those of other runs.
+        """
         self.state = state
         self.iterations += 1
         write_heartbeat(8, self.iterations)
@@ -304,11 +309,15 @@ class LoopRun:
             reason = f"{self._readings.divergence} at iteration {self.iterations}"
             self._end_run(Status.DIVERGED, reason)
         else:
-            self._judge_step(self._with_sample_count(info))
+            self._judge_step(self._with_sample_count(info), measured)
         self._times.append(self.clock.seconds)
 
-    def _judge_step(self, info: Info) -> None:
-        """Record a step's report (``info``) and, where it is due, its estimate, and decide whether the run ends."""
+    def _judge_step(
+        self, info: Info, measured: tuple[Array, MetricValues] | None
+    ) -> None:
+        """Record a step's report (``info``) and, where it is due, its estimate, which may be ``measured`` already, and decide
+        whether the run ends.
+        """
         run_options, planned_steps = self._settings, self._planned_steps
         self._rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
@@ -321,7 +330,7 @@ class LoopRun:
             run_options.timeout is not None and self.clock.seconds > run_options.timeout
         )
         if end_reason or is_timed_out or self.records(self.iterations):
-            self._record_estimate(info)
+            self._record_estimate(info, measured)
         if end_reason:
             complaint = self._rule.complaint()
             self.broken_claim = bool(complaint)

@@ -415,7 +415,8 @@ def joint_steps(context: CheckContext, small: SmallProblem) -> None:
     that they begin from as they are. ``context`` holds the algorithm under test, ``small`` a problem of about twenty samples.
     """
     algorithm, problem = context.item, small.problem
-    joint_step = algorithm.joint_step(problem)
+    algorithms = [copy.copy(algorithm) for _ in range(3)]
+    joint_step = algorithms[0].joint_step(problem)
     if joint_step is None:
         raise CheckSkipped("each run makes its steps alone")
     size = _sample_ratio_and_dimension(problem.model)
@@ -425,27 +426,25 @@ def joint_steps(context: CheckContext, small: SmallProblem) -> None:
     ]
     data_of_runs = [run.data() for run in runs]
     states = [
-        algorithm.init(problem, data, context.rng(61 + k))
-        for k, data in enumerate(data_of_runs)
+        of_run.init(problem, data, context.rng(61 + k))
+        for k, (of_run, data) in enumerate(zip(algorithms, data_of_runs))
     ]
     for k in range(steps_of(algorithm, data_of_runs[0])):
         joint_outputs = joint_step(data_of_runs, states)
         outputs = [
-            algorithm.step(problem, data, state)
-            for data, state in zip(data_of_runs, states)
+            of_run.step(problem, data, state)
+            for of_run, data, state in zip(algorithms, data_of_runs, states)
         ]
-        for (state, info), (joint_state, joint_info) in zip(
-            outputs, joint_outputs, strict=True
+        for of_run, (state, info), (joint_state, joint_info) in zip(
+            algorithms, outputs, joint_outputs, strict=True
         ):
             if (
-                not np.array_equal(
-                    algorithm.estimate(state), algorithm.estimate(joint_state)
-                )
+                not np.array_equal(of_run.estimate(state), of_run.estimate(joint_state))
                 or info.residual != joint_info.residual
             ):
                 raise CheckFailed(
                     f"joint step {k + 1} of three runs must return the estimate and the residual that step returns for each of "
-                    f"them ({small.name}), and leave their states as they are"
+                    f"them ({small.name}), leave their states as they are, and use no numbers that init stored in the algorithm"
                 )
         states = [state for state, _ in joint_outputs]
 

@@ -105,12 +105,17 @@ def test_a_run_that_diverges_touches_no_other(tmp_path, monkeypatch, factor, sec
         return instance, checksum
 
     monkeypatch.setattr(runner, "_instance", broken_draw)
+    singles = []
+    monkeypatch.setattr(
+        runner, "run_cell", lambda cell, **how: singles.append(cell) or run_cell(cell)
+    )
     cells = cells_of(
         tmp_path,
         PROBLEMS["wide factor, three tokens"],
         'name = "sgd"\nlearning_rate = 0.001',
     )
     together = run_together(cells)
+    assert second is None or singles == cells  # of times of a batch it has no share
     assert [record.status for record in together] == ["ok", "ok", "diverged", "ok"]
     for cell, record in zip(cells, together):
         alone = run_cell(cell)
@@ -162,6 +167,109 @@ def test_cells_with_a_trajectory_metric_of_somebody_else_run_alone(tmp_path):
     set_registry(Registry([str(tmp_path / "share.py")]))
     cells = cells_of(tmp_path, PROBLEMS["softmax"], 'name = "adam"')
     assert [len(batch) for batch in batches(cells, 1, single=False)] == [1] * 4
+
+
+PECULIAR = '''
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from smimbench import Capabilities, hookimpl
+from smimbench_attention.algorithms.adam import Adam
+from smimbench_attention.channels.linear import SequenceLinear
+from smimbench_attention.models.sequence_multi_index import SequenceMultiIndex
+from smimbench_attention.priors.gaussian import Gaussian
+
+class Marked:
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "none"
+
+@dataclass(frozen=True)
+class Keeper(Marked, Adam):
+    """Adam that claims an error that is a number of its data."""
+    name: ClassVar[str] = "keeper"
+    steps_jointly: ClassVar[bool] = True
+
+    def init(self, problem, data, rng, students=None):
+        object.__setattr__(self, "_scale", float(np.mean(data.inputs**2)))
+        return super().init(problem, data, rng, students)
+
+    def variance(self, state):
+        return np.full((1, 1), self._scale)
+
+@dataclass(frozen=True)
+class Raiser(Marked, Adam):
+    """Adam that cannot say what it refuses."""
+    name: ClassVar[str] = "raiser"
+    steps_jointly: ClassVar[bool] = True
+
+    def refuses(self, problem):
+        raise ZeroDivisionError("of the plugin")
+
+@dataclass(frozen=True)
+class Single(Marked, SequenceMultiIndex):
+    """Model that measures one estimate."""
+    name: ClassVar[str] = "single"
+
+    def squared_error(self, signal, estimate):
+        return np.sum((signal - estimate) ** 2, axis=1) / signal.shape[1]
+
+@dataclass(frozen=True)
+class SingleLinear(Marked, SequenceLinear):
+    """Linear labels of that model."""
+    name: ClassVar[str] = "single-linear"
+    capabilities: ClassVar = Capabilities(models=("single",))
+
+@dataclass(frozen=True)
+class SingleGaussian(Marked, Gaussian):
+    """Prior of that model."""
+    name: ClassVar[str] = "single-gaussian"
+    capabilities: ClassVar = Capabilities(models=("single",))
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(Keeper)
+    register(Raiser)
+
+@hookimpl
+def smimbench_register_models(register):
+    register(Single)
+
+@hookimpl
+def smimbench_register_channels(register):
+    register(SingleLinear)
+
+@hookimpl
+def smimbench_register_priors(register):
+    register(SingleGaussian)
+'''
+SINGLE = """
+model = { name = "single", tokens = 2 }
+channel = { name = "single-linear", noise = 0.1 }
+prior = { name = "single-gaussian" }"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "algorithm", "size"),
+    [
+        (PROBLEMS["softmax"], "keeper", 4),
+        (PROBLEMS["softmax"], "raiser", 1),
+        (SINGLE, "keeper", 1),
+    ],
+)
+def test_what_plugins_may_do_is_no_different_in_a_batch(
+    tmp_path, problem, algorithm, size
+):
+    """An algorithm may keep numbers of its data, and raise where it is asked; a model measures one estimate at a time."""
+    (tmp_path / "peculiar.py").write_text(PECULIAR)
+    set_registry(Registry([str(tmp_path / "peculiar.py")]))
+    cells = cells_of(tmp_path, problem, f'name = "{algorithm}"')
+    split = batches(cells, 1, single=False)
+    assert [len(batch) for batch in split] == [size] * (4 // size)
+    together = [record for batch in split for record in run_together(batch)]
+    for cell, record in zip(cells, together):
+        alone = run_cell(cell)
+        assert (record.status, record.reason) == (alone.status, alone.reason)
+        assert numbers(record.document) == numbers(alone.document)
 
 
 KILLER = '''

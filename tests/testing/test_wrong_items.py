@@ -261,6 +261,23 @@ class Mixed(Plain):
         ]
 
 
+class Hoarder(Plain):
+    """Its steps use a number of its data that it keeps in itself: joint steps use that of the first run."""
+
+    def init(self, problem, data, rng):
+        self.mean_square = float((data.inputs**2).mean())
+        return super().init(problem, data, rng)
+
+    def step(self, problem, data, state):
+        (w, rng), info = super().step(problem, data, state)
+        return (self.mean_square * w, rng), info
+
+    def joint_step(self, problem):
+        return lambda data, states: [
+            self.step(problem, *run) for run in zip(data, states)
+        ]
+
+
 class Fragile(Plain):
     """Raises on some problems."""
 
@@ -404,6 +421,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
     (Adam(), {}, ("learns",)),
     (InPlace(), {"state_copies": "changes an estimate that was returned before"}, ()),
     (Mixed(), {"joint_steps": "joint step 1 of three runs must return"}, ()),
+    (Hoarder(), {"joint_steps": "use no numbers that init stored in the algorithm"}, ()),
     (spoiled(Plain(), estimate=lambda w, *_: w[:, 1:]), {"shapes": "must have shape"}, ()),
     (Fragile(), {"runs": "ZeroDivisionError: nothing to divide by"}, ()),
     (Opaque(), {"parameters": "not a JSON value"}, ()),
