@@ -367,6 +367,15 @@ def test_an_informed_start_is_taken_and_stays(rng):
     assert_allclose(ends[0], ends[1], atol=1e-9)
 
 
+@pytest.mark.parametrize("components", [1, 2])
+def test_a_start_of_error_zero_is_refused_at_once(rng, components):
+    problem = sequence("linear", noise=0.2, components=components)
+    instance = problem.instance(0.7, 20)
+    start = problem.start(instance, 9.0, rng, get_backend("numpy"))
+    with pytest.raises(np.linalg.LinAlgError, match="Singular"):
+        iterate(problem, instance, 1, start._replace(V=0 * start.V))
+
+
 def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
     problem = sequence()
     data = problem.instance(0.5, 500).data(get_backend("numpy"))

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from smimbench_attention.algorithms.adam import Adam, AdamW
 from smimbench_attention.algorithms.gradient.loss import loss_gradient, surrogate
 from smimbench_attention.algorithms.sgd import Sgd
@@ -37,6 +37,20 @@ def small(problem, backend=None, dimension=9):
     alpha = 1.5 if problem.model.kappa == 1 else 0.2
     instance = problem.instance(alpha, dimension)
     return instance, instance.data(backend or get_backend())
+
+
+def test_changed_states_make_the_same_step_alone_and_together(rng):
+    problem = attention("linear", rho=0.9, noise=0.1)
+    _, data = small(problem)
+    algorithm = Sgd(learning_rate=0.01)
+    states = []
+    for _ in range(2):
+        state = algorithm.init(problem, data, rng)
+        states.append(state._replace(factor=2 * state.factor, signal=4 * state.signal))
+    together = algorithm.joint_step(problem)([data, data], states)
+    for state, (next_state, _) in zip(states, together):
+        alone, _ = algorithm.step(problem, data, state)
+        assert_array_equal(next_state.factor, alone.factor)
 
 
 def targets_of(problem, data):

@@ -377,6 +377,14 @@ def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise)
     assert np.abs(np.diff(continued)).max() < 0.2
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.001, 0.3, math.inf])  # with a gap, without
+@pytest.mark.parametrize("denoise", [eigenvalue_map, continued_map])
+def test_one_eigenvalue_is_mapped_as_in_an_array(denoise, noise):
+    values = np.array([-5.0, 0.1, 0.7, 10.0])  # 0.1 in the gap
+    alone = [denoise(np.array(value), noise, 0.5) for value in values]
+    assert_allclose(alone, denoise(values, noise, 0.5), rtol=1e-12)
+
+
 @pytest.mark.parametrize("rho", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
 def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):

@@ -67,7 +67,7 @@ class AttentionChannel(Channel):
 
     def _logit_matrix(self, z: Array) -> Array:
         """Assemble the symmetric matrix h (..., T, T) of attention logits from the latents z (..., C) of one component, one per
-        pair of tokens; ``entry_to_site`` is the pair's index for each entry of the flattened matrix.
+        pair of tokens.
         """
         xp = namespace(z)
         return xp.reshape(
@@ -77,9 +77,7 @@ class AttentionChannel(Channel):
 
     def _latent_gradient(self, gradient: Array) -> Array:
         """Convert ``gradient`` (..., T, T), with respect to the logits h, into the one with respect to the latents (..., C) of
-        the pairs of tokens; ``site_to_entry`` is each pair's position in the flattened matrix.
-
-        It is the transpose of ``_logit_matrix``.
+        the pairs of tokens: the transpose of ``_logit_matrix``.
         """
         xp = namespace(gradient)
         symmetric_gradient = gradient + xp.matrix_transpose(gradient)

@@ -290,16 +290,15 @@ def eigenvalue_map(eigenvalues: Host, noise: float, rho: float) -> Host:
         )
 
     right_edge, left_edge = _edges(noise, rho)[:2]
-    denoised = _map_between_ends(
-        clip(eigenvalues, left_edge.x, right_edge.x), noise, rho
-    )
+    values = np.atleast_1d(eigenvalues)  # one number would have no entries to set
+    denoised = _map_between_ends(clip(values, left_edge.x, right_edge.x), noise, rho)
     _denoise_beyond(
         denoised,
-        eigenvalues,
-        (right_edge, eigenvalues > right_edge.x),
-        (left_edge, eigenvalues < left_edge.x),
+        values,
+        (right_edge, values > right_edge.x),
+        (left_edge, values < left_edge.x),
     )
-    return denoised
+    return denoised.reshape(eigenvalues.shape)
 
 
 def _map_between_ends(eigenvalues: Host, noise: float, rho: float) -> Host:
@@ -363,7 +362,8 @@ def continued_map(
     if not (continued and has_bulks):
         return eigenvalue_map(eigenvalues, noise, rho)
     right_edge, left_edge, *gap_edges = _edges(noise, rho)
-    clipped_eigenvalues = clip(eigenvalues, left_edge.x, right_edge.x)
+    values = np.atleast_1d(eigenvalues)
+    clipped_eigenvalues = clip(values, left_edge.x, right_edge.x)
     denoised = _map_between_ends(
         clipped_eigenvalues.astype(np.float64, copy=False), noise, rho
     ).astype(eigenvalues.dtype, copy=False)
@@ -377,14 +377,14 @@ def continued_map(
             denoised_in_gap,
             denoised,
         )
-    distance_outside = eigenvalues - clipped_eigenvalues
+    distance_outside = values - clipped_eigenvalues
     # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
     for edge, is_outside in (
         (right_edge, distance_outside > 0),
         (left_edge, distance_outside < 0),
     ):
         denoised[is_outside] = edge.xi + edge.slope * distance_outside[is_outside]
-    return denoised
+    return denoised.reshape(eigenvalues.shape)
 
 
 @lru_cache(maxsize=32)

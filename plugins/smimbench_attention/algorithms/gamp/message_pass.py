@@ -56,7 +56,7 @@ def message_pass(
     rng: np.random.Generator | None,
     *,
     previous_g: Array | None = None,
-    Gamma: Array = None,
+    Gamma: Host | None = None,
     damping_weights: float | Array = 1.0,
     posterior_without_wait: Callable[..., Posterior] | None = None,
 ) -> Messages:
@@ -90,6 +90,7 @@ def message_pass(
         inputs = take_samples(model, data.inputs, chunk)
         omega = model.forward(inputs, estimate)
         if previous_g is not None:
+            assert Gamma is not None
             omega = omega - multiply_components(Gamma, previous_g[chunk, ...])
         label_and_law = data.labels[chunk, ...], omega, V_on_device
         if posterior_without_wait is not None:
@@ -140,8 +141,10 @@ def label_information(V: Host, covariance: Host) -> Host:
 
 
 def inverse(matrix: Host) -> Host:
-    """Inverse of a matrix (P, P) between components; of a single number LAPACK takes several times as long."""
-    return 1 / matrix if len(matrix) == 1 else np.linalg.inv(matrix)
+    """Inverse of a matrix (P, P) between components; of a single number LAPACK takes several times as long. LinAlgError if there
+    is none.
+    """
+    return 1 / matrix if len(matrix) == 1 and matrix.all() else np.linalg.inv(matrix)
 
 
 def multiply_components(matrix: Host, z: Array) -> Array:

@@ -255,11 +255,9 @@ class Descent(Algorithm):
             )
             mean_square = xp.reshape(mean_square, (-1, *[1] * len(component_axes)))
         targets = observable(problem.channel, data.labels)
-        signal = factorization.compose(factor)
         return DescentState(
             factor,
-            signal,
-            (signal, with_mean_square(signal, mean_square)),
+            factorization.compose(factor),
             self.first_memory(factor),
             targets=xp.astype(targets, data.inputs.dtype),
             remaining_samples=np.empty(0, dtype=np.int64),
@@ -323,7 +321,7 @@ class Descent(Algorithm):
             ]
             reports = zip(info.residual, info.self_overlap)
             infos = [
-                Info(residual, None, self_overlap, *info[3:])
+                info._replace(residual=residual, self_overlap=self_overlap)
                 for residual, self_overlap in reports
             ]
             return list(zip(latest_states, infos))
@@ -351,6 +349,8 @@ class Descent(Algorithm):
         processed_samples = state.processed_samples
         gradient_normalization = self.normalisation(problem, data, batch_size)
         penalty = self.penalty(data)
+        # Only a method with an ``advance`` of its own sees the loss.
+        with_loss = type(self).advance is not Descent.advance
 
         def objective(factor: Array) -> LossGradient:
             """Loss of the batch at a factor, normalized and with the weight-decay penalty added, and its gradient with respect to
@@ -366,14 +366,15 @@ class Descent(Algorithm):
                 channel=differentiated_channel,
                 loss=state.loss,
                 signal=state.signal if factor is state.factor else None,
-                with_loss=type(self).advance is not Descent.advance,
+                with_loss=with_loss,
             )
             loss = gradient_normalization * summed_loss.loss
             gradient = gradient_normalization * summed_loss.gradient
             if penalty:
+                gradient = gradient + penalty * factor
+            if penalty and with_loss:
                 factor_axes = tuple(range(loss.ndim, factor.ndim))
                 loss = loss + penalty / 2 * xp.sum(factor * factor, axis=factor_axes)
-                gradient = gradient + penalty * factor
             return LossGradient(loss, gradient)
 
         learning_rate = (
@@ -386,11 +387,9 @@ class Descent(Algorithm):
         )
         if self.spherical:
             factor = project_to_sphere(factor, component_axes)
-        signal = factorization.compose(factor)
         next_state = state._replace(
             factor=factor,
-            signal=signal,
-            scaled=(signal, with_mean_square(signal, state.mean_square)),
+            signal=factorization.compose(factor),
             memory=memory,
             steps_made=state.steps_made + 1,
             processed_samples=processed_samples,
@@ -417,10 +416,7 @@ class Descent(Algorithm):
 
     def estimate(self, state: DescentState) -> Array:
         """Signal formed from the factor, rescaled to the prior's norm where labels do not determine the norm."""
-        signal, estimate = state.scaled
-        if signal is not state.signal:  # another one has been put in its place
-            return with_mean_square(state.signal, state.mean_square)
-        return estimate
+        return with_mean_square(state.signal, state.mean_square)
 
     def findings(self, state: DescentState) -> dict[str, object]:
         """Findings of a run that its record keeps: the eigenvalue spectrum of the estimated matrix, if there is weight decay

@@ -22,8 +22,6 @@ class DescentState(NamedTuple):
     ----------
     factor, signal : array
         What is descended on, and the signal that it stands for.
-    scaled : tuple of array
-        The signal, and that with the prior's norm where labels do not determine the norm.
     memory : tuple of array
         Of the method: momentum, moments.
     targets : array (n, ...)
@@ -45,7 +43,6 @@ class DescentState(NamedTuple):
 
     factor: Array
     signal: Array
-    scaled: tuple[Array, Array]
     memory: tuple[Array, ...]  # velocity or moments of the gradient
     targets: Array  # labels as a user would measure them
     remaining_samples: Host  # indices still unused in this epoch
@@ -60,19 +57,15 @@ class DescentState(NamedTuple):
     @property
     def arrays(self) -> tuple[Array, ...]:
         """Arrays of one run, which stand side by side in the state of several."""
-        return self.factor, *self.scaled, self.targets, *self.memory
+        return self.factor, self.signal, self.targets, *self.memory
 
     def with_arrays(
-        self,
-        factor: Array,
-        signal: Array,
-        estimate: Array,
-        targets: Array,
-        *memory: Array,
+        self, factor: Array, signal: Array, targets: Array, *memory: Array
     ) -> DescentState:
         """The same state with other arrays, in the order of ``arrays``."""
-        scaled = signal, estimate
-        return DescentState(factor, signal, scaled, memory, targets, *self[5:])
+        return self._replace(
+            factor=factor, signal=signal, targets=targets, memory=memory
+        )
 
 
 def entry_by_entry(targets: Array) -> Array:

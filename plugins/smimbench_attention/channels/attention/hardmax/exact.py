@@ -170,9 +170,9 @@ def row_posterior(
     ``panels_per_window`` panels; ``omega`` (n, C) and ``V`` () are in double precision. NaN where no symmetric matrix has a
     label.
 
-    Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centered on omega,
-    may miss the posterior. Doubled, ``window_half_width`` and ``panels_per_window`` leave errors of 1e-6 in place of 2e-5 at
-    small V. The cost grows about threefold with every token.
+    Accurate to about 1e-5, at small V to 1e-3 for one sample in two hundred, where the label has a probability above 1e-8;
+    further out the windows, which are centered on omega, may miss the posterior. Doubled, ``window_half_width`` and
+    ``panels_per_window`` leave errors of 1e-6 in place of 2e-5 at small V. The cost grows about threefold with every token.
     """
     xp = namespace(y, omega, V)
     if tuple(y.shape) != (omega.shape[0], tokens):  # the kernel checks no bounds

@@ -675,8 +675,8 @@ def host_sums(
     moments, with relative errors, by the quadrature ``rule``, for NumPy arrays: ``u`` (n, 2) are outputs up to sign, ``omega``
     (n, 2, 2) means.
 
-    Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as ``_add_traces`` or
-    ``_add_products`` order them, and the relative error (n,) of the first.
+    Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as ``_traces`` or ``_products``
+    order them, and the relative error (n,) of the first.
     """
     # One memory layout only: any other would be compiled separately.
     arrays = [
