@@ -3,8 +3,8 @@
 Types commands for all shipped suites and items, each as a process, in folders that are empty at first, and writes
 ``results/typed.md`` and ``results/typed.csv`` after each: seconds, CPU seconds, peak memory, printed lines. ``--against`` is the
 Python of an environment with another version of smimbench: each command is typed with both, right after one another, in folders
-of their own; which of the two is first takes turns. The calibration, a fixed piece of Python and NumPy timed before every
-command, tells how fast the machine was in that minute.
+of their own; which of the two is first takes turns. Both must have run before, or what Numba compiles is timed, too. The
+calibration, a fixed piece of Python and NumPy timed before every command, tells how fast the machine was in that minute.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def page(rows: list[dict[str, object]], *, compared: bool) -> str:
         "# What people type, and how long it takes",
         "",
         "`python tools/typed.py`: every command in a process and an empty folder of its own; (again): with its results there.",
+        "What Numba compiles was compiled by an earlier run.",
         f"{platform.machine()}, {len(rows)} commands, calibration {median_calibration:.2f} s (one thread). "
         "Peak: largest process.",
         *([comparison(rows)] if compared else []),
