@@ -113,8 +113,8 @@ class SoftmaxChannel(Channel):
 
 
 def take_columns(x: Array, indices: tuple[int, ...]) -> Array:
-    """Columns ``indices`` of the last axis of x; few of them on the host in the memory order of x: operations on all samples of a
-    column take a fraction of the time of those on the columns of every sample.
+    """Columns ``indices`` of the last axis of x. On the host a few are copied one by one, in the memory order of x: where all
+    samples of a column are next to each other, loops over samples take a fraction of the time.
     """
     xp = namespace(x)
     if xp is not NUMPY or len(indices) > MOST_COPIED_COLUMNS:

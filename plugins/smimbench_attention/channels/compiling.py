@@ -28,13 +28,15 @@ def compiled(function: Callable[..., object]) -> Callable[..., object]:
 
 def allocation_free(*fastmath: str, inlined: bool = False) -> Callable[..., Any]:
     """Decorator that compiles a function that makes no arrays, with these permissions of ``fastmath``. References to arrays are
-    not counted, which would take a quarter of the time. ``inlined`` makes it part of its callers: calls copy what describes their
-    arrays.
+    not counted, which would take a quarter of the time. With ``inlined`` the code becomes part of its callers, because each call
+    would copy the descriptors of its arrays.
     """
-    # An option of Numba without documentation: kernels that slice arrays have no other way around these counts.
-    return njit(  # type: ignore[no-any-return, call-overload]
-        fastmath=set(fastmath), error_model="numpy", forceinline=inlined, _nrt=False
+    # Numba does not document _nrt: kernels that slice arrays have no other way around these counts.
+    options: dict[str, Any] = {"forceinline": inlined, "_nrt": False}
+    decorator: Callable[..., Any] = njit(
+        fastmath=set(fastmath), error_model="numpy", **options
     )
+    return decorator
 
 
 inline = njit(fastmath={"contract"}, forceinline=True, error_model="numpy")

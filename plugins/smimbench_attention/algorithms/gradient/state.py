@@ -56,7 +56,7 @@ class DescentState(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """Arrays of one run, which stand side by side in the state of several."""
+        """Arrays of one run, which the joint state of several runs stacks."""
         return self.factor, self.signal, self.targets, *self.memory
 
     def with_arrays(
@@ -69,8 +69,8 @@ class DescentState(NamedTuple):
 
 
 def entry_by_entry(targets: Array) -> Array:
-    """Targets (students, n, ...) stored an entry of all samples after the other, as ``forward_gram`` stores its latents:
-    operations on the few entries of every sample take several times as long.
+    """Targets (students, n, ...) in another memory order, in which all samples of an entry are next to each other, as in the
+    latents of ``forward_gram``: loops over the few entries of each sample take several times as long as those over samples.
     """
     xp = namespace(targets)
     entries = xp.permute_dims(targets, (*range(2, targets.ndim), 0, 1))

@@ -26,16 +26,16 @@ NODE_COUNT = 28
 sample in two hundred has 2e-5 in place of 3e-5 to 1e-3.
 """
 VECTOR_LENGTH = 16
-"""The pairs of nodes are filled up to a multiple of this with pairs of no weight: loops in steps of 8, the longest vectors of
-processors, then leave no rest. Doubled: more idle pairs.
+"""The number of pairs is padded to a multiple of this with pairs of weight 0, so that loops over vectors of 8 numbers, the
+longest that processors have, leave no remainder. Doubled: more idle pairs.
 """
 
 
 def _rule() -> tuple[Host, Host, Host]:
     """Gauss-Legendre rule on [-1/2, 1/2] by P pairs of nodes: ``offsets`` from the center and ``weights`` (P,), and two matrices
-    (P, P), by which values at the pairs become integrals of the polynomial through the values, from -1/2 to the nodes on the
-    right: sums of pairs that of its even part, less half of its integral over the panel; differences, right less left, that of
-    its odd part.
+    (P, P) that integrate the polynomial through the values at the nodes. The first takes the sums of the values of each pair to
+    integrals of the even part of the polynomial, from the center to the nodes on the right; the second takes the differences,
+    right less left, to integrals of its odd part from -1/2 to those nodes.
     """
     nodes, weights = (array[NODE_COUNT // 2 :] for array in gauss_legendre(NODE_COUNT))
     legendre = np.polynomial.legendre
@@ -102,57 +102,64 @@ def make_kernel(jit):
                 end = center + share * width
                 next_start = next_center - share * next_width
             length = (end - start) / panels_per_window
-            for piece in range(panels_per_window):
-                middle = start + (piece + 0.5) * length
-                left = 2 * panel * pair_count
-                right = left + pair_count
+            for panel_of_window in range(panels_per_window):
+                panel_center = start + (panel_of_window + 0.5) * length
                 for pair in range(pair_count):
+                    left_node = 2 * panel * pair_count + pair
+                    right_node = left_node + pair_count
                     offset, weight = length * offsets[pair], length * weights[pair]
-                    maxima[left + pair] = middle - offset
-                    maxima[right + pair] = middle + offset
-                    node_weights[left + pair] = node_weights[right + pair] = weight
+                    maxima[left_node] = panel_center - offset
+                    maxima[right_node] = panel_center + offset
+                    node_weights[left_node] = node_weights[right_node] = weight
                 lengths[panel] = length
                 panel += 1
             start = next_start
 
     @jit
-    def cumulate(values, is_above, lengths, weights, parts, integrals):
+    def cumulate(values, is_above, lengths, weights, parity_values, integrals):
         """Replace the ``values`` of a function by its integrals from -infinity to every node, or from there to infinity: in each
-        panel the integral to its center, or from there, plus an odd and an even function of the distance from it. They are
-        ``integrals`` of the even and the odd ``parts`` of the values, both scratch of two rows.
+        panel the integral to its center, or from there, plus an odd and an even function of the distance from it. These are
+        ``integrals`` of ``parity_values``: sums and differences of pairs, twice the even and the odd part. Both are scratch of
+        two rows.
         """
         pair_count, total = weights.shape[0], 0.0
         for index in range(lengths.shape[0]):
             panel = lengths.shape[0] - 1 - index if is_above else index
-            middle = (2 * panel + 1) * pair_count
-            left = values[middle - pair_count : middle]
-            right = values[middle : middle + pair_count]
+            center_index = (2 * panel + 1) * pair_count
+            left_values = values[center_index - pair_count : center_index]
+            right_values = values[center_index : center_index + pair_count]
             length, half_integral = lengths[panel], 0.0
             for pair in range(pair_count):
-                parts[0, pair] = right[pair] + left[pair]
-                parts[1, pair] = right[pair] - left[pair]
-                half_integral += weights[pair] * parts[0, pair]
+                parity_values[0, pair] = right_values[pair] + left_values[pair]
+                parity_values[1, pair] = right_values[pair] - left_values[pair]
+                half_integral += weights[pair] * parity_values[0, pair]
                 integrals[0, pair] = integrals[1, pair] = 0.0
             half_integral *= length / 2
             for parity in range(2):
                 # four products at a time: a fourth of the loads and stores
                 for quarter in range(pair_count // 4):
                     row = 4 * quarter
-                    part_1, part_2 = parts[parity, row], parts[parity, row + 1]
-                    part_3, part_4 = parts[parity, row + 2], parts[parity, row + 3]
+                    value_1, value_2 = (
+                        parity_values[parity, row],
+                        parity_values[parity, row + 1],
+                    )
+                    value_3, value_4 = (
+                        parity_values[parity, row + 2],
+                        parity_values[parity, row + 3],
+                    )
                     for pair in range(pair_count):
                         integrals[parity, pair] += (
-                            INTEGRALS[parity, row, pair] * part_1
-                            + INTEGRALS[parity, row + 1, pair] * part_2
+                            INTEGRALS[parity, row, pair] * value_1
+                            + INTEGRALS[parity, row + 1, pair] * value_2
                         ) + (
-                            INTEGRALS[parity, row + 2, pair] * part_3
-                            + INTEGRALS[parity, row + 3, pair] * part_4
+                            INTEGRALS[parity, row + 2, pair] * value_3
+                            + INTEGRALS[parity, row + 3, pair] * value_4
                         )
             signed_length = -length if is_above else length
             for pair in range(pair_count):
                 center = total + half_integral + signed_length * integrals[1, pair]
-                left[pair] = center - signed_length * integrals[0, pair]
-                right[pair] = center + signed_length * integrals[0, pair]
+                left_values[pair] = center - signed_length * integrals[0, pair]
+                right_values[pair] = center + signed_length * integrals[0, pair]
             total += 2 * half_integral
 
     @jit
@@ -180,14 +187,16 @@ def make_kernel(jit):
         buffers = work[3 * C + 2 * set_count :]
         maxima, node_weights, density = buffers[0], buffers[1], buffers[2]
         pair_count = weights.shape[0]
-        parts, integrals = buffers[4:6], buffers[6:8]
+        parity_values, integrals = buffers[4:6], buffers[6:8]
         unit_count = is_maximum = 0
         for unit in range(sites.shape[0]):
             if sites[unit] >= 0:
                 is_maximum |= 1 << sites[unit]
                 unit_count += 1
         sites, lengths = sites[:unit_count], buffers[3, : unit_count * windows[1]]
-        place_panels(mean, sites, windows, tables, parts, maxima, node_weights, lengths)
+        place_panels(
+            mean, sites, windows, tables, parity_values, maxima, node_weights, lengths
+        )
         count = 2 * pair_count * lengths.shape[0]
         for site in range(C):
             inverse_deviation = 1.0 / deviations[site]
@@ -215,7 +224,9 @@ def make_kernel(jit):
         for placement in range(first_placement, end_placement):
             if placements[placement, 0] != placed:
                 placed = placements[placement, 0]
-                cumulate(upper[placed], True, lengths, weights, parts, integrals)
+                cumulate(
+                    upper[placed], True, lengths, weights, parity_values, integrals
+                )
             unit, bounded = placements[placement, 1], placements[placement, 2]
             target = placed | 1 << unit
             fill_density(density, sites[unit], bounded, slopes, cdfs, count)
@@ -224,7 +235,9 @@ def make_kernel(jit):
         probability = 0.0
         for placement in range(end_placement - 1, first_placement - 1, -1):
             if placements[placement, 0] != placed:
-                cumulate(lower[placed], False, lengths, weights, parts, integrals)
+                cumulate(
+                    lower[placed], False, lengths, weights, parity_values, integrals
+                )
                 placed = placements[placement, 0]
             unit, bounded = placements[placement, 1], placements[placement, 2]
             target = placed | 1 << unit
@@ -252,14 +265,14 @@ def make_kernel(jit):
         return probability
 
     @jit
-    def integrate_samples(first, step, means, codes, windows, tables, work, outputs):
-        """Write log-probability, first and second moments of every ``step``-th sample from the ``first`` on into ``outputs``
+    def integrate_samples(start, step, means, codes, windows, tables, work, outputs):
+        """Write log-probability, first and second moments of every ``step``-th sample from sample ``start`` on into ``outputs``
         (n,), (n, C), (n, C), NaN if no matrix has its label, given the means (n, C) of logits over sqrt(V) and the ``codes``
         (n,) of labels. ``work`` is an array of ``work_shape``.
         """
         log_partition, shift, square = outputs
         mean, moments = work[-1], work[-4:-1]
-        for sample in range(first, means.shape[0], step):
+        for sample in range(start, means.shape[0], step):
             code, pattern = codes[sample], -1
             if 0 <= code < tables[1].shape[0]:  # else labels that are no columns
                 pattern = tables[1][code]
@@ -301,10 +314,10 @@ def host_moments(
     """
     n, C = means.shape
     rows, columns = work_shape(tables[3].shape[1], windows[1])
-    # from the start of a cache line on: vectors that lie in two of them take twice as long
+    # Rows begin where cache lines do: vectors that lie in two lines take twice as long to load.
     memory = np.empty(rows * columns + 7)
-    first = -memory.ctypes.data % 64 // 8
-    work = memory[first : first + rows * columns].reshape(rows, columns)
+    line_start = -memory.ctypes.data % 64 // 8
+    work = memory[line_start : line_start + rows * columns].reshape(rows, columns)
     outputs = np.empty(n), np.empty((n, C)), np.empty((n, C))
     # One memory layout only: any other would be compiled separately.
     means, codes = (
